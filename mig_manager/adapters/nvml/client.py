@@ -1,8 +1,8 @@
 """The GPUs through worker processes, because a call into a hung driver never returns.
 
-A process can be killed, or left behind if the kernel holds it in an uninterruptible wait. A crash
-in the vendor's library becomes an error with a reason. And at rest this process has neither the
-library nor a session, which could prevent a reset.
+A process can be killed, or left behind in an uninterruptible wait. A crash in the vendor's library
+becomes an error with a reason. At rest this process has neither the library nor a session, which
+could prevent a reset.
 """
 
 import contextlib
@@ -18,12 +18,11 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, subprocesses
 from mig_manager.adapters.nvml import last_calls
-from mig_manager.core import messages, model, ports, standbys, steps
+from mig_manager.core import model, ports, standbys, steps
 
 _MODULE = "mig_manager.adapters.nvml.worker"
 REPORTS_STEPS = "--reports-steps"
-"""Of ``worker_command``: the worker reports each step."""
-_MOST_NAMED = 8
+"""Makes a worker of ``worker_command`` report each step."""
 
 _log = structlog.get_logger()
 
@@ -43,28 +42,25 @@ def worker_command(
         task: ``serve`` or ``listen``.
         library_path: File of the NVML library.
         driver_roots: Where to look for the library when the loader does not find it.
-        in_use_timeout_s: How long to retry what is in use.
+        in_use_timeout_s: How long to retry while GPUs are in use.
         proc_root: Where to look for processes.
-        program: Starts a worker for other than real GPUs.
+        program: Starts a worker for simulated GPUs.
     """
     arguments = [task, "--in-use-timeout-s", str(in_use_timeout_s)]
     for root in driver_roots:
         arguments += ["--driver-root", root]
-    for option, value in (
-        ("--library-path", library_path),
-        ("--proc-root", proc_root),
-    ):
+    for option, value in {"--library-path": library_path, "--proc-root": proc_root}.items():
         if value is not None:
             arguments += [option, str(value)]
     return (*(program or subprocesses.python(_MODULE)), *arguments)
 
 
 class _Worker:
-    """A worker, the memory that it notes its calls in, and what is known of its end."""
+    """A worker process, and the memory with its last calls."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.calls: tuple[last_calls.Call, ...] = ()
-        """The last call of each of its threads, the oldest first; known once it was ended."""
+        """The last call of each of its threads, the oldest first; known after ``end``."""
         self.ended_s = 0.0
         with contextlib.ExitStack() as stack:
             try:
@@ -81,7 +77,7 @@ class _Worker:
 
     def end(self) -> bool:
         """Kill it and release everything; return False if the kernel keeps it alive."""
-        # The worker notes its calls by the same clock, which no argument can replace there.
+        # The clock of the worker's notes, which no argument can replace.
         self.ended_s = time.monotonic()
         is_gone = self.child.end()
         self.calls = self._last_calls.read()
@@ -90,17 +86,17 @@ class _Worker:
 
     @property
     def running(self) -> list[last_calls.Call]:
-        """Its calls that had not returned."""
+        """Its calls that had not returned at its end."""
         return [call for call in self.calls if call.is_running]
 
     @property
     def doing(self) -> str:
-        """The same in words; empty if unknown."""
-        return messages.listed(list(map(str, self.running)), most=_MOST_NAMED)
+        """Its running calls as text; empty if unknown."""
+        return procfs.listed(self.running)
 
     @property
     def stuck_s(self) -> float:
-        """How long ago ``end`` gave it up."""
+        """How long ago ``end`` was called."""
         return round(time.monotonic() - self.ended_s, 3)
 
 
@@ -114,14 +110,14 @@ class WorkerGpus(standbys.Standby):
 
     command: Sequence[str]
     timeout_s: float
-    """For a call and the start of its process; must be well above the time for which a worker
+    """For a call and the start of its process; must be well above the time-out of a worker's
     retries while GPUs are in use."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     monotonic: Callable[[], float] = time.monotonic
     proc_root: pathlib.Path = procfs.ROOT
-    _left_behind: list[_Worker] = dataclasses.field(default_factory=list)
-    _seen: model.ObservedGpus = model.NO_GPUS
-    _last: dict[int, model.Gpu] = dataclasses.field(default_factory=dict)
+    _stuck: list[_Worker] = dataclasses.field(default_factory=list)
+    _observed: model.ObservedGpus = model.NO_GPUS
+    _by_index: dict[int, model.Gpu] = dataclasses.field(default_factory=dict)
     _ready: _Worker | None = None
 
     def prepare(self) -> None:
@@ -131,7 +127,7 @@ class WorkerGpus(standbys.Standby):
                 self._ready = _Worker(self.command)
 
     def dismiss(self) -> None:
-        """End the worker that was started ahead."""
+        """End the worker of the next call."""
         worker, self._ready = self._ready, None
         if worker is not None:
             self._end(worker)
@@ -143,22 +139,22 @@ class WorkerGpus(standbys.Standby):
         """
         with self._timed("observe"):
             gpus = self._identified(self._ask(("observe",)))
-        self._seen = gpus
+        self._observed = gpus
         self.telemetry.gpus_observed(gpus)
         return gpus
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute a plan; after the errors of ``observe`` it is unknown which steps were done."""
         uuids = {gpu.gpu_uuid for gpu in plan.gpus}
-        # Their instances are listed again, so only lasting facts are sent.
+        # The worker lists their instances again, so only lasting facts are sent.
         known = tuple(
             dataclasses.replace(gpu, gpu_instances=()) for gpu in seen if gpu.uuid in uuids
         )
         self.telemetry.steps_began(plan)
         with self._timed("execute"):
             gpus: model.ObservedGpus = self._ask(("execute", plan, known))
-        self._seen = self._seen.updated(gpus)
-        self.telemetry.gpus_observed(self._seen)
+        self._observed = self._observed.updated(gpus)
+        self.telemetry.gpus_observed(self._observed)
         return gpus
 
     def inspect(self) -> steps.Inspection:
@@ -171,14 +167,14 @@ class WorkerGpus(standbys.Standby):
         return dict(self.inspect().processes)
 
     def _identified(self, observed: model.ObservedGpus) -> model.ObservedGpus:
-        """Complete unreachable GPUs with facts from the last observation of each."""
+        """Complete unreachable GPUs with facts from their last observation."""
         reachable = {gpu.uuid for gpu in observed}
-        self._last |= {gpu.index: gpu for gpu in observed}
+        self._by_index |= {gpu.index: gpu for gpu in observed}
         return model.ObservedGpus(
             observed,
             (
                 lost.identified(last)
-                if (last := self._last.get(lost.index)) is not None
+                if (last := self._by_index.get(lost.index)) is not None
                 and last.uuid not in reachable
                 and lost.uuid in ("", last.uuid)
                 else lost
@@ -198,7 +194,7 @@ class WorkerGpus(standbys.Standby):
             self.telemetry.gpu_operation_ended(operation, seconds, is_good=is_good)
 
     def _ask(self, request: tuple[object, ...]) -> Any:
-        """Have a worker answer a request; nothing of it is left but what the kernel holds."""
+        """Have a worker answer a request, and end the worker."""
         for stuck in self._stuck_workers():
             _log.warning(
                 "gpu_worker_still_stuck",
@@ -206,8 +202,8 @@ class WorkerGpus(standbys.Standby):
                 doing=stuck.doing,
                 seconds=stuck.stuck_s,
             )
+        # It may have died while it waited.
         if self._ready is not None and self._ready.child.status is not None:
-            # It died while it waited.
             self.dismiss()
         worker, self._ready = self._ready or _Worker(self.command), None
         answer: Any = None
@@ -233,8 +229,8 @@ class WorkerGpus(standbys.Standby):
                 raise _died(worker, failure, stderr) from failure
 
     def _answer(self, child: subprocesses.Child, request: tuple[object, ...]) -> Any:
-        """Return a worker's answer, and pass on which steps ended until then."""
-        # By the clock of ``Child``; the injected one measures.
+        """Return a worker's answer, and pass on the steps that it reports before."""
+        # The clock of ``Child``; the injected clock only measures.
         deadline_s = time.monotonic() + self.timeout_s
         message = child.ask(request, timeout_s=self.timeout_s)
         while message[0] == "step":
@@ -245,24 +241,23 @@ class WorkerGpus(standbys.Standby):
     def _end(self, worker: _Worker) -> None:
         if not worker.end():
             _log.error("gpu_worker_unkillable", pid=worker.child.pid, doing=worker.doing)
-            self._left_behind.append(worker)
+            self._stuck.append(worker)
 
     def _stuck_workers(self) -> list[_Worker]:
-        """Return the workers left behind that still run; the others are reaped."""
-        self._left_behind = [each for each in self._left_behind if each.child.status is None]
-        return self._left_behind
+        """Return the unkillable workers that still run; ``status`` reaps the others."""
+        self._stuck = [each for each in self._stuck if each.child.status is None]
+        return self._stuck
 
     def _hung(self, worker: _Worker) -> errors.HardwareError:
         fate = "was killed"
         if worker.child.status is None:
             fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
         if worker.running:
-            words = [
+            calls = procfs.listed(
                 f"{call} for {round(max(0.0, worker.ended_s - call.since_s), 1):g} s"
                 for call in worker.running
-            ]
-            names = messages.listed(words, most=_MOST_NAMED)
-            message = names.replace(" for ", " has not returned for ", 1)
+            )
+            message = calls.replace(" for ", " has not returned for ", 1)
             message += f"; the GPU worker {fate}"
         else:
             message = f"the GPU worker gave no answer within {self.timeout_s:g} s and {fate}"
@@ -270,11 +265,11 @@ class WorkerGpus(standbys.Standby):
                 message += f"; no NVML call was under way, the last was {worker.calls[-1]}"
         error = _error(message, worker, errors.Reason.NVML_TIMEOUT)
         if worker.running and worker.running[0].minor is not None:
-            # Files that the driver serves, such as the capabilities, must not be read now.
-            found = procfs.gpu_processes(self.proc_root, ignore=(os.getpid(),))
-            if open_in := procfs.listed(procfs.using_gpu(found, worker.running[0].minor)):
+            # Do not read files that the driver serves now, such as the capabilities.
+            processes = procfs.gpu_processes(self.proc_root, ignore=(os.getpid(),))
+            if users := procfs.listed(procfs.using_gpu(processes, worker.running[0].minor)):
                 error.add(
-                    f"{error.gpu} is open in {open_in}, "
+                    f"{error.gpu} is open in {users}, "
                     "and maybe in others that cannot be seen from here"
                 )
         for stuck in self._stuck_workers():
@@ -299,7 +294,7 @@ def _died(worker: _Worker, failure: Exception, stderr: str) -> errors.HardwareEr
         message += " and no answer"
     if stderr:
         message += f"; it last wrote: {stderr.splitlines()[-1]}"
-    # Within a call it is the vendor's library that ends a process.
+    # Within a call the vendor's library is the cause.
     is_nvml = is_signal or worker.running
     return _error(message, worker, errors.Reason.NVML_ERROR if is_nvml else errors.Reason.INTERNAL)
 

@@ -1,7 +1,7 @@
 """One GPU within a session: its handle, facts, profiles and live instances.
 
-Every function raises ``HardwareError`` when NVML refuses or fails; those that list placements or
-instances, with NO_PERMISSION to unprivileged callers.
+All functions raise ``HardwareError`` when NVML refuses or fails. Listing placements or instances
+raises NO_PERMISSION for unprivileged callers.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ from mig_manager.adapters.nvml import last_calls, library
 from mig_manager.core import model, profile_name
 
 Handle = Any
-"""An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
+"""An opaque NVML handle; valid until its object is destroyed, or MIG mode is switched."""
 
 _MIN_LISTED = 16
-"""Least room for a list of instances. NVML writes without asking for the room, on A30 more than
-``instanceCount``; no GPU has more than 8 GPU instances (GPUMGR_MAX_GPU_INSTANCES)."""
+"""Least length of an array for instances. NVML writes without a check of the length, on A30 more
+than ``instanceCount``; no GPU has more than 8 GPU instances (GPUMGR_MAX_GPU_INSTANCES)."""
 
 _VIRTUALIZATIONS = {
     pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE: model.Virtualization.NONE,
@@ -32,11 +32,11 @@ _VIRTUALIZATIONS = {
 }
 
 _GPU_INSTANCE_PROFILES = range(32)
-"""``NVML_GPU_INSTANCE_PROFILE_*`` to ask about; a newer driver may offer more than are known."""
+"""Values of ``NVML_GPU_INSTANCE_PROFILE_*`` to query; a newer driver may offer unknown ones."""
 _KNOWN_GPU_INSTANCE_PROFILES = 18
 
 _COMPUTE_INSTANCE_PROFILES = range(16)
-"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about, as above."""
+"""Values of ``NVML_COMPUTE_INSTANCE_PROFILE_*`` to query, as above."""
 _KNOWN_COMPUTE_INSTANCE_PROFILES = 9
 
 _UNVERSIONED = 1
@@ -67,10 +67,10 @@ class ComputeInstanceRef:
 
 
 def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
-    """Return the GPU of a plan, with its known profiles; GPU_LOST if its place has another GPU.
+    """Return the GPU of a plan, with its known profiles; GPU_LOST if another GPU is there.
 
-    ``nvmlDeviceGetHandleByUUID`` attaches every GPU to find the one, and answers GPU_IS_LOST where
-    any of them is lost (nvml.h). The PCI address and the index attach one.
+    ``nvmlDeviceGetHandleByUUID`` attaches all GPUs to find one, and answers GPU_IS_LOST if any of
+    them is lost (nvml.h). The PCI address and the index attach one.
     """
     last_calls.RECORDER.set_gpu(index, uuid)
     if known is not None and known.pci_address:
@@ -78,10 +78,10 @@ def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
         handle = library.call(by_address, known.pci_address.upper().encode())
     else:
         handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-    found: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
-    if found != uuid:
+    actual: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
+    if actual != uuid:
         raise errors.HardwareError(
-            f"its place has another GPU, {found}",
+            f"its place has another GPU, {actual}",
             reason=errors.Reason.GPU_LOST,
             operation="nvmlDeviceGetUUID",
         )
@@ -111,7 +111,7 @@ class Device:
             return None
 
     def virtualization(self) -> model.Virtualization:
-        """Return how this machine has the GPU; NONE if the driver cannot report it."""
+        """Return how the GPU is virtualized; NONE if the driver cannot report it."""
         mode = library.call_unless(
             library.UNSUPPORTED, pynvml.nvmlDeviceGetVirtualizationMode, self.handle
         )
@@ -169,9 +169,9 @@ class Device:
 
     def placements(self, profile_id: int) -> tuple[model.Placement, ...]:
         """Return the placements of a profile, free or not, ascending."""
-        ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+        function = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
         kind = pynvml.c_nvmlGpuInstancePlacement_t
-        return _placements(ask, kind, self.handle, profile_id, frozenset())
+        return _placements(function, kind, self.handle, profile_id, frozenset())
 
     def compute_placements(
         self, instance: GpuInstanceRef, profile_id: int
@@ -179,11 +179,11 @@ class Device:
         """Return the placements of a profile, ascending; None if unreported (R515 and older)."""
         key = instance.profile_id, profile_id
         if key not in self._compute_placements:
-            ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
+            function = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
             kind = pynvml.c_nvmlComputeInstancePlacement_t
             unreported = library.UNSUPPORTED | library.UNOFFERED
-            found = _placements(ask, kind, instance.handle, profile_id, unreported)
-            self._compute_placements[key] = found or None
+            placements = _placements(function, kind, instance.handle, profile_id, unreported)
+            self._compute_placements[key] = placements or None
         return self._compute_placements[key]
 
     def profile_ids(self, name: model.Profile) -> tuple[int, ...]:
@@ -193,14 +193,14 @@ class Device:
     def gpu_instances(self, profile_ids: Iterable[int]) -> tuple[GpuInstanceRef, ...]:
         """Return the live GPU instances of these profiles, ascending by placement."""
         room = max([p.max_instances for p in self.profiles()] + [_MIN_LISTED])
-        found: dict[int, GpuInstanceRef] = {}
+        function = pynvml.nvmlDeviceGetGpuInstances
+        by_id: dict[int, GpuInstanceRef] = {}
         for profile_id in profile_ids:
             handles = (pynvml.c_nvmlGpuInstance_t * room)()
-            count = _fill(pynvml.nvmlDeviceGetGpuInstances, self.handle, profile_id, handles)
-            for handle in handles[:count]:
+            for handle in _listed(function, self.handle, profile_id, handles):
                 instance = self.gpu_instance(handle)
-                found[instance.instance_id] = instance
-        return tuple(sorted(found.values(), key=lambda gi: (gi.placement, gi.instance_id)))
+                by_id[instance.instance_id] = instance
+        return tuple(sorted(by_id.values(), key=lambda gi: (gi.placement, gi.instance_id)))
 
     def gpu_instance(self, handle: Handle) -> GpuInstanceRef:
         """Return the GPU instance of a handle."""
@@ -215,7 +215,7 @@ class Device:
     def compute_profiles(
         self, instance: GpuInstanceRef
     ) -> tuple[model.ComputeInstanceProfile, ...]:
-        """Return the compute-instance profiles, asked once for each GPU-instance profile."""
+        """Return the compute-instance profiles, queried once for each GPU-instance profile."""
         if instance.profile_id not in self._compute_profiles:
             get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
             shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
@@ -246,7 +246,7 @@ class Device:
     def with_compute_profiles(
         self, profiles: Iterable[model.GpuInstanceProfile]
     ) -> tuple[model.GpuInstanceProfile, ...]:
-        """Return the profiles with their compute-instance profiles, as far as those were asked."""
+        """Return the profiles with the compute-instance profiles queried so far."""
         known = self._compute_profiles
         return tuple(
             dataclasses.replace(each, compute_profiles=known[each.profile_id])
@@ -259,19 +259,14 @@ class Device:
         """Return the live compute instances of a GPU instance, ascending by id."""
         profiles = self.compute_profiles(instance)
         room = max([p.max_instances for p in profiles] + [_MIN_LISTED])
-        found: dict[int, ComputeInstanceRef] = {}
-        for compute_profile in profiles:
+        function = pynvml.nvmlGpuInstanceGetComputeInstances
+        by_id: dict[int, ComputeInstanceRef] = {}
+        for profile in profiles:
             handles = (pynvml.c_nvmlComputeInstance_t * room)()
-            count = _fill(
-                pynvml.nvmlGpuInstanceGetComputeInstances,
-                instance.handle,
-                compute_profile.profile_id,
-                handles,
-            )
-            for handle in handles[:count]:
+            for handle in _listed(function, instance.handle, profile.profile_id, handles):
                 compute = self.compute_instance(instance, handle)
-                found[compute.instance_id] = compute
-        return tuple(found[instance_id] for instance_id in sorted(found))
+                by_id[compute.instance_id] = compute
+        return tuple(by_id[instance_id] for instance_id in sorted(by_id))
 
     def compute_instance(self, instance: GpuInstanceRef, handle: Handle) -> ComputeInstanceRef:
         """Return the compute instance of a handle."""
@@ -286,21 +281,20 @@ class Device:
 
 
 def _profile_infos(
-    enum_indices: range, known: int, ask: Callable[[int], Any]
+    enum_indices: range, known: int, query: Callable[[int], Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield enum index and info of each profile that the driver offers.
+    """Yield enum index and info of the profiles that the driver offers.
 
     INVALID_ARGUMENT is the answer beyond the driver's last profile (nvml.h), and from an older
-    driver for any profile, so each of the ``known`` ones is asked about.
+    driver for any profile, so all ``known`` profiles are queried.
     """
     for enum_index in enum_indices:
         try:
-            yield enum_index, ask(enum_index)
+            yield enum_index, query(enum_index)
         except errors.HardwareError as error:
-            is_lacking = error.code == pynvml.NVML_ERROR_NOT_SUPPORTED
-            if not is_lacking and error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
+            if error.code not in library.UNOFFERED:
                 raise
-            if not is_lacking and enum_index >= known:
+            if error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT and enum_index >= known:
                 return
 
 
@@ -319,7 +313,7 @@ def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
         return profile_name.from_nvml(
             enum_index=enum_index, slice_count=info.sliceCount, memory_gb=memory_gb
         )
-    # Its name is not known, yet its instances take room: they are reported and can be destroyed.
+    # Its name is unknown, but its instances are reported and can be destroyed.
     return model.Profile(
         compute_slices=info.sliceCount,
         gpu_slices=info.sliceCount,
@@ -329,14 +323,19 @@ def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
 
 
 def _placements(
-    ask: Callable[..., Any], kind: Any, owner: Handle, profile_id: int, unreported: frozenset[int]
+    function: Callable[..., Any],
+    kind: Any,
+    owner: Handle,
+    profile_id: int,
+    unreported: frozenset[int],
 ) -> tuple[model.Placement, ...]:
-    """Return what NVML reports, ascending; none if it answers one of ``unreported``."""
+    """Return the placements of a profile, ascending; none if NVML answers with ``unreported``."""
     count = ctypes.c_uint(0)
-    if library.call_unless(unreported, ask, owner, profile_id, None, ctypes.byref(count)) is None:
+    size = ctypes.byref(count)
+    if library.call_unless(unreported, function, owner, profile_id, None, size) is None:
         return ()
     spans = (kind * max(count.value, _MIN_LISTED))()
-    library.call(ask, owner, profile_id, spans, ctypes.byref(count))
+    library.call(function, owner, profile_id, spans, size)
     return tuple(sorted(map(placement, spans[: count.value])))
 
 
@@ -345,13 +344,14 @@ def placement(span: Any) -> model.Placement:
     return model.Placement(start=span.start, size=span.size)
 
 
-def _fill(function: Callable[..., Any], owner: Handle, profile_id: int, handles: Any) -> int:
-    """Have NVML write the handles of a profile's instances to an array; return their number.
+def _listed(
+    function: Callable[..., Any], owner: Handle, profile_id: int, handles: Any
+) -> list[Handle]:
+    """Have NVML write the handles of a profile's instances to an array; return these handles.
 
     Some drivers answer NOT_FOUND for an empty GPU, as ``nvidia-smi mig -lgi`` shows.
     """
     count = ctypes.c_uint(len(handles))
-    answer = library.call_unless(
-        _NOT_FOUND, function, owner, profile_id, handles, ctypes.byref(count)
-    )
-    return 0 if answer is None else count.value
+    size = ctypes.byref(count)
+    answer = library.call_unless(_NOT_FOUND, function, owner, profile_id, handles, size)
+    return [] if answer is None else handles[: count.value]

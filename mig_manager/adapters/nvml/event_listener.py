@@ -1,8 +1,8 @@
 """Report MIG changes by other programs at once, if the driver has events for them.
 
 A child process holds the NVML session, for the reasons of ``client``, and because an open session
-can prevent a reset: ``GpuEvents.suspended`` ends it while we change the GPUs ourselves. Changes
-between two listeners are found by the agent's slow drift check.
+can prevent a reset: ``GpuEvents.suspended`` ends it while we change the GPUs ourselves. The
+agent's slow drift check detects changes between two listeners.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ _END_S = 5.0
 class GpuEvents:
     """Calls back when another program has changed MIG on a GPU of this node.
 
-    A listener that dies is replaced, with a backoff. A driver without MIG events is asked again
-    after the next suspension, when MIG may be on, and by the next ``start``.
+    A listener that dies is replaced, with a backoff. On a driver without MIG events the next
+    listener starts after a suspension, when MIG may be on, or at the next ``start``.
     """
 
     command: Sequence[str]
     on_change: Callable[[], None]
-    """Called after each burst of changes, and after a listener was replaced, since changes may
-    have been missed. In a thread of ours: it must neither block nor call us."""
+    """Called after each burst of changes, and after the replacement of a listener, which may have
+    missed changes. In a thread of ours: it must neither block nor call us."""
     quiet_s: float = 0.5
-    """How long nothing must happen for a burst to be over."""
+    """A burst of changes ends after this time without a change."""
     start_timeout_s: float = 60.0
-    """Until a new listener listens, or is killed."""
+    """A listener that is not ready within this time is killed."""
     restarts: timing.Backoff = _RESTARTS
     """For the replacement of listeners that died."""
     # Guards the fields below; notified when any of them changes.
@@ -54,7 +54,7 @@ class GpuEvents:
     _generation: int = 0
     _is_busy: bool = False
     _child: subprocesses.Child | None = None
-    # Of our thread alone: the present listener, and those that ended by themselves before it.
+    # Of our thread alone: the present listener, and earlier ones that ended by themselves.
     _listening_since_s: float | None = None
     _failures: int = 0
     _missed_changes: bool = False
@@ -69,7 +69,7 @@ class GpuEvents:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the listener and our thread within seconds, if there are any."""
+        """End the listener and our thread within seconds."""
         with self._state:
             self._is_stopping = True
             self._interrupt()
@@ -79,7 +79,7 @@ class GpuEvents:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Have no listener and no call back during the body; nests, for any thread."""
+        """Suspend the listener and all call backs during the body; nests, for any thread."""
         with self._state:
             self._suspensions += 1
             self._interrupt()
@@ -213,7 +213,7 @@ class GpuEvents:
         delay_s = self.restarts.delay_s(self._failures)
         self._failures += 1
         self._missed_changes = True
-        # A driver that is away for hours is logged once; a listener that worked, each time.
+        # Log a driver that is away for hours once, and the end of a working listener each time.
         if lasted_s > 0 or failure.message != self._logged_failure:
             _log.warning(
                 "gpu_listener_ended",

@@ -17,9 +17,6 @@ from mig_manager.core import model, steps, timing
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
-_CANNOT_PLACE = library.UNSUPPORTED
-"""Answers to a creation at a placement by a driver that always chooses the placement itself."""
-
 _SET_MODE = "nvmlDeviceSetMigMode"
 _MODES = {
     model.MigMode.DISABLED: pynvml.NVML_DEVICE_MIG_DISABLE,
@@ -34,8 +31,8 @@ _LONGEST_RETRY_S = 1.0
 class Executor:
     """Executes the steps of one GPU in an open session.
 
-    The instances of each profile are listed once and then kept up to date, since no other program
-    changes the GPU meanwhile. After a step that failed everything is listed again.
+    The instances of a profile are listed once and then kept up to date, because no other program
+    changes the GPU meanwhile. After a failed step they are listed again.
     """
 
     plan: steps.GpuPlan
@@ -44,7 +41,7 @@ class Executor:
     clock: timing.Clock
     proc_root: pathlib.Path | None
     driver_roots: Sequence[str]
-    """Where the driver's capability files may be, if not there."""
+    """Where the driver's capability files may be, if not in ``proc_root``."""
     on_step: Callable[[int], None] | None = None
     """Called with the GPU's index after each step."""
     _give_up_s: float | None = None
@@ -60,9 +57,11 @@ class Executor:
     """Slices and placement of all compute instances, by the id of their GPU instance."""
 
     def run(self) -> model.Gpu:
-        """Execute the steps up to the first that fails; return the GPU as it is then.
+        """Execute the steps; return the GPU as it is then.
 
-        An IN_USE error names the processes that use the GPU or the instance.
+        Raises:
+            HardwareError: A step failed. If IN_USE, the error names the processes that use the GPU
+                or the instance.
         """
         name = f"GPU {self.plan.gpu_index} ({self.plan.gpu_uuid})"
         with last_calls.RECORDER.on_gpu(self.plan.gpu_index):
@@ -204,8 +203,8 @@ class Executor:
                 error.add("this machine has a vGPU, whose MIG mode is up to its host")
             raise
         finally:
-            # A switch, also one that failed, may detach the GPU and attach it again, which can
-            # change its handle (nvml.h) and its profiles.
+            # A switch, also a failed one, may detach and attach the GPU again, which can change
+            # its handle (nvml.h) and its profiles.
             self._device = None
             self.known = None
             self._clear()
@@ -243,8 +242,8 @@ class Executor:
         profile_id = _compute_profile(device.compute_profiles(instance), step.profile).profile_id
         is_up_to_driver = step.profile.spans
         if not is_up_to_driver:
-            # The plan follows the placement rules of the open kernel modules. If this driver has
-            # others, it chooses, since the layout names no placement.
+            # The plan follows the placement rules of the open kernel modules. A driver with other
+            # rules chooses, because the layout names no placement.
             possible = device.compute_placements(instance, profile_id)
             is_up_to_driver = possible is not None and step.placement not in possible
         if is_up_to_driver:
@@ -335,9 +334,9 @@ def _create_at(
     Raises:
         HardwareError: The driver refused, or does not choose that placement (NOT_SUPPORTED).
     """
-    # By reference, as C takes it: by value the library takes the numbers for an address.
+    # By reference, as in C: by value the library takes the numbers for an address.
     at = ctypes.byref(kind.placement(placement.start, placement.size))
-    handle = library.call_unless(_CANNOT_PLACE, kind.create_at, owner, profile_id, at)
+    handle = library.call_unless(library.UNSUPPORTED, kind.create_at, owner, profile_id, at)
     if handle is not None:
         return handle
     elsewhere: list[tuple[model.Placement, gpu_device.Handle]] = []
@@ -354,10 +353,10 @@ def _create_at(
                         reason=errors.Reason.NOT_SUPPORTED,
                     ) from error
                 raise
-            found = gpu_device.placement(library.call(kind.get_info, handle).placement)
-            if found == placement:
+            actual = gpu_device.placement(library.call(kind.get_info, handle).placement)
+            if actual == placement:
                 return handle
-            elsewhere.append((found, handle))
+            elsewhere.append((actual, handle))
     finally:
         for _, other in reversed(elsewhere):
             library.call(kind.destroy, other)

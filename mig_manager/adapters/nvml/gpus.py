@@ -35,7 +35,7 @@ class NvmlGpus:
     driver_roots: Sequence[str] = ()
     """Where to look for the library when the loader does not find the right one."""
     in_use_timeout_s: float = 30.0
-    """How long steps are retried while a GPU is in use, for each GPU from the first IN_USE on."""
+    """How long a GPU's steps are retried while it is in use, from its first IN_USE on."""
     clock: timing.Clock
     proc_root: pathlib.Path | None = None
     """Where to look for processes that use a GPU; None: ask NVML only."""
@@ -43,7 +43,7 @@ class NvmlGpus:
     """Called with the index of a GPU after each of its steps, in the thread of that GPU."""
 
     def observe(self) -> model.ObservedGpus:
-        """Return every GPU, and those that cannot be observed; it is an error if these are all.
+        """Return the GPUs, reachable or not; HardwareError if none is reachable.
 
         NO_PERMISSION: MIG is on and the caller may not list instances.
         """
@@ -62,10 +62,10 @@ class NvmlGpus:
         NOT_SUPPORTED before the first step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
-        longest_s = self.in_use_timeout_s
+        timeout_s = self.in_use_timeout_s
         if plan.in_use_timeout_s is not None:
-            longest_s = min(longest_s, plan.in_use_timeout_s)
-        run = functools.partial(self._run, in_use_timeout_s=longest_s)
+            timeout_s = min(timeout_s, plan.in_use_timeout_s)
+        run = functools.partial(self._run, in_use_timeout_s=timeout_s)
         with self._session_for(plan, known):
             return _observed(
                 _each([functools.partial(run, g, known.get(g.gpu_uuid)) for g in plan.gpus])
@@ -134,18 +134,18 @@ _INSTANCE_FUNCTIONS = (
     "nvmlGpuInstanceCreateComputeInstance",
     "nvmlComputeInstanceDestroy",
 )
-"""To create and to destroy instances, since a rollback does the opposite. ``execute`` does without
-``...WithPlacement``, which R450 (GPU instances) and R515 (compute instances) lack."""
+"""To create and to destroy instances, because a rollback does the opposite. ``execute`` works
+without ``...WithPlacement``, which R450 (GPU instances) and R515 (compute instances) lack."""
 
 
 def _require_functions(plan: steps.Plan) -> None:
-    """Check that the loaded library has each function that a plan and its rollback need."""
-    needed: tuple[str, ...] = ()
-    if any(isinstance(step, steps.SetMode) for step in plan.steps):
-        needed += _MODE_FUNCTIONS
-    if any(not isinstance(step, steps.SetMode) for step in plan.steps):
-        needed += _INSTANCE_FUNCTIONS
-    missing = [name for name in needed if not hasattr(pynvml.nvmlLib, name)]
+    """Check that the loaded library has the functions that a plan and its rollback need."""
+    functions = {
+        name
+        for step in plan.steps
+        for name in (_MODE_FUNCTIONS if isinstance(step, steps.SetMode) else _INSTANCE_FUNCTIONS)
+    }
+    missing = sorted(name for name in functions if not hasattr(pynvml.nvmlLib, name))
     if missing:
         raise errors.HardwareError(
             f"the driver's NVML library has no {', '.join(missing)}, which this change needs",
@@ -157,8 +157,8 @@ def _require_functions(plan: steps.Plan) -> None:
 def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
     """Refuse a plan if a GPU instance that it creates exists already.
 
-    Another program created it after the plan was made, or the driver withheld it then. A rollback
-    removes what the plan creates, and must not remove that instance.
+    Another program created it after planning, or the driver withheld it then. A rollback removes
+    the instances that the plan creates, and must not remove that instance.
     """
     new = {
         (step.profile_id, step.placement): step.profile
@@ -187,7 +187,7 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
 
 
 def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
-    """Return whether an error is due to the GPU, which then cannot be observed either."""
+    """Return whether an error is due to the GPU, so that it cannot be observed either."""
     reasons = {errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET, errors.Reason.NVML_ERROR}
     if error.reason not in reasons:
         return False
@@ -200,9 +200,9 @@ def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
 
 
 def _observed(observed: Sequence[model.Gpu | model.UnreachableGpu]) -> model.ObservedGpus:
-    """Have GPUs with equal profiles share them and the compute-instance profiles of any of them.
+    """Share equal profiles, and their compute-instance profiles, among GPUs.
 
-    Profiles are most of what a worker sends.
+    A worker's message consists mostly of profiles.
     """
     gpus = [gpu for gpu in observed if isinstance(gpu, model.Gpu)]
     shared: dict[tuple[model.GpuInstanceProfile, ...], tuple[model.GpuInstanceProfile, ...]] = {}
@@ -222,7 +222,7 @@ def _observed(observed: Sequence[model.Gpu | model.UnreachableGpu]) -> model.Obs
 
 
 def _require_distinct(gpus: model.ObservedGpus) -> None:
-    """Refuse GPUs that report one UUID: by it they are planned, changed and verified."""
+    """Refuse GPUs that report one UUID, which identifies them in plans and checks."""
     by_uuid: dict[str, int] = {}
     for gpu in gpus:
         first = by_uuid.setdefault(gpu.uuid, gpu.index)
@@ -278,16 +278,15 @@ def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
         for action in actions:
             calls.append(call_thread.CallThread(action))  # noqa: PERF401 - those that started are joined
     finally:
-        # In any case: the session must not be closed under any of them.
+        # Always: no call may outlive the session.
         for call in calls:
             call.join()
-    failed = [call.error for call in calls if call.error is not None]
-    known = [error for error in failed if isinstance(error, errors.HardwareError)]
-    if known:
-        # The caller gets no result that could name the GPUs that were lost meanwhile.
+    failures = [call.error for call in calls if isinstance(call.error, errors.HardwareError)]
+    if failures:
+        # The caller gets no result with the GPUs that were lost meanwhile.
         results = (call.result() for call in calls if call.error is None)
         lost = [_failure(each) for each in results if isinstance(each, model.UnreachableGpu)]
-        raise _joined([*known, *lost]) from known[0]
+        raise _joined([*failures, *lost]) from failures[0]
     return [call.result() for call in calls]
 
 
@@ -297,10 +296,10 @@ def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:
     are_alike = len({failure.reason for failure in failures}) == 1
     for failure in failures:
         head, _, explanation = failure.message.partition("; ")
-        # The error has the reason of the first GPU; the others' would be lost.
+        # The error has the first GPU's reason; the text keeps the other reasons.
         head = head if are_alike else f"{head} ({failure.reason.value})"
         heads.setdefault(explanation, []).append(head)
-    # An explanation that several GPUs share is given once.
+    # An explanation that several GPUs share is stated once.
     parts = [part for explanation, own in heads.items() for part in (*own, explanation) if part]
     return errors.HardwareError(
         "; ".join(parts),

@@ -1,7 +1,7 @@
-"""The last call of each thread of a worker, which names the one that hung in the driver.
+"""Record the last call of each thread of a worker, to name the call that hung in the driver.
 
-A stuck thread can report nothing. So each thread of a worker notes its call in shared memory
-first, and the agent reads it when the worker gave no answer. A note costs a few microseconds.
+A stuck thread cannot report. So each thread of a worker first notes its call in shared memory, and
+the agent reads the note if the worker does not answer. A note costs a few microseconds.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterator
 
 _SLOTS = 128
-"""Threads that can leave a note: one for each GPU, the main thread, and plenty to spare."""
+"""Threads that can note calls: one for each GPU, the main thread, and plenty to spare."""
 
 _GPU = struct.Struct("=ii48s")
 """NVML index and device minor number, -1 if unknown, and UUID (40 bytes in nvml.h's form)."""
 _CALL = struct.Struct("=Q80s")
-"""When it began, in nanoseconds, and its name; the longest that we call has 50 letters."""
+"""Its start, in nanoseconds, and its name; the longest that we call has 50 letters."""
 
 _GPU_AT = 1
-"""After the state, one of the two below; 0 in a slot that was never used."""
+"""After the state, which is one of the two below, and 0 in an unused slot."""
 _CALL_AT = _GPU_AT + _GPU.size
 _SLOT_BYTES = _CALL_AT + _CALL.size
 
@@ -61,7 +61,7 @@ class LastCalls:
             raise
 
     def read(self) -> tuple[Call, ...]:
-        """Return each thread's last call, the oldest first, whatever a crash has written there."""
+        """Return each thread's last call, the oldest first, also after a crash of the worker."""
         calls = []
         for slot in range(0, _SLOTS * _SLOT_BYTES, _SLOT_BYTES):
             state = self._memory[slot]
@@ -89,7 +89,7 @@ class LastCalls:
 
 
 def _text(data: bytes) -> str:
-    """Return the text in a field; a library that crashed may have written anything over it."""
+    """Return the text in a field, which a crash may have overwritten."""
     from mig_manager.core import messages  # noqa: PLC0415 - for the agent's side only
 
     text = data.split(b"\0", maxsplit=1)[0].decode("ascii", errors="replace")
@@ -99,13 +99,13 @@ def _text(data: bytes) -> str:
 class Recorder:
     """Counts and times the calls of this process, and notes each thread's last one if attached.
 
-    For any thread. Without a slot left, a thread's calls are only counted.
+    For any thread. If all slots are used, a thread's calls are only counted.
     """
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._lock = threading.Lock()
-        self._taken = 0
+        self._used_slots = 0
         self._local = threading.local()
         self._totals: dict[str, tuple[int, float]] = {}
 
@@ -137,7 +137,7 @@ class Recorder:
             slot[0] = _RUNNING
 
     def returned(self) -> None:
-        """Note that the function has returned."""
+        """Note that this thread's function has returned."""
         if (slot := self._slot()) is not None:
             slot[0] = _RETURNED
 
@@ -155,7 +155,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def calling(self, function: str) -> Iterator[None]:
-        """Note a call that is not NVML's and may hang for the same reasons."""
+        """Note a call outside of NVML that may hang for the same reasons."""
         self.began(function, time.monotonic())
         try:
             yield
@@ -169,7 +169,7 @@ class Recorder:
             slot: memoryview | None = self._local.slot
         except AttributeError:
             with self._lock:
-                number, self._taken = self._taken, self._taken + 1
+                number, self._used_slots = self._used_slots, self._used_slots + 1
             slot = None
             if number < _SLOTS:
                 slot = memoryview(self._memory)[number * _SLOT_BYTES :][:_SLOT_BYTES]

@@ -1,6 +1,6 @@
-"""The NVML library: load it, open a session, call its functions, translate errors, hear of events.
+"""The NVML library: load it, open a session, call functions, translate errors, receive events.
 
-The only place that knows how ``pynvml`` finds its library. Each error names its NVML function.
+Only this module knows how ``pynvml`` finds its library. Errors name their NVML function.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ _REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: errors.Reason.DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_GPU_IS_LOST: errors.Reason.GPU_LOST,
-    # A faulty GPU. As the activation status of a new MIG mode it means that the mode is pending:
-    # execute tells the two apart.
+    # A faulty GPU. As the activation status of a new MIG mode, which ``execute`` handles, it means
+    # that the mode is pending.
     pynvml.NVML_ERROR_RESET_REQUIRED: errors.Reason.GPU_NEEDS_RESET,
     # nvml.h: the operating system or a cgroup blocks the control device.
     pynvml.NVML_ERROR_OPERATING_SYSTEM: errors.Reason.NO_PERMISSION,
@@ -40,7 +40,7 @@ _REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_DEPRECATED: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: errors.Reason.GPU_LOST,
 }
-"""What an answer of the functions we call means to a person, if it is more than NVML_ERROR."""
+"""The reasons for answers of the functions we call; NVML_ERROR for all others."""
 
 UNOFFERED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """Answers about a profile that this GPU lacks or this library is too old to know (nvml.h)."""
@@ -70,12 +70,12 @@ def session(library_path: str | None, driver_roots: Sequence[str] = ()) -> Itera
     """Open an NVML session for the body, which counts as a client of every GPU.
 
     Without ``library_path`` the loader searches, and then the driver roots if it finds no library
-    or one of another version than the loaded driver.
+    or a library of another version than the loaded driver. If the session cannot be closed, stderr
+    gets a warning: its changes are complete.
 
     Raises:
         HardwareError: The library cannot be loaded, or NVML cannot be initialised;
-            DRIVER_LIBRARY_MISMATCH: no library has the loaded driver's version. That it cannot be
-            shut down is a warning on stderr: what was done in the session is done.
+            DRIVER_LIBRARY_MISMATCH: no library has the loaded driver's version.
     """
     path = library_path or find(driver_roots)
     if path is not None:
@@ -89,7 +89,7 @@ def session(library_path: str | None, driver_roots: Sequence[str] = ()) -> Itera
     try:
         yield
     except BaseException:
-        # The first error explains more than what then fails while closing.
+        # The first error explains more than a second one while closing.
         with contextlib.suppress(errors.HardwareError):
             call(pynvml.nvmlShutdown)
         raise
@@ -103,7 +103,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
     """Call a ``pynvml`` function.
 
     Raises:
-        HardwareError: NVML answered anything but success; with operation and code, without GPU.
+        HardwareError: NVML did not report success; with operation and code, without GPU.
     """
     since = time.monotonic()
     last_calls.RECORDER.began(function.__name__, since)
@@ -112,7 +112,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
     except pynvml.NVMLError as error:
         raise from_code(error.value, operation=function.__name__) from error
     except pynvml.NVMLLibraryMismatchError as error:
-        # Not an NVMLError: what the binding raises for a function that the library lacks.
+        # The binding's error for a function that the library lacks, which is no NVMLError.
         raise from_code(
             pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, operation=function.__name__
         ) from error
@@ -145,7 +145,7 @@ def from_code(code: int, *, operation: str) -> errors.HardwareError:
 
 
 def about(gpu: str, error: errors.HardwareError, *, doing: str = "") -> errors.HardwareError:
-    """Return the error with the GPU it concerns, and what failed there."""
+    """Return the error with its GPU and the failed action."""
     where = f"{gpu}: {doing}" if doing else gpu
     return errors.HardwareError(
         f"{where}: {error.message}",
@@ -157,9 +157,9 @@ def about(gpu: str, error: errors.HardwareError, *, doing: str = "") -> errors.H
 
 
 def find(roots: Iterable[str]) -> str | None:
-    """Return the library's file below the first root with one, or None to leave it to the loader.
+    """Return the first library below the roots if the loader finds none; else None.
 
-    Without roots the loader is not asked whether it finds one.
+    Without roots the loader does not try.
     """
     folders = tuple(roots)
     return None if not folders or _is_loadable() else next(_candidates(folders), None)
@@ -184,7 +184,7 @@ def _initialise_another(
 ) -> None:
     """Initialise the first library of the loaded driver's version below the driver roots.
 
-    A driver upgrade leaves a container with the library that was mounted when it started.
+    After a driver upgrade a container still has the library that was mounted at its start.
     """
     for path in _candidates(driver_roots):
         if path == exclude:
@@ -216,12 +216,12 @@ def _load(path: str) -> None:
             operation="dlopen",
         ) from error
     pynvml.nvmlLib = library
-    # Functions are cached by name and would still be those of the library before.
+    # The functions of the previous library are cached by name.
     pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - the binding has no function for it
 
 
 class MigChanges:
-    """MIG changes of any process, as NVML events, while a session is open; for one thread.
+    """Receives MIG changes of all processes as NVML events in an open session; for one thread.
 
     Changes before a GPU is registered are not reported, and a wait may end before its time
     (``nvml.h``, "Event Handling Methods"). A GPU or driver without the event refuses the
@@ -236,8 +236,8 @@ class MigChanges:
         self._event_set = event_set
         self._uuids: dict[int, str] = {}
         self.of: int = call(pynvml.nvmlDeviceGetCount)
-        """How many GPUs the node has, registered or not."""
-        left_out: list[errors.HardwareError] = []
+        """Number of the node's GPUs, registered or not."""
+        refusals: list[errors.HardwareError] = []
         for index in range(self.of):
             try:
                 handle = call(pynvml.nvmlDeviceGetHandleByIndex, index)
@@ -248,18 +248,18 @@ class MigChanges:
                 call(pynvml.nvmlDeviceRegisterEvents, handle, change, event_set)
                 self._uuids[_address(handle)] = uuid
             except errors.HardwareError as error:
-                explained = about(f"GPU {index}", error)
+                refusal = about(f"GPU {index}", error)
                 # A GPU that cannot be watched is left out; a failure of the whole driver is not.
                 if error.code in WHOLE_DRIVER - UNSUPPORTED:
-                    raise explained from error
-                left_out.append(explained)
+                    raise refusal from error
+                refusals.append(refusal)
         if not self._uuids:
             no_gpu = errors.HardwareError(
                 "this node has no GPU",
                 reason=errors.Reason.NOT_SUPPORTED,
                 operation="nvmlDeviceGetCount",
             )
-            raise left_out[0] if left_out else no_gpu
+            raise refusals[0] if refusals else no_gpu
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -268,9 +268,8 @@ class MigChanges:
 
     def wait(self, timeout_s: float) -> str | None:
         """Return the UUID of a changed GPU; None if none changed in time."""
-        expected = {pynvml.NVML_ERROR_TIMEOUT}
-        wait = pynvml.nvmlEventSetWait_v2
-        event = call_unless(expected, wait, self._event_set, int(timeout_s * 1000))
+        wait, timeout_ms = pynvml.nvmlEventSetWait_v2, int(timeout_s * 1000)
+        event = call_unless({pynvml.NVML_ERROR_TIMEOUT}, wait, self._event_set, timeout_ms)
         return None if event is None else self._uuids.get(_address(event.device), "unknown")
 
 

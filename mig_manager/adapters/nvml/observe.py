@@ -17,13 +17,13 @@ _ARCHITECTURES = {
 }
 
 _EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
-"""No MIG device at this index: NOT_FOUND in nvml.h, and some drivers say INVALID_ARGUMENT."""
+"""No MIG device at this index: NOT_FOUND in nvml.h, INVALID_ARGUMENT from some drivers."""
 
 
 def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.UnreachableGpu:
     """Observe one GPU within an open session, or return why it is unreachable.
 
-    With ``notes_minor`` its device node is noted for the error of a hung call.
+    ``notes_minor`` notes its device node for the error of a hung call.
 
     Raises:
         HardwareError: The whole driver failed, or the caller may not list instances.
@@ -41,8 +41,8 @@ def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.Unreachab
                 last_calls.RECORDER.set_gpu(index, uuid, device.minor())
             return in_full(index, uuid, device)
     except errors.HardwareError as error:
-        # A container without the device node of a GPU gets no handle of it. Without the privilege
-        # to list instances it does get one, and an unreachable GPU would hide the cause.
+        # A container without a GPU's device node gets no handle. A container that lacks only the
+        # privilege to list instances gets one, and an unreachable GPU would hide the cause.
         is_unprivileged = has_handle and error.reason is errors.Reason.NO_PERMISSION
         if error.code in library.WHOLE_DRIVER or is_unprivileged:
             name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
@@ -139,14 +139,14 @@ def _profiles(
 def _gpu_instances(device: gpu_device.Device) -> tuple[model.GpuInstance, ...]:
     names = {each.profile_id: each.profile for each in device.profiles()}
     if not names:
-        # Instances are listed by profile: without profiles none would be found.
+        # Instances are listed by profile, so they would be missing.
         raise library.from_code(
             pynvml.NVML_ERROR_NOT_SUPPORTED, operation="nvmlDeviceGetGpuInstanceProfileInfo"
         )
-    found = [
+    instances = [
         (instance, device.compute_instances(instance)) for instance in device.gpu_instances(names)
     ]
-    for instance, _ in found:
+    for instance, _ in instances:
         if instance.profile_id not in names:
             raise errors.HardwareError(
                 f"GPU instance {instance.instance_id} has profile {instance.profile_id}, "
@@ -155,7 +155,7 @@ def _gpu_instances(device: gpu_device.Device) -> tuple[model.GpuInstance, ...]:
                 operation="nvmlGpuInstanceGetInfo",
             )
     uuids = _mig_uuids(
-        device, {gi.instance_id: [ci.instance_id for ci in inside] for gi, inside in found}
+        device, {gi.instance_id: [ci.instance_id for ci in inside] for gi, inside in instances}
     )
     return tuple(
         model.GpuInstance(
@@ -173,7 +173,7 @@ def _gpu_instances(device: gpu_device.Device) -> tuple[model.GpuInstance, ...]:
                 for ci in inside
             ),
         )
-        for gi, inside in found
+        for gi, inside in instances
     )
 
 
@@ -182,7 +182,7 @@ def _mig_uuids(
 ) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
-    NVML finds MIG devices by index only, with gaps. An instance's ``device`` is the parent GPU.
+    NVML lists MIG devices by index only, with gaps. An instance's ``device`` is the parent GPU.
     """
     missing = {
         (instance_id, each) for instance_id, inside in compute_ids.items() for each in inside

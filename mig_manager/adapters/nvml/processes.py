@@ -26,13 +26,13 @@ class OpenFiles:
 
     processes: tuple[procfs.GpuProcess, ...] = ()
     driver_proc: pathlib.Path | None = None
-    """Where the driver's capability files are; None if no processes were looked for."""
+    """Where the driver's capability files are; None without a search for processes."""
 
     @staticmethod
     def find(
         proc_root: pathlib.Path | None, driver_roots: Sequence[str], *, exclude: tuple[int, ...]
     ) -> "OpenFiles":
-        """Look for them, but for ``exclude`` and their children; before a session opens nodes."""
+        """Search before a session opens nodes; leave out ``exclude`` and their children."""
         if proc_root is None:
             return OpenFiles()
         return OpenFiles(
@@ -41,7 +41,7 @@ class OpenFiles:
         )
 
     def capabilities(self, minor: int) -> dict[int, procfs.Instance]:
-        """Return the instances of a GPU by ``nvidia-cap`` number, as far as they are known."""
+        """Return the known instances of a GPU by ``nvidia-cap`` number."""
         return procfs.capabilities(self.driver_proc, minor) if self.driver_proc else {}
 
 
@@ -59,9 +59,7 @@ def inspect(
         return steps.Inspection(
             driver_version=library.call(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=library.call(pynvml.nvmlSystemGetNVMLVersion),
-            processes=tuple(
-                found for i in range(count) if (found := _of_gpu(i, files)) is not None
-            ),
+            processes=tuple(each for i in range(count) if (each := _of_gpu(i, files)) is not None),
         )
 
 
@@ -72,11 +70,8 @@ def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
     """
     busy: list[str] = []
     for gpu in plan.gpus:
-        found = _of_gpu(gpu.gpu_index, files)
-        if found is None or found[0] != gpu.gpu_uuid:
-            continue
-        users = steps.blocking(gpu, found[1])
-        if users:
+        uuid, processes = _of_gpu(gpu.gpu_index, files) or ("", ())
+        if uuid == gpu.gpu_uuid and (users := steps.blocking(gpu, processes)):
             names = procfs.listed(users)
             busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")
     if busy:
@@ -92,26 +87,26 @@ def add_users(
     driver_roots: Sequence[str],
 ) -> None:
     """Add the processes that use a GPU to an IN_USE error; of an instance only its own users."""
-    # The agent started us, and all of its children are left out with it.
+    # The agent started us; this leaves out all of its children too.
     files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
     minor = None if proc_root is None else gpu.minor()
-    found: tuple[procfs.GpuProcess, ...] = ()
+    openers: tuple[procfs.GpuProcess, ...] = ()
     if minor is not None:
         caps = files.capabilities(minor)
-        found = (
+        openers = (
             procfs.using_gpu(files.processes, minor, caps=caps)
             if gpu_instance_id is None
             else procfs.using_gpu_instance(
                 files.processes, minor, caps=caps, gpu_instance_id=gpu_instance_id
             )
         )
-    owners = {process.pid: process.owner for process in found}
+    owners = {process.pid: process.owner for process in openers}
     listed = {
         process.pid: process.gpuInstanceId
         for process in _running(gpu.handle)
         if gpu_instance_id is None or process.gpuInstanceId in (gpu_instance_id, _NO_INSTANCE)
     }
-    others = [process for process in found if process.pid not in listed]
+    others = [process for process in openers if process.pid not in listed]
     if listed:
         names = []
         for pid, instance in sorted(listed.items()):
@@ -147,7 +142,7 @@ def _name(pid: int) -> str:
     try:
         path: str = library.call(pynvml.nvmlSystemGetProcessName, pid)
     except errors.HardwareError:
-        # In another PID namespace, or just gone.
+        # It is in another PID namespace, or has ended.
         path = ""
     return steps.program_name(path) or "process"
 

@@ -1,7 +1,7 @@
 """The GPU worker: the process that calls NVML for the agent.
 
-``serve`` answers one request about the GPUs and ends; ``listen`` reports MIG changes until it is
-ended. A listener lives as long as the agent, so this module imports only what both need.
+``serve`` answers one request about the GPUs and ends; ``listen`` reports MIG changes until its
+stdin is closed. A listener lives as long as the agent, so this module imports only what both need.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _BURST_S = 0.1
 def main(
     argv: Sequence[str] | None = None, *, load_driver: Callable[[], object] | None = None
 ) -> int:
-    """Return 0 after an answer, be it an error; 1 without a request, or when listening failed.
+    """Return 0 after an answer, also an error; 1 without a request, or if listening failed.
 
     ``load_driver`` loads another driver in place of NVIDIA's; the kernel does not know its GPUs.
     """
@@ -58,7 +58,7 @@ def _serve(
     """Answer one request: ``("observe",)``, ``("execute", plan, seen)`` or ``("inspect",)``."""
     if not parent.is_there():
         return 1
-    # It ends before a collection is worth it.
+    # It ends before a collection pays off.
     gc.disable()
     from mig_manager.adapters import host  # noqa: PLC0415 - not for a listener
     from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - as above
@@ -97,7 +97,7 @@ def _serve(
             case _:
                 raise ValueError(f"unknown request {request!r}")
 
-    # A worker that was started ahead waits here, and has not touched the driver.
+    # A worker that was started ahead waits here, before it touches the driver.
     request = parent.receive()
     if request is None:
         return 1
@@ -107,7 +107,7 @@ def _serve(
 
 
 def _step_reporter(parent: subprocesses.Parent) -> Callable[[int], None]:
-    """Return what sends ``("step", INDEX)``, from any thread."""
+    """Return a function that sends ``("step", INDEX)``, from any thread."""
     lock = threading.Lock()
 
     def report(gpu_index: int) -> None:
@@ -151,7 +151,7 @@ def _listen(
 def end(status: int) -> NoReturn:
     """End this process without finalizing the interpreter and the vendor's library.
 
-    The answer is out and the session closed: that would only delay the agent.
+    The answer is sent and the session closed, so finalizing would only delay the agent.
     """
     sys.stderr.flush()
     os._exit(status)
