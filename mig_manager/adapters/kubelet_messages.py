@@ -74,8 +74,10 @@ def _built() -> dict[str, Any]:
     # In a pool of their own: another library may bring a package ``v1``.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
-    return {name: message_factory.GetMessageClass(found[name]) for name in found}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+        for name in _MESSAGES
+    }
 
 
 _CLASSES = _built()

@@ -31,7 +31,7 @@ def defer(name: str, *functions: str) -> None:
 def skip_init(package: str) -> None:
     """Make a package's modules importable without running its ``__init__``.
 
-    It runs when the package is asked for another name, so it must do nothing but import for
+    It runs at the first use of another name of the package, so it must only import for
     convenience. The package's parent must be skipped too, or cheap to import.
     """
     _install(package)
@@ -41,7 +41,7 @@ def skip_init(package: str) -> None:
 def deferred_class(module: str, name: str) -> Iterator[None]:
     """Let the body import a class as a function that loads it when called, if it is not loaded.
 
-    The module is cheap to import, deferred, or without its ``__init__``.
+    The module must be cheap to import, deferred, or skipped.
     """
     owner = importlib.import_module(module)
     if name in vars(owner):
@@ -61,7 +61,7 @@ def deferred_class(module: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def omitted(name: str) -> Iterator[None]:
-    """Let the body import a module without loading it, if it is not yet; later imports load it.
+    """Let the body import a module without loading it; later imports load it.
 
     For a module that a package's ``__init__`` imports for convenience only.
     """
@@ -94,7 +94,7 @@ class _DeferredModule(types.ModuleType):
         spec = vars(self).get("__spec__")
         is_package = spec is not None and spec.submodule_search_locations is not None
         if is_own_code or (name == "__path__" and not is_package):
-            # ``from module import name`` asks every module for a path.
+            # ``from module import name`` looks up a path on every module.
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         with self.__deferred_lock__:
             if type(self) is _DeferredModule:
@@ -128,7 +128,7 @@ def _deferred_function(module: types.ModuleType, name: str) -> Callable[..., Any
 
 
 def _install(name: str) -> types.ModuleType | None:
-    """Put a module into ``sys.modules`` without running it; None if there is nothing to do."""
+    """Put a module into ``sys.modules`` without running it; None if it is loaded or missing."""
     if name in sys.modules:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Ask kubelet which pods have which devices, over its PodResources socket.
+"""Query kubelet for the devices of pods, over its PodResources socket.
 
-gRPC with protobuf is a third of the agent's memory, and never leaves a process again. So an agent
-has a worker ask (this module as a program), which ends when no question has come for a while.
-Other processes import gRPC with the first question.
+gRPC with protobuf is a third of the agent's memory, and a process cannot unload it. So an agent
+uses a worker (this module as a program), which ends after a while without a request. Other
+processes import gRPC with the first request.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ _LARGEST_ANSWER = 16 << 20
 """Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
-"""Between attempts when kubelet's rate limit (100 a second, bursts of 10) has refused us."""
+"""Between attempts after a refusal by kubelet's rate limit (100 a second, bursts of 10)."""
 _LINGER_S = 15.0
-"""Longer than the pauses between two questions of one run."""
+"""Longer than the pauses between two requests of one run."""
 _START_S = 30.0
 """How long a worker's start may take on a busy machine."""
 _END_S = 2.0
 
 
 class PodResources:
-    """Implements ``ports.DeviceAllocations``; ``timeout_s`` is for one question.
+    """Implements ``ports.DeviceAllocations``; ``timeout_s`` is for one request.
 
-    Each question opens the socket, because kubelet creates a new one at each start. A missing
+    Each request opens the socket, because kubelet creates a new one at each start. A missing
     socket is an error; it must never look like a node without workloads.
     """
 
@@ -56,43 +56,18 @@ class PodResources:
 
         Kubelet reports app containers and sidecars only, not a running init container.
         """
-        answer = self._ask("List", "ListPodResourcesResponse")
-        return tuple(
-            cluster.PodDevices(
-                namespace=pod.namespace,
-                name=pod.name,
-                device_ids=frozenset().union(
-                    *(
-                        _plain_ids(entry.device_ids)
-                        for container in pod.containers
-                        for entry in container.devices
-                    )
-                ),
-                claim_drivers=frozenset(
-                    device.driver_name
-                    for container in pod.containers
-                    for claim in container.dynamic_resources
-                    for device in claim.claim_resources
-                ),
-                gpu_resources=frozenset(
-                    entry.resource_name
-                    for container in pod.containers
-                    for entry in container.devices
-                    if entry.resource_name.startswith(cluster.RESOURCE_PREFIX)
-                ),
-            )
-            for pod in answer.pod_resources
-        )
+        response = self._request("List", "ListPodResourcesResponse")
+        return tuple(map(_pod_devices, response.pod_resources))
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource; needs kubelet 1.23 or newer."""
-        answer = self._ask("GetAllocatableResources", "AllocatableResourcesResponse")
-        found: dict[str, frozenset[str]] = {}
+        response = self._request("GetAllocatableResources", "AllocatableResourcesResponse")
+        devices: dict[str, frozenset[str]] = {}
         # Kubelet lists one resource several times, once for each NUMA node.
-        for entry in answer.devices:
-            known = found.get(entry.resource_name, frozenset())
-            found[entry.resource_name] = known | _plain_ids(entry.device_ids)
-        return found
+        for entry in response.devices:
+            known = devices.get(entry.resource_name, frozenset())
+            devices[entry.resource_name] = known | _plain_ids(entry.device_ids)
+        return devices
 
     def check(self) -> None:
         """Raise ClusterError, POD_RESOURCES_UNAVAILABLE, if the socket does not exist."""
@@ -104,7 +79,7 @@ class PodResources:
             raise self.unavailable("not a socket")
 
     def unavailable(self, detail: str) -> errors.ClusterError:
-        """Return the error for a question without an answer."""
+        """Return the error for a request without a response."""
         return errors.ClusterError(
             f"kubelet does not report which pods have which devices ({self._path}): {detail}",
             reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
@@ -121,8 +96,8 @@ class PodResources:
         target = f"unix:{urllib.parse.quote(str(self._path.absolute()))}"
         return load().insecure_channel(target, options=options)
 
-    def _ask(self, method: str, answer: str) -> Any:
-        """Return the message with which kubelet answers a request, which has no fields."""
+    def _request(self, method: str, response: str) -> Any:
+        """Send a request, which has no fields; return kubelet's response of this type."""
         grpc = load()
         from mig_manager.adapters import kubelet_messages  # noqa: PLC0415
 
@@ -136,7 +111,7 @@ class PodResources:
                 with self.open_channel() as channel:
                     data = channel.unary_unary(method)(b"", timeout=self._timeout_s)
                 # Not by gRPC, which writes a traceback for malformed bytes.
-                return getattr(kubelet_messages, answer).FromString(data)
+                return getattr(kubelet_messages, response).FromString(data)
             except grpc.RpcError as err:
                 is_rate_limited = err.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 is_last = attempts == _ATTEMPTS or time.monotonic() >= deadline_s
@@ -149,8 +124,8 @@ class PodResources:
 
 
 def load() -> types.ModuleType:
-    """Import what a question needs; return gRPC."""
-    # A quarter of its import, and of no use without coroutines.
+    """Import the modules for a request; return gRPC."""
+    # A quarter of its import, and useless without coroutines.
     with lean_imports.omitted("grpc.aio"):
         import grpc  # noqa: PLC0415
 
@@ -159,15 +134,32 @@ def load() -> types.ModuleType:
     return grpc
 
 
+def _pod_devices(pod: Any) -> cluster.PodDevices:
+    entries = [entry for container in pod.containers for entry in container.devices]
+    names = {entry.resource_name for entry in entries}
+    return cluster.PodDevices(
+        namespace=pod.namespace,
+        name=pod.name,
+        device_ids=_plain_ids(each for entry in entries for each in entry.device_ids),
+        claim_drivers=frozenset(
+            device.driver_name
+            for container in pod.containers
+            for claim in container.dynamic_resources
+            for device in claim.claim_resources
+        ),
+        gpu_resources=frozenset(n for n in names if n.startswith(cluster.RESOURCE_PREFIX)),
+    )
+
+
 def _plain_ids(ids: Iterable[str]) -> frozenset[str]:
-    """Drop the ``::n`` that the device plugin appends to each replica of a shared device."""
-    return frozenset(one.partition("::")[0] for one in ids)
+    """Drop the ``::n`` that the device plugin appends to the replicas of a shared device."""
+    return frozenset(each.partition("::")[0] for each in ids)
 
 
 def worker_command(
     socket_path: str, *, timeout_s: float = 10.0, linger_s: float = _LINGER_S
 ) -> tuple[str, ...]:
-    """Return the command line of the worker, which ends ``linger_s`` after the last question."""
+    """Return the command line of the worker, which ends ``linger_s`` after the last request."""
     module = "mig_manager.adapters.pod_resources"
     return subprocesses.python(module, socket_path, str(timeout_s), str(linger_s))
 
@@ -183,18 +175,18 @@ class WorkerPodResources:
     ) -> None:
         self._socket = PodResources(socket_path, timeout_s=timeout_s)
         self._command = command or worker_command(socket_path, timeout_s=timeout_s)
-        # A question that is repeated takes up to twice as long.
+        # A request with retries takes up to twice as long.
         self._timeout_s = _START_S + 2 * timeout_s
         self._worker: _Worker | None = None
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
         """Return which pod has which devices, as ``PodResources`` does."""
-        pods: tuple[cluster.PodDevices, ...] = self._ask("assigned")
+        pods: tuple[cluster.PodDevices, ...] = self._request("assigned")
         return pods
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource, as ``PodResources`` does."""
-        devices: Mapping[str, frozenset[str]] = self._ask("allocatable")
+        devices: Mapping[str, frozenset[str]] = self._request("allocatable")
         return devices
 
     def prepare(self) -> None:
@@ -209,38 +201,38 @@ class WorkerPodResources:
         self.prepare()
 
     def dismiss(self) -> None:
-        """End the worker, if there is one."""
+        """End the worker, if it runs."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
 
-    def _ask(self, question: str) -> Any:
-        # Checked here: on a node whose socket we may not see, a worker would be for nothing.
+    def _request(self, method: str) -> Any:
+        # Checked here: if we may not see the node's socket, a worker is useless.
         self._socket.check()
         worker, self._worker = self._worker, None
         try:
-            outcome = None
+            message = None
             if worker is not None:
                 # It may just have ended by itself: only a new worker's end is a failure.
                 with contextlib.suppress(EOFError):
-                    outcome = self._asked(worker, question)
-            outcome = outcome or self._asked(_Worker(self._command), question)
+                    message = self._ask(worker, method)
+            message = message or self._ask(_Worker(self._command), method)
         except (EOFError, OSError, RuntimeError, ValueError) as error:
             raise self._socket.unavailable(f"the process that asks it: {error}") from error
-        return subprocesses.result(outcome)
+        return subprocesses.result(message)
 
-    def _asked(self, worker: "_Worker", question: str) -> Any:
+    def _ask(self, worker: "_Worker", method: str) -> Any:
         try:
-            outcome = worker.ask(question, self._timeout_s)
+            message = worker.ask(method, self._timeout_s)
         except BaseException:
             worker.end()
             raise
         self._worker = worker
-        return outcome
+        return message
 
 
 class _Worker:
-    """A running worker, reaped as soon as it ends, also when no question follows.
+    """A running worker, reaped as soon as it ends, also without a further request.
 
     Raises:
         OSError: It cannot be started; RuntimeError: no thread is left.
@@ -257,13 +249,13 @@ class _Worker:
             self._child.end()
             raise
 
-    def ask(self, question: str, timeout_s: float) -> Any:
-        """Return the outcome of a question; raises as ``Child.ask`` does, EOFError with stderr."""
+    def ask(self, method: str, timeout_s: float) -> Any:
+        """Return the response to a request; raise as ``Child.ask``, EOFError with stderr."""
         with self._lock:
             if self.is_over:
                 raise EOFError("has ended")
             try:
-                return self._child.ask(question, timeout_s=timeout_s)
+                return self._child.ask(method, timeout_s=timeout_s)
             except EOFError as error:
                 stderr = self._child.stderr.text().strip()
                 raise EOFError(f"ended: {stderr or 'without a message'}") from error
@@ -281,14 +273,14 @@ class _Worker:
 
 
 def main() -> None:
-    """Answer the questions of ``WorkerPodResources`` until none has come for a while."""
+    """Serve the requests of ``WorkerPodResources``, and end after a while without one."""
     path, timeout_s, linger_s = sys.argv[1:]
     kubelet = PodResources(path, timeout_s=float(timeout_s))
     parent = subprocesses.Parent()
-    # A worker that was started ahead is asked only later; load and set up what it needs then.
+    # A worker is started ahead of its first request: load and set up everything now.
     kubelet.open_channel().close()
-    while (question := parent.receive(float(linger_s))) is not None:
-        parent.send(subprocesses.attempt(getattr(kubelet, question)))
+    while (method := parent.receive(float(linger_s))) is not None:
+        parent.send(subprocesses.attempt(getattr(kubelet, method)))
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ class KubeWorkloads:
         except responses.ApiError as error:
             if _is_gone(error):
                 return policy.EvictionResponse(answer=policy.Eviction.GONE)
-            # Beside 429, which is a budget's refusal, a conflict with another writer passes, and
-            # so may the 500 for a pod with two budgets: the operator can remove one meanwhile.
+            # 429 is a budget's refusal. A conflict with another writer is transient, and so is the
+            # 500 for a pod with two budgets if the operator removes one meanwhile.
             has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
                 "poddisruptionbudget" in error.explanation.lower()
             )
@@ -133,11 +133,12 @@ class KubeWorkloads:
 
 
 class PodWatch(standbys.Standby):
-    """Watches the pods of one node while a change waits for them, or for longer if asked to.
+    """Watches the pods of one node while a change waits for them, or longer after ``keep``.
 
-    It ends waits early and saves the API most of its polls. Nothing depends on it: waits end on a
-    poll as well, and query the API before they act. Both callbacks are called in the watch's
-    thread: ``on_change`` after every change of a pod, ``on_use`` if GPUs may be in other use.
+    It ends waits early and saves the API most of its polls. No wait depends on it: waits also end
+    after a poll, and query the API before they act. Both callbacks are called in the watch's
+    thread: ``on_change`` after every change of a pod, ``on_use`` if the use of GPUs may have
+    changed.
     """
 
     def __init__(
@@ -164,16 +165,14 @@ class PodWatch(standbys.Standby):
         """Do nothing: observing GPUs waits for no pod."""
 
     def expect_change(self) -> None:
-        """Watch from the next ``first_list`` on, unless it does already."""
+        """Watch from the next ``first_list`` on."""
         if self._watch is None:
             self._watch = _WatchedPods(
                 self._kube, self._node_name, self._on_change, on_use=self._on_use
             )
 
     def first_list(self) -> tuple[cluster.Pod, ...] | None:
-        """List the pods and watch from there on, if that is expected; None: it is not.
-
-        One list serves the caller and the watch.
+        """List the pods for the caller and a watch; None if a watch is not expected, or runs.
 
         Raises:
             ClusterError: The API refused or does not answer; the watch tries again.
@@ -205,16 +204,16 @@ class PodWatch(standbys.Standby):
         self.dismiss()
 
     def dismiss(self) -> None:
-        """Stop watching, unless it is kept; a read that waits ends later, unnoticed."""
+        """Stop watching, unless it is kept; a read that waits ends later, in the background."""
         if self._is_kept:
             return
-        ended, self._watch = self._watch, None
-        if ended is not None:
-            ended.end(timeout_s=0.0)
+        watched, self._watch = self._watch, None
+        if watched is not None:
+            watched.end(timeout_s=0.0)
 
 
 class _WatchedPods(watch.Watch):
-    """The pods of one watch; each watch has its own, so a dismissed one changes nothing."""
+    """The pods of one watch, so that a dismissed watch has no effect."""
 
     def __init__(
         self,
@@ -235,15 +234,14 @@ class _WatchedPods(watch.Watch):
         self._is_refused = False
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        pods = map(_parse, items)
-        self._take({pod.uid: pod for pod in pods})
+        self._update({pod.uid: pod for pod in map(_parse, items)})
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         pod = _parse(item)
         others = {uid: other for uid, other in self.by_uid.items() if uid != pod.uid}
-        self._take(others if kind == "DELETED" else {**others, pod.uid: pod})
+        self._update(others if kind == "DELETED" else {**others, pod.uid: pod})
 
-    def _take(self, by_uid: dict[str, cluster.Pod]) -> None:
+    def _update(self, by_uid: dict[str, cluster.Pod]) -> None:
         self.by_uid = by_uid
         before, self._use = self._use, gpu_use.relevant(by_uid.values())
         self._on_change()
@@ -259,8 +257,8 @@ class _WatchedPods(watch.Watch):
         if not isinstance(error, errors.ClusterError):
             _log.exception("pod_watch_error")
         elif error.reason is errors.Reason.FORBIDDEN:
-            # The right may come back: roles are applied again, and an API server that has just
-            # started may refuse what it does not know yet.
+            # The right may return: an administrator applies the roles again, or the API server has
+            # just started and does not know them yet.
             if not self._is_refused:
                 self._is_refused = True
                 _log.info("pods_not_watched", error=error.message)
@@ -285,7 +283,7 @@ def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
 def _is_gone(error: responses.ApiError) -> bool:
     if error.is_not_found:
         return True
-    # The API has no machine-readable cause for a failed precondition; both of its texts (the
+    # The API has no machine-readable cause for a failed precondition. Both of its texts (the
     # registry's and the storage's) have these words.
     text = error.explanation.lower()
     return error.is_conflict and "precondition" in text and "uid" in text

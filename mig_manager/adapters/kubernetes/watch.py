@@ -31,17 +31,17 @@ class Times:
     """How long a watch lasts and how its loop backs off; seconds."""
 
     watch_s: float = 300.0
-    """After about this long the server ends a watch in an orderly way."""
+    """After about this time the server ends a watch in an orderly way."""
     stall_s: float = 90.0
-    """After this much silence a watch counts as dead. The API server sends a bookmark each minute
-    (KEP-956); one that sends none costs a request each time, and no list."""
+    """After this silence a watch counts as dead. The API server sends a bookmark each minute
+    (KEP-956); without bookmarks each silence costs one request, and no list."""
     steady_s: float = 10.0
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
 
     def backoff_s(self, failures: int, chance: float) -> float:
-        """Return the pause after some failures in a row; ``chance`` varies its second half."""
+        """Return the pause after consecutive failures; ``chance`` varies its second half."""
         doubled = self.first_wait_s * 2.0 ** min(failures - 1, 16)
         return min(doubled, self.longest_wait_s) * (1 + chance) / 2
 
@@ -49,9 +49,9 @@ class Times:
 class Watch(abc.ABC):
     """Lists a collection, then watches it, in a daemon thread of its own.
 
-    A subclass receives the collection in that thread, and nothing after its end. An error raised
-    by its methods is reported to ``lost``, and the collection is listed again. A read that waits
-    for the server's first byte cannot be ended from outside; such a thread is abandoned.
+    The methods of a subclass receive the collection in that thread, until its end. An error that
+    they raise is reported to ``lost``, and the collection is listed again. A read that waits for
+    the server's first byte cannot be ended from outside; such a thread is abandoned.
 
     ``selector`` has a ``fieldSelector`` or ``labelSelector``, ``name`` is the thread's. ``stop``
     ends the loop before its next request; ``end`` sets it and ends the loop at once.
@@ -82,18 +82,18 @@ class Watch(abc.ABC):
 
     @abc.abstractmethod
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """Take all objects as they are now; iterating may raise ``ClusterError``."""
+        """Receive all objects; iterating may raise ``ClusterError``."""
 
     @abc.abstractmethod
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        """Take a change: ``ADDED``, ``MODIFIED`` or ``DELETED``."""
+        """Receive a change: ``ADDED``, ``MODIFIED`` or ``DELETED``."""
 
     @abc.abstractmethod
     def lost(self, error: Exception) -> None:
-        """Note why changes do not arrive for a while; called within the error's handler."""
+        """Receive the reason why changes do not arrive now, within the error's handler."""
 
     def opened(self) -> None:  # noqa: B027 - not every subclass needs to know
-        """Note that changes arrive from now on."""
+        """Receive the message that changes arrive from now on."""
 
     @property
     def last_contact_s(self) -> float:
@@ -110,7 +110,7 @@ class Watch(abc.ABC):
             ClusterError: The API refused or does not answer.
         """
         self.listed(self._items())
-        # Only now: a list that the listener could not take is repeated.
+        # Only now: the list is repeated if the listener failed.
         self._version = self._listed_version
 
     def start(self) -> None:
@@ -125,9 +125,9 @@ class Watch(abc.ABC):
         """Stop watching, and wait for the thread up to a time-out."""
         # In this order: the thread checks for the stop once it has a stream to interrupt.
         self._stop.set()
-        opened = self._stream
-        if opened is not None:
-            opened.interrupt()
+        stream = self._stream
+        if stream is not None:
+            stream.interrupt()
         if timeout_s and self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -142,7 +142,7 @@ class Watch(abc.ABC):
                     case errors.ClusterError(status=None, reason=errors.Reason.API_UNAVAILABLE):
                         pass
                     case _:
-                        # 410, or an answer that is not understood: our version may be the cause.
+                        # 410, or a malformed answer: our version may be the cause.
                         self._version = ""
                 if not self._stop.is_set():
                     with contextlib.suppress(Exception):
@@ -155,19 +155,19 @@ class Watch(abc.ABC):
         if not self._version:
             self.list()
         version = {"resourceVersion": self._version} if self._version else {}
-        opened = self._kube.watch(
+        stream = self._kube.watch(
             self._path,
             query={**self._selector, **version},
             timeout_s=self._times.watch_s * (1 + _SPREAD * _chance()),
             idle_timeout_s=self._times.stall_s,
         )
         self._contact_s = self._opened_s = time.monotonic()
-        with opened:
-            self._stream = opened
+        with stream:
+            self._stream = stream
             if self._stop.is_set():
                 return
             self.opened()
-            for event in opened:
+            for event in stream:
                 self._contact_s = time.monotonic()
                 kind, item = str(event.get("type")), event["object"]
                 if kind in _CHANGES and not self._stop.is_set():
