@@ -128,7 +128,5 @@ class LayoutList:
         """Write a new list's document, for other programs."""
         if self._deps.write_layouts is None or fitting in (None, self._written):
             return
-        named = {layout.name: layout for layout in fitting or ()}
-        document = layouts.render(config.Document(source="", layouts=named))
-        if self._deps.write_layouts(yaml_tree.dump(document)):
+        if self._deps.write_layouts(yaml_tree.dump(layouts.render(fitting or ()))):
             self._written = fitting

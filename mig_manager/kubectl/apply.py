@@ -101,8 +101,7 @@ def apply(
 
 def annotation(layout: config.Layout, now: dt.datetime) -> str:
     """Return a document with only this layout; the time makes every request distinct."""
-    named = {cluster.CUSTOM_LAYOUT: dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT)}
-    document = layouts.render(config.Document(source="", layouts=named))
+    document = layouts.render([dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT)])
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
 
 

@@ -59,7 +59,7 @@ def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
 
     assert rig.gpus == gpus
     problems = [str(each["problem"]) for each in overlooked.entries]
-    assert any("is about none of this node's GPUs" in each for each in problems)
+    assert any("selects none of this node's GPUs" in each for each in problems)
 
 
 @pytest.mark.parametrize("layout", ["too-much", "no-such-profile"])

@@ -266,7 +266,7 @@ def test_leniently_a_layout_that_matches_nothing_does_nothing_and_says_so(shell:
 
     assert (strict.status, lenient.status) == (1, 0)
     (warning,) = json.loads(lenient.out)["warnings"]
-    assert "is about none of this node's GPUs" in warning
+    assert "selects none of this node's GPUs" in warning
     assert "(nothing is done)" in warning
 
 

@@ -164,12 +164,12 @@ PASSED_OVER = [
     (enabled("{1g.5gb: x, 1g.5gb: 2}"), "f:4:64", "key '1g.5gb' is given twice"),
     (at("[0, -1]"), "f:4:19", f"{NO_INDEX}, not -1"),
     (at("[~]"), "f:4:16", f"{NO_INDEX}, not nothing"),
-    (filtered('"0x20B010DE:extra"'), "f:4:21", "'0x20B010DE:extra' is no PCI id"),
-    (filtered('"20B010DE"'), "f:4:21", "'20B010DE' is no PCI id; did you mean '0x20B010DE'?"),
-    (filtered('" 0x20B010DE"'), "f:4:21", "is no PCI id"),
-    (filtered('"0x1:0x2:0x3"'), "f:4:21", "is no PCI id"),
-    (filtered('"MODEL:A"'), "f:4:21", "'MODEL:A' is no PCI id"),
-    (filtered('[""]'), "f:4:22", "'' is no PCI id"),
+    (filtered('"0x20B010DE:extra"'), "f:4:21", "'0x20B010DE:extra' is not a PCI id"),
+    (filtered('"20B010DE"'), "f:4:21", "'20B010DE' is not a PCI id; did you mean '0x20B010DE'?"),
+    (filtered('" 0x20B010DE"'), "f:4:21", "is not a PCI id"),
+    (filtered('"0x1:0x2:0x3"'), "f:4:21", "is not a PCI id"),
+    (filtered('"MODEL:A"'), "f:4:21", "'MODEL:A' is not a PCI id"),
+    (filtered('[""]'), "f:4:22", "'' is not a PCI id"),
 ]
 
 
@@ -378,7 +378,7 @@ def test_a_pci_id_is_read_as_go_reads_numbers(
      "_1", "1_", "0x", "089", "\u0661", "9" * 5000],
 )  # fmt: skip
 def test_an_invalid_pci_id_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match=r'is no PCI id; .*"0x20B010DE"'):
+    with pytest.raises(ValueError, match=r'is not a PCI id; .*"0x20B010DE"'):
         config.parse_filter(text)
 
 

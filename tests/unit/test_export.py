@@ -97,14 +97,14 @@ BOTH = ["0x20B010DE", "0x20B710DE"]
 def test_equal_gpus_share_a_rule_and_only_other_models_have_filters(
     gpus: list[model.Gpu], expected: list[dict[str, object]]
 ) -> None:
-    data = config.export(gpus, label="now")
+    data = layouts.render([layouts.export(gpus, name="now")])
 
     assert data == {"version": "v1", "mig-configs": {"now": expected}}
 
 
 def test_keys_and_profiles_are_in_their_usual_order() -> None:
     other = gpu(1, device_id=A30, mode=ENABLED, instances=ANY)
-    text = yaml_tree.dump(config.export([gpu(0), other], label="now"))
+    text = yaml_tree.dump(layouts.render([layouts.export([gpu(0), other], name="now")]))
 
     keys = [line.strip(" -").partition(":")[0] for line in text.splitlines()[3:]]
     rule_keys = ["device-filter", "devices", "mig-enabled", "mig-devices"]
@@ -113,7 +113,7 @@ def test_keys_and_profiles_are_in_their_usual_order() -> None:
 
 def test_a_node_without_gpus_has_nothing_to_export() -> None:
     with pytest.raises(errors.LayoutError) as caught:
-        config.export([], label="now")
+        layouts.export([], name="now")
     assert caught.value.reason is errors.Reason.NO_GPU_MATCHES
 
 
@@ -149,7 +149,7 @@ def test_what_is_exported_selects_what_was_there(
     as_json: bool,  # noqa: FBT001 - hypothesis passes by position
     label: str,
 ) -> None:
-    data = config.export(gpus, label=label)
+    data = layouts.render([layouts.export(gpus, name=label)])
     text = json.dumps(data) if as_json else yaml_tree.dump(data)
     layout = config.parse(text, source="f").layout(label)
     expected = {each.uuid: layouts.current(each) for each in gpus if each.is_mig_capable}

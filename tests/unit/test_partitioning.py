@@ -408,7 +408,7 @@ def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     document = config.parse(change.layout, source="annotation")
     assert list(document.layouts) == ["on-demand"]
     assert not document.warnings
-    assert layouts.render(document) == json.loads(change.layout)
+    assert layouts.render(document.layouts.values()) == json.loads(change.layout)
     assert len(document.layouts["on-demand"].rules) == 1
     assert set(partitions.wanted(change, every)) == {gpu.uuid for gpu in every}
 

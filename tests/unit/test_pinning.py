@@ -160,7 +160,9 @@ def test_an_export_with_placements_restores_every_instance(
 ) -> None:
     before = data.draw(layouts.gpus(product, idle=False))
     now = data.draw(layouts.gpus(product))
-    text = yaml_tree.dump(config.export([before], label="x", has_placements=True))
+    text = yaml_tree.dump(
+        documents.render([documents.export([before], name="x", has_placements=True)])
+    )
     wanted = config.select(config.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], wanted)
     reached = machine.run(now, plan.steps)

@@ -147,8 +147,8 @@ NO_MATCH, NO_MIG = errors.Reason.NO_GPU_MATCHES, errors.Reason.NOT_MIG_CAPABLE
             (f'device-filter: "{name}", devices: all', THREE, NO_MATCH, "none of this node's")
             for name in ("A100", "H100*", "A100-SXM4-80GB", "Tesla T4", "A[3]0-*")
         ],
-        ("devices: []", THREE, NO_MATCH, "is about none of this node's GPUs"),
-        (f"devices: [{OTHER_UUID}]", THREE, NO_MATCH, "is about none of this node's GPUs"),
+        ("devices: []", THREE, NO_MATCH, "selects none of this node's GPUs"),
+        (f"devices: [{OTHER_UUID}]", THREE, NO_MATCH, "selects none of this node's GPUs"),
         ("devices: [3]", THREE, NO_MATCH, "names GPU 3, and this node has 3"),
         ("devices: [0, 9, 5]", THREE, NO_MATCH, "names GPU 5"),
         ('devices: [0, "ff:00.0"]', THREE, NO_MATCH, "names GPU 00000000:ff:00.0, and"),
@@ -223,11 +223,11 @@ def test_what_mig_parted_cannot_read_is_reported_with_its_location(
     ("rule", "expected", "warning"),
     [
         ("devices: [0, 9]", [0], "names GPU 9, and this node has 4, counted from 0 (it matches"),
-        ("devices: [9]", [], "is about none of this node's GPUs"),
+        ("devices: [9]", [], "selects none of this node's GPUs"),
         ("devices: []", [], "(nothing is done)"),
-        ('device-filter: "0x20B710DE", devices: all', [], "is about none of this node's GPUs"),
+        ('device-filter: "0x20B710DE", devices: all', [], "selects none of this node's GPUs"),
         ('devices: [1, "ff:00.0"]', [1], "and this node has none there (it matches no GPU)"),
-        ("devices: [1, 3]", [1], "which has no MIG (it is left as it is)"),
+        ("devices: [1, 3]", [1], "which has no MIG (the GPU stays unchanged)"),
     ],
 )
 def test_a_lenient_rule_without_a_match_is_a_warning(

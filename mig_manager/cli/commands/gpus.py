@@ -17,7 +17,7 @@ from mig_manager.cli.commands import gpu_access
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console, gpu_report, program, validation
 from mig_manager.core import messages, model, node_settings, yaml_tree
-from mig_manager.core.layout import config, generator, plans, served, validate
+from mig_manager.core.layout import config, generator, layouts, plans, served, validate
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:
@@ -173,10 +173,11 @@ class GpuCommands:
 
     def export(self) -> int:
         gpus, chosen = self._access.observed, self._chosen
-        document = config.export(
-            gpus, label=chosen.config_label, has_placements=chosen.has_placements
+        layout = layouts.export(
+            gpus, name=chosen.config_label, has_placements=chosen.has_placements
         )
         self._warn_unreachable(gpus.unreachable, "it is not in the document")
+        document = layouts.render([layout])
         self._terminal.say(console.rendered(document, chosen.output_format.value))
         return console.DONE
 
@@ -187,7 +188,8 @@ class GpuCommands:
             kinds = hardware.kinds(self._chosen.products, warn=self._terminal.note)
         else:
             kinds = generator.kinds_of(self._access.observed)
-        document = generator.document(kinds, has_all_maximal=self._chosen.has_all_maximal)
+        generated = generator.layouts_of(kinds, has_all_maximal=self._chosen.has_all_maximal)
+        document = layouts.render(generated.values())
         text = console.rendered(document, self._chosen.output_format.value)
         if self._chosen.output_file is None:
             self._terminal.say(text)

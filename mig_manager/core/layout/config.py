@@ -24,7 +24,7 @@ from mig_manager import errors
 from mig_manager.core import fields, model, profile_name, yaml_tree
 from mig_manager.core.layout import layouts
 
-VERSION = "v1"
+VERSION = layouts.VERSION
 DOCUMENT_KEYS = ("version", "mig-configs")
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
@@ -35,7 +35,6 @@ Layout = layouts.Layout
 Document = layouts.Document
 parse_filter = layouts.parse_filter
 select = layouts.select
-export = layouts.export
 
 
 def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
@@ -74,7 +73,6 @@ def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[s
         found[entry.key] = Layout(
             name=entry.key,
             rules=rules,
-            content_hash=layouts.content_hash(rules),
             is_lenient=diagnostics.is_lenient,
             location=entry.location,
         )
@@ -117,7 +115,7 @@ def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts
         read = layouts.parse_filter(node.value)
     except ValueError as error:
         diagnostics.doubt(node.location, str(error), passes="it matches no GPU")
-        return layouts.NOTHING
+        return layouts.MATCHES_NOTHING
     if isinstance(read, layouts.NameFilter):
         diagnostics.extend(
             node.location,

@@ -88,15 +88,12 @@ def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Wr
             identities=tuple(sorted(uuids)),
             wanted=goal,
             location=nowhere,
-            profile_locations={},
         )
         for goal, uuids in sorted(alike.items(), key=lambda item: min(item[1]))
     )
-    content_hash = layouts.content_hash(rules)
     name = " ".join(filter(None, (cluster.ON_DEMAND, addition)))
-    layout = config.Layout(name=name, rules=rules, content_hash=content_hash, location=nowhere)
-    document = config.Document(source=nowhere.source, layouts={name: layout})
-    return Written(text=json.dumps(layouts.render(document)), content_hash=content_hash)
+    layout = config.Layout(name=name, rules=rules, location=nowhere)
+    return Written(text=json.dumps(layouts.render([layout])), content_hash=layout.content_hash)
 
 
 @functools.lru_cache(maxsize=1)
