@@ -20,9 +20,9 @@ _OUTSIDE = 12  # columns of a picture beside its slices: labels and borders
 
 
 class Tone(enum.Enum):
-    """What a stretch of text wants to say; the value is its ANSI attribute.
+    """The meaning of a piece of text; the value is its ANSI attribute.
 
-    Light green and light yellow are missing: they cannot be read on white.
+    Light green and light yellow are unreadable on white.
     """
 
     PLAIN = ""
@@ -49,9 +49,9 @@ TONE_OF_SIZE = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """What the reader's terminal can show."""
+    """The capabilities of the reader's terminal."""
 
-    colour: bool = False  # whether ANSI colours are wanted; nothing is said by colour alone
+    colour: bool = False  # whether to use ANSI colours, which only repeat the text
     unicode: bool = True  # whether box-drawing characters can be encoded
     columns: int | None = None  # of the terminal; None where nothing limits a line, as in a file
 
@@ -104,7 +104,7 @@ _PAINTED = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone if to
 
 
 def harmless(text: str) -> str:
-    """Replace what could control the reader's terminal, other than our colours and newlines.
+    """Replace characters that control terminals, other than our colours and newlines.
 
     Names come from files, nodes and processes.
     """
@@ -120,7 +120,7 @@ class Block:
         self._height = 0
 
     def draw(self, lines: Sequence[str]) -> str:
-        """Return what erases the last drawing and writes these lines in its place."""
+        """Return the text that replaces the last drawing with these lines."""
         # Start at the first column: a terminal prints ^C at the cursor.
         erase = f"\r\x1b[{self._height}A\x1b[J" if self._height else ""
         self._height = len(lines)

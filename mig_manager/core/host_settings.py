@@ -15,7 +15,7 @@ _HOST_MOUNT = pathlib.Path("/host")
 """Where the GPU operator mounts the host's root, and the default of NVIDIA's agent."""
 _BUS_SOCKET = pathlib.Path("run/dbus/system_bus_socket")
 _PLAIN_IN_ADDRESS = "/-_.\\*"
-"""What a D-Bus address need not escape, beside letters and digits (D-Bus specification)."""
+"""Characters that a D-Bus address need not escape, beside letters and digits."""
 _MACHINE = "the machine; see also the options of NVIDIA's agent"
 NVIDIAS = "options of NVIDIA's agent"
 _FOLDER: Any = {"metavar": options.FOLDER, "group": NVIDIAS}
@@ -26,7 +26,7 @@ _TIMEOUT: Any = {"least": 0.1, "group": _MACHINE}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostRoots:
-    """Where driver and devices are; each as the host names it and as this process sees it."""
+    """The roots of driver and devices: their paths on the host and in this process."""
 
     host_here: pathlib.Path  # the host's root as seen from here; ``/`` outside of containers
     driver: pathlib.Path  # root of the driver's files on the host: ``/``, or a driver container's
@@ -39,7 +39,7 @@ class HostRoots:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RootOptions:
-    """The options that say where the host's files, the driver and its device nodes are."""
+    """Options for the locations of the host's files, the driver and its device nodes."""
 
     nvidia_cdi_hook_path: pathlib.Path | None = options.path(
         "nvidia-cdi-hook on the host, for CDI specs",
@@ -90,7 +90,7 @@ class RootOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """What the agent may do to its machine, and where; durations in seconds."""
+    """How the agent may change its machine, and where; durations in seconds."""
 
     gpu_reset: bool = options.declared(
         options.Option(
@@ -155,7 +155,7 @@ class HostSettings:
 
 
 def host_settings(source: options.Source) -> HostSettings:
-    """Read the settings for the machine. Raises UsageError: A value cannot be used."""
+    """Read the settings for the machine; UsageError if a value is invalid."""
     values = source.values(HostSettings)
     roots = host_roots(source)
     if not values["dbus_address"]:
@@ -167,7 +167,7 @@ def host_settings(source: options.Source) -> HostSettings:
 
 
 def host_roots(source: options.Source) -> HostRoots:
-    """Read where driver and devices are; by default the devices are with the driver."""
+    """Read the roots of driver and devices; by default they are the same."""
     named = RootOptions(**source.values(RootOptions))
     host = _host_mount(named)
     driver, driver_here = _pair(
@@ -190,10 +190,10 @@ def host_roots(source: options.Source) -> HostRoots:
 
 
 def library_roots(source: options.Source) -> tuple[str, ...]:
-    """Return where to look for NVML's library if the loader finds none.
+    """Return the roots to search for NVML's library if the loader finds none.
 
-    The named roots, as seen in a container before as seen on the host; without any, the mount of
-    the host's root and our own root.
+    These are the named roots, in the container before on the host. Without any they are the mount
+    of the host's root, and our own root.
     """
     named = RootOptions(**source.values(RootOptions))
     explicit = (named.driver_root_ctr_path, named.nvidia_driver_root or named.driver_root)
@@ -204,8 +204,8 @@ def library_roots(source: options.Source) -> tuple[str, ...]:
 def pod_resources_socket(source: options.Source) -> pathlib.Path:
     """Return kubelet's usual socket, or the one below a mount of the host's root.
 
-    The GPU operator mounts the host's root, at NVIDIA's default, and not kubelet's folder. The
-    folder decides and not the socket, which is away while kubelet restarts.
+    The GPU operator mounts the host's root, at NVIDIA's default, but not kubelet's folder. The
+    folder decides, because the socket is missing while kubelet restarts.
     """
     usual = pathlib.Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     host = source.field(RootOptions, "host_root_mount") or _HOST_MOUNT
@@ -214,7 +214,7 @@ def pod_resources_socket(source: options.Source) -> pathlib.Path:
 
 
 def _host_mount(named: RootOptions) -> pathlib.Path:
-    """Return where the host's root is mounted; our own root where it is not."""
+    """Return the mount of the host's root; our own root without a mount."""
     return named.host_root_mount or (_HOST_MOUNT if _exists(_HOST_MOUNT) else _ROOT)
 
 
@@ -225,7 +225,7 @@ def _pair(
     host: pathlib.Path,
     usual: tuple[pathlib.Path, pathlib.Path],
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Return a root on the host and as seen here; each is derived from the other if need be."""
+    """Return a root's paths on the host and here; a missing one is derived from the other."""
     if on_host is None and here is None:
         return usual
     if here is None:
@@ -236,7 +236,7 @@ def _pair(
 
 
 def _exists(path: pathlib.Path) -> bool:
-    """Return whether a path exists; one that is forbidden or impossible does not."""
+    """Return whether a path exists; a forbidden or impossible path does not."""
     try:
         return path.exists()
     except OSError:

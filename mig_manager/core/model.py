@@ -70,8 +70,8 @@ class Profile:
     compute_slices: int
     gpu_slices: int
     memory_gb: int
-    attributes: tuple[str, ...] = ()  # sorted; what follows ``+``: ``me``, ``me.all``, ``gfx``
-    negated_attributes: tuple[str, ...] = ()  # sorted; what follows ``-``: ``me``
+    attributes: tuple[str, ...] = ()  # after ``+``, sorted: ``me``, ``me.all``, ``gfx``
+    negated_attributes: tuple[str, ...] = ()  # after ``-``, sorted: ``me``
 
     @property
     def spans(self) -> bool:
@@ -157,7 +157,7 @@ class GpuInstanceProfile:
     compute_profiles: tuple[ComputeInstanceProfile, ...] = dataclasses.field(
         default=(), compare=False, repr=False
     )
-    """In enum order; empty: not known, only an existing instance lists them."""
+    """In enum order; empty: unknown, because only an existing instance lists them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class Creation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSnapshot:
-    """The mode and instances of a GPU before a change: what a rollback restores."""
+    """The mode and instances of a GPU before a change, which a rollback restores."""
 
     uuid: str
     current_mode: MigMode | None
@@ -209,8 +209,8 @@ class GpuSnapshot:
     gpu_instances: tuple[GpuInstance, ...]
     """Ascending by placement; ids and MIG UUIDs cannot be restored."""
     created: tuple[Creation, ...] | None = None
-    """What the change creates: a rollback removes only these. None: not recorded, a rollback
-    removes every instance that the snapshot lacks."""
+    """Instances that the change creates: a rollback removes only these. None: unrecorded, and a
+    rollback removes every instance that the snapshot lacks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ class Gpu:
 
     @property
     def snapshot(self) -> GpuSnapshot:
-        """What a rollback restores."""
+        """The state that a rollback restores."""
         return GpuSnapshot(
             uuid=self.uuid,
             current_mode=self.current_mode,

@@ -11,12 +11,12 @@ from mig_manager.core import host_settings, options
 
 _LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
 """On a file system that a reboot empties: no lock survives a reboot."""
-# On a disk: they are for the time after a reboot or a loss of power.
+# On a disk: they are read after a reboot or a loss of power.
 _LAYOUT_FILE = pathlib.Path("/var/lib/mig-manager/verified-layout.json")
 _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
 JOURNAL_SUFFIX = _JOURNAL_FILE.stem
 LAYOUT_SUFFIX = _LAYOUT_FILE.stem
-"""Of the files that a simulated node has beside its state."""
+"""Suffixes of the files that a simulated node has beside its state."""
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # of ld.so(8)
 _GPUS = "GPUs"
 DEBUG = options.Option(
@@ -72,7 +72,7 @@ LOG_LEVEL = options.choosing(
     "debug, info, warning or error", metavar="LEVEL", default=LogLevel.INFO
 )
 LOG_FORMAT = options.choosing("json or console", metavar="FORMAT", default=LogFormat.JSON)
-"""What the services and the commands that start them have in common."""
+"""Options that the services and the commands that start them share."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +101,12 @@ class GpuAccess:
     driver_roots: tuple[str, ...] = ()
     """Where to look for the library when the loader does not find the right one."""
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Variables of ``ld.so(8)``, which child processes and the driver's programs need, too."""
+    """Variables of ``ld.so(8)``, which child processes and the driver's programs also need."""
 
     @property
     def is_simulated(self) -> bool:
         """Whether no hardware is touched."""
         return self.simulate_state is not None
-
-    def beside_state(self, suffix: str) -> pathlib.Path | None:
-        """Return a file that belongs to the simulated node; None when the GPUs are real."""
-        state = self.simulate_state
-        return state.with_name(f"{state.name}.{suffix}") if state else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,8 +174,8 @@ def gpu_access(source: options.Source) -> GpuAccess:
     """Read how to reach the GPUs.
 
     Raises:
-        UsageError: They are real and simulated at once, no file can keep the simulated ones, or
-            real ones are to be reset.
+        UsageError: The options name real and simulated GPUs, no file can keep the simulated GPUs,
+            or ``--fresh`` names no simulated GPUs.
     """
     values, environ = source.values(GpuAccess), source.environ
     spec, state = values["simulate_spec"], values["simulate_state"]
@@ -209,20 +204,22 @@ def check_gpu_timeouts(in_use_timeout_s: float, gpu_timeout_s: float) -> None:
 
 
 def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Path]:
-    """Return lock, journal and last verified layout; simulated GPUs have theirs beside them."""
+    """Return lock, journal and last verified layout; for simulated GPUs, beside their state."""
+    state = gpus.simulate_state
     usual = {
         "lock_file": ("manager.lock", _LOCK_FILE),
         "journal_file": (JOURNAL_SUFFIX, _JOURNAL_FILE),
         "verified_layout_file": (LAYOUT_SUFFIX, _LAYOUT_FILE),
     }
     return {
-        name: source.field(NodeSettings, name) or gpus.beside_state(suffix) or default
+        name: source.field(NodeSettings, name)
+        or (state.with_name(f"{state.name}.{suffix}") if state else default)
         for name, (suffix, default) in usual.items()
     }
 
 
 def _default_state(spec: str, environ: Mapping[str, str]) -> pathlib.Path:
-    """Return a file of the user's own, one for each simulated node."""
+    """Return a file of the user, one for each simulated node."""
     base, home = environ.get("XDG_STATE_HOME"), environ.get("HOME")
     if not base and not home:
         raise errors.UsageError(

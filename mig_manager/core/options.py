@@ -16,7 +16,7 @@ from mig_manager import errors
 
 PREFIX = "MIG_MANAGER_"
 """Of our variables of the environment, before the option's name in capitals."""
-OPTIONS = "options"  # the heading in help of options that have no other
+OPTIONS = "options"  # the heading in help of options without a group
 
 FILE = "FILE"
 FOLDER = "FOLDER"
@@ -41,19 +41,19 @@ _KEY = "option"
 class Option:
     """An option or an operand of one or more commands."""
 
-    name: str = ""  # its long name; an empty one is derived from the settings field
+    name: str = ""  # its long name; empty: derived from the settings field
     short: str = ""  # its letter
-    help: str  # what it does, without default and variable
+    help: str  # its purpose, without default and variable
     metavar: str = ""
     """Stands for the value and decides what completion offers; empty for a switch."""
     words: tuple[str, ...] = ()  # the values to choose from
     variable: str = ""  # A variable of NVIDIA's tool or of Kubernetes; it comes before ours
-    parse: Callable[[str], object] = str  # Raises ValueError with what the value is not
+    parse: Callable[[str], object] = str  # Raises ValueError, such as "is not a port"
     default: object = None
-    default_text: str = ""  # the default in words where it depends on something
+    default_text: str = ""  # the default in words, if it depends on the host or other options
     group: str = OPTIONS  # the heading in help
     commands: str = ""
-    """The commands that have it, separated by spaces; empty: all that use the settings class."""
+    """Its commands, separated by spaces; empty: all commands that use the settings class."""
     dest: str = ""  # the name of the parsed value; empty: the long name with ``_`` for ``-``
     const: object = True  # the value of a switch
     is_operand: bool = False
@@ -76,13 +76,13 @@ class Option:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables of the environment, the stronger one first."""
+        """The variables of the environment; the first one that is set counts."""
         own = (PREFIX + self.key.upper(),) if self.has_variable else ()
         return ((self.variable,) if self.variable else ()) + own
 
     @property
     def shown_default(self) -> str:
-        """The default as help shows it; empty for a switch and where there is none."""
+        """The default as help shows it; empty for a switch, and without a default."""
         is_none = self.default in (None, "", ()) or isinstance(self.default, bool)
         if self.default_text or is_none:
             return self.default_text
@@ -99,7 +99,7 @@ class Option:
 class Source:
     """The values of a command line over variables of the environment over defaults.
 
-    The command line is as parsed, its values still text. Without ``command`` its own one counts.
+    The command line is as parsed, with values as text. ``command`` replaces the parsed one.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Source:
     def values(self, settings: type) -> dict[str, Any]:
         """Return the values of all fields of a settings class that are options.
 
-        An option that the command does not have keeps its default, whatever variables say.
+        An option that the command lacks keeps its default, even if its variable is set.
         """
         return {
             each.name: self.field(settings, each.name)
@@ -153,7 +153,7 @@ class Source:
         }
 
     def _find(self, option: Option) -> tuple[str, str]:
-        """Return the value as text, and its place: the flag or the variable."""
+        """Return the value as text, and its origin: the flag or the variable."""
         value = self.parsed.get(option.key)
         if value is not None and value is not False:
             return str(value), f"--{option.name}"
@@ -171,19 +171,18 @@ def _parsed(option: Option, text: str, origin: str) -> Any:
 
 
 def of(settings: type, command: str = "") -> tuple[Option, ...]:
-    """Return the options that a settings class declares for a command; without one all.
+    """Return the options that a settings class declares for a command; without one, all.
 
-    The class's own fields come before those it inherits.
+    Inherited fields follow the class's own.
     """
-    own: list[Option] = []
-    inherited: list[Option] = []
-    for each in dataclasses.fields(settings):
-        found = list(_of_field(each))
-        (own if each.name in settings.__annotations__ else inherited).extend(found)
+    own_first = sorted(
+        dataclasses.fields(settings), key=lambda each: each.name not in settings.__annotations__
+    )
     return tuple(
-        each
-        for each in [*own, *inherited]
-        if not (command and each.commands) or command in each.commands.split()
+        option
+        for field in own_first
+        for option in _of_field(field)
+        if not (command and option.commands) or command in option.commands.split()
     )
 
 
@@ -204,16 +203,15 @@ def declared(*variants: Option) -> Any:
 def nested(source: type | tuple[Option, ...], *names: str, group: str = "") -> Any:
     """Declare a field that is computed from other options.
 
-    ``source`` is these options, or the settings class that declares them; of it, the command line
-    has those with these long ``names``, or all. Without ``group`` they keep their heading in help.
+    ``source`` is these options, or the settings class that declares them. The command line has the
+    options with these long ``names``, or all. Without ``group`` they keep their heading in help.
     """
-    found = of(source) if isinstance(source, type) else source
-    kept = tuple(
+    options = tuple(
         dataclasses.replace(each, group=group or each.group)
-        for each in found
+        for each in (of(source) if isinstance(source, type) else source)
         if not names or each.name in names
     )
-    return dataclasses.field(metadata={"nested": kept})
+    return dataclasses.field(metadata={"nested": options})
 
 
 def text(meaning: str, *, metavar: str = NAME, default: str | None = None, **more: Any) -> Any:

@@ -28,8 +28,8 @@ _TONE_OF_MARK = {
 def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = True) -> str:
     """Draw every GPU with its instances in lines that fit the style's width.
 
-    Equal GPUs, which are ascending by index, are drawn once. ``has_offer`` adds what a layout for
-    them may name.
+    Equal GPUs, which are ascending by index, are drawn once. ``has_offer`` adds the names that a
+    layout for them may have: PCI id and profiles.
     """
     blocks: list[str] = []
     for alike in _fold(gpus, _appearance):
@@ -55,7 +55,7 @@ def draw_change(
     selected: Container[str],
     style: bar.Style,
 ) -> str:
-    """Draw what a plan makes of each GPU, the current state above the planned one.
+    """Draw each GPU before and after a plan, the current state above the planned one.
 
     ``gpus`` are ascending by index, ``selected`` are the UUIDs of the layout's GPUs. Lines fit
     the style's width.
@@ -97,7 +97,7 @@ def draw_change(
 def draw_outcome(
     before: Sequence[model.Gpu], after: Sequence[model.Gpu], *, style: bar.Style
 ) -> str:
-    """Draw what became of each GPU, its previous state above the current one.
+    """Draw each GPU before and after a change, the previous state above the current one.
 
     Both have the same GPUs, ascending by index. Lines have at most ``WIDTH`` columns.
     """
@@ -159,7 +159,7 @@ def _fold(
 
 
 def _appearance(gpu: model.Gpu) -> Hashable:
-    """Everything that a picture of this GPU shows, ids and UUIDs left out."""
+    """Return everything that a picture of this GPU shows: no ids and no UUIDs."""
     instances = tuple(
         (
             gi.profile,
@@ -200,7 +200,7 @@ def _mode_after(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> model.MigMode | None
 
 
 def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
-    """Return what a layout for this GPU may name: its PCI id and its profiles."""
+    """Return the names that a layout for this GPU may have: PCI id and profiles."""
     profiles = [info.profile for info in gpu.profiles or ()]
     profiles.sort(key=lambda each: (each.gpu_slices, each.memory_gb, str(each)))
     names = " ".join(map(str, profiles))
@@ -240,7 +240,7 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> li
 
 
 def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str]:
-    """Return what the plan does to each live GPU instance, by placement."""
+    """Return the plan's effect on each live GPU instance, by placement."""
     ids = {gi.instance_id: gi.placement for gi in gpu.gpu_instances}
     marks = dict.fromkeys(ids.values(), _STAYS)
     for step in gpu_plan.steps:
@@ -301,7 +301,7 @@ def _parts(
     profile: model.Profile,
     tone: bar.Tone,
 ) -> tuple[bar.Part, ...]:
-    """Divide a cell by compute instances; one that spans its GPU instance is no division."""
+    """Divide a cell by compute instances, unless one spans the whole GPU instance."""
     if len(inside) == 1 and inside[0].profile.spans:
         return ()
     total = profile.gpu_slices

@@ -130,14 +130,14 @@ class Workloads(Protocol):
     def present(self) -> tuple[cluster.Pod, ...]:
         """Return all pods bound to our node, from the watch if there is one.
 
-        Good enough to publish. Requests only what the watch does not show.
+        Good enough to publish. Requests only the data that the watch lacks.
         """
 
     def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         """Evict a pod with its own grace period, guarded by its UID."""
 
     def can_evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
-        """Return what ``evict`` would answer now (a dry run)."""
+        """Return the current answer to ``evict``, by a dry run."""
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         """Return the PodDisruptionBudgets of some namespaces."""
@@ -176,7 +176,7 @@ class DeviceAllocations(Protocol):
 
 
 class ResourceSlices(Protocol):
-    """What NVIDIA's DRA driver advertises of our node.
+    """The devices of our node that NVIDIA's DRA driver advertises.
 
     A method raises ClusterError if the API refuses or does not answer.
     """
@@ -248,7 +248,7 @@ class JournalStore(Protocol):
 
 
 class GpuReset(Protocol):
-    """Resets GPUs whose new MIG mode is pending."""
+    """Resets GPUs with a pending MIG mode."""
 
     def reset(
         self, gpus: Sequence[model.Gpu], note_persistence_off: Callable[[tuple[str, ...]], object]
@@ -259,7 +259,7 @@ class GpuReset(Protocol):
         switched off, and with none once it is on again.
 
         Raises:
-            HostError: IN_USE: processes use a GPU; the message names those that are known.
+            HostError: IN_USE: processes use a GPU; the message names the known ones.
                 RESET_REQUIRED: the reset of a GPU was refused for another reason. REBOOT_REQUIRED:
                 this machine cannot reset a GPU.
         """
@@ -397,7 +397,7 @@ class Telemetry:
         """The GPUs were compared with the layout that was applied."""
 
     def phantoms_found(self, advertised: Mapping[str, int], *, are_removed: bool) -> None:
-        """The node was checked for devices that no GPU has: their number by resource."""
+        """The node was checked for phantom devices: their number by resource."""
 
     def use_observed(
         self, gpus: model.ObservedGpus, in_use: Mapping[str, frozenset[model.Placement]]
@@ -437,7 +437,7 @@ class Dependencies:
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
     is_advertiser: bool = False
     """Whether ``gpus`` advertises the devices on the node; kubelet does not know them."""
-    slices: ResourceSlices | None = None  # None: what a DRA driver advertises is not known
+    slices: ResourceSlices | None = None  # None: unknown
     write_layouts: Callable[[str], bool] | None = None
     """Publishes the document of the node's layouts; None: only an annotation lists them."""
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
@@ -445,4 +445,4 @@ class Dependencies:
     """Returns the GPU clients beside NVIDIA's; raises ConfigError if their file is invalid."""
     pod_watch: PodWatch | None = None  # None: pods are not watched
     processes: Callable[[], gpu_use.Processes] | None = None
-    """Returns the GPU processes by UUID, or raises HardwareError; None: they are not known."""
+    """Returns the GPU processes by UUID, or raises HardwareError; None: they are unknown."""

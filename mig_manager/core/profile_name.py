@@ -3,9 +3,9 @@
     profile   := [C "c."] G "g." GB "gb" [("+" | "-") attribute ("," attribute)*]
     attribute := letter [letters, digits and dots, not ending in a dot]
 
-``C`` compute slices of a GPU instance with ``G`` slices and ``GB`` gigabytes. The grammar is that
-of NVIDIA's mig-parted, and it is one of form only: ``0g.0gb`` is well formed, and whether a GPU
-offers a profile is for the planner to say.
+``C`` compute slices of a GPU instance with ``G`` slices and ``GB`` gigabytes. The grammar is
+mig-parted's, and concerns the form only: ``0g.0gb`` is well formed, and the planner decides
+whether a GPU offers a profile.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _REMOVED_BY_ENUM = {13: ("me",), 14: ("me",)}  # 1_SLICE_NO_ME, 2_SLICE_NO_ME
 
 
 def parse(text: str) -> model.Profile:
-    """Read a profile name; ValueError with a sentence for a person."""
+    """Parse a profile name; ValueError with a sentence for a person."""
     match = PROFILE.fullmatch(text)
     if match is None:
         raise ValueError(_explain(text))
@@ -62,10 +62,10 @@ def parse(text: str) -> model.Profile:
 def memory_gb(*, instance_mib: int, total_bytes: int) -> int:
     """Return the gigabytes in the name of a profile.
 
-    The instance's share of the memory, rounded up to an eighth, of the whole memory in GiB,
-    rounded up; a half rounds up. That is how NVIDIA's go-nvlib names profiles
-    (``pkg/nvlib/device/mig_profile.go``) and nvidia-smi agrees. Integers only: on an H200 the
-    exact result is 70.5, which ``round`` would take down to a profile that does not exist.
+    The instance's share of the memory, rounded up to an eighth, times the whole memory in GiB,
+    rounded up; a half rounds up. NVIDIA's go-nvlib names profiles so
+    (``pkg/nvlib/device/mig_profile.go``), and nvidia-smi agrees. Integers only: on an H200 the
+    exact result is 70.5, which ``round`` would round down to a profile that does not exist.
 
     ``instance_mib`` is ``memorySizeMB`` of the GPU-instance profile, ``total_bytes`` the total of
     ``nvmlDeviceGetMemoryInfo``; ValueError if that is not positive.
@@ -99,11 +99,11 @@ def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Pro
 def suggest(
     wanted: model.Profile, available: Iterable[model.Profile]
 ) -> tuple[model.Profile, ...]:
-    """Return up to ``MAX_SUGGESTIONS`` available profiles that were possibly meant, best first.
+    """Return up to ``MAX_SUGGESTIONS`` available profiles with the same slices, best first.
 
-    A person who takes a layout to another GPU has the slices right and the memory wrong, so
-    profiles with the same slices come first, those with the nearest memory foremost. Compute
-    slices are carried over: for ``1c.2g.10gb`` the answer may be ``1c.2g.20gb``.
+    A person who copies a layout for another GPU has the slices right and the memory wrong, so
+    profiles with the nearest memory come first. Compute slices are kept: for ``1c.2g.10gb`` the
+    answer may be ``1c.2g.20gb``.
     """
 
     def distance(profile: model.Profile) -> tuple[bool, int, str]:
@@ -122,8 +122,8 @@ def suggest(
 
 
 def _explain(text: str) -> str:
-    # The two usual slips: capitals or spaces, and the dot that stands for "+" in layout names,
-    # where Kubernetes allows no "+".
+    # The usual slips: capitals, spaces, and the dot for "+" from layout names, where Kubernetes
+    # allows no "+".
     plain = re.sub(r"\s", "", text).lower()
     spelled = re.sub(r"gb\.(?=[a-z])", "gb+", plain, count=1)
     advice = (

@@ -14,7 +14,7 @@ class Standby(Protocol):
         self.prepare()
 
     def dismiss(self) -> None:
-        """Release what was prepared and not used."""
+        """Release unused preparations."""
 
 
 class Standbys(Standby):

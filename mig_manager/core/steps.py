@@ -167,7 +167,7 @@ def describe(step: Step) -> str:
 
 
 RELEASING_DAEMONS = ("nvidia-persiste", "nv-fabricmanage")
-"""Daemons that have every GPU open and do not block a reset, by the 15 letters of the kernel.
+"""Daemons that have every GPU open and do not block a reset, by the kernel's 15 letters of a name.
 
 The first releases the GPU when nvidia-smi asks (gpu-operator#118). Without the second, a GPU
 behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
@@ -230,7 +230,7 @@ def is_releasing_daemon(user: GpuProcess) -> bool:
 
 
 def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
-    """Return the users of a GPU that use what its plan destroys, or are ``keeping_out``.
+    """Return the users of a GPU that use instances to be destroyed, or are ``keeping_out``.
 
     A change of MIG mode affects every process with the GPU open, except ``RELEASING_DAEMONS``.
     """
@@ -303,9 +303,8 @@ def _step_data(step: Step) -> dict[str, object]:
             return str(value)
         return value.value if isinstance(value, model.MigMode) else value
 
-    names = [each.name for each in dataclasses.fields(step)]
     return {"action": ACTIONS[type(step)]} | {
-        name: plain(getattr(step, name))
-        for name in names
-        if name not in ("gpu_uuid", "profile_id")
+        each.name: plain(getattr(step, each.name))
+        for each in dataclasses.fields(step)
+        if each.name not in ("gpu_uuid", "profile_id")
     }

@@ -31,22 +31,22 @@ class Diagnostics:
     def __init__(self, *, is_lenient: bool = False) -> None:
         self.is_lenient = is_lenient  # dubious content passes with a warning, as in mig-parted
         self.warnings: list[Diagnostic] = []
-        self.extensions: list[Diagnostic] = []  # what mig-parted would refuse or ignore
+        self.extensions: list[Diagnostic] = []  # content that mig-parted would refuse or ignore
 
     def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
-        """Raise a ConfigError about something dubious; if lenient, warn what it ``passes`` as."""
+        """Raise a ConfigError about dubious content; if lenient, warn how it ``passes``."""
         if not self.is_lenient:
             raise errors.ConfigError(problem, location=location)
         self.warnings.append(Diagnostic(location, f"{problem} ({passes})"))
 
-    def extend(self, location: errors.Location, what: str) -> None:
-        """Note something that only we understand."""
-        self.extensions.append(Diagnostic(location, what))
+    def extend(self, location: errors.Location, message: str) -> None:
+        """Note content that only mig-manager understands."""
+        self.extensions.append(Diagnostic(location, message))
 
 
-def in_order(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Return diagnostics by location, each once, although aliases repeat content."""
-    unique = dict.fromkeys(found)
+def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Return diagnostics by location, without the repetitions from aliases."""
+    unique = dict.fromkeys(diagnostics)
     return tuple(sorted(unique, key=lambda each: (each.location.line, each.location.column)))
 
 
@@ -57,7 +57,7 @@ MAX_NODES = 100_000  # counted with aliases expanded: a few lines can stand for 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _YAML = "tag:yaml.org,2002:"
 _QUOTE = "; a text that begins with * takes quotes"
-_INTEGER_BITS = 64  # larger numbers are no count and no index
+_INTEGER_BITS = 64  # a larger number is neither a count nor an index
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Scalar:
 
     @property
     def key(self) -> str | None:
-        """How the value names a mapping entry: ``1`` as "1", ``on`` as "true"; None for null.
+        """The value as a key of a mapping: ``1`` as "1", ``on`` as "true"; None for null.
 
         mig-parted turns YAML into JSON, whose keys are strings, by the same rule.
         """
@@ -104,7 +104,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mapping:
-    """A mapping; keys are unique, and those merged with ``<<`` are among them."""
+    """A mapping with unique keys, including the keys merged with ``<<``."""
 
     entries: tuple[Entry, ...]
     location: errors.Location
@@ -178,16 +178,15 @@ class _Reader:
         if self._loader.check_event(yaml.StreamEndEvent):
             return None
         root = self._whole()
-        if not self._diagnostics.is_lenient:
+        place = _locate(self._loader.peek_event().start_mark, self._source)
+        try:
             self._refuse_more()
-        elif not self._loader.check_event(yaml.StreamEndEvent):
-            place = _locate(self._loader.peek_event().start_mark, self._source)
-            # mig-parted ignores what follows, even invalid YAML.
-            try:
-                self._refuse_more()
-            except (errors.ConfigError, yaml.YAMLError):
-                problem = "a second document starts here"
-                self._diagnostics.doubt(place, problem, passes="it is not read")
+        except (errors.ConfigError, yaml.YAMLError):
+            # mig-parted ignores a second document, even invalid YAML.
+            if not self._diagnostics.is_lenient:
+                raise
+            problem = "a second document starts here"
+            self._diagnostics.doubt(place, problem, passes="it is not read")
         return root
 
     def _refuse_more(self) -> None:
@@ -316,7 +315,7 @@ def _bad_tag(tag: str, location: errors.Location) -> errors.ConfigError:
 
 
 def _integer(text: str) -> int | str:
-    # 1:30 is ninety in YAML 1.1; no other reader of these documents takes it for a number.
+    # 1:30 is ninety in YAML 1.1; other readers of these documents do not take it for a number.
     if ":" in text:
         return text
     digits = text.replace("_", "").lower()
@@ -391,7 +390,7 @@ def _represent_list(dumper: yaml.SafeDumper, data: list[object] | tuple[object, 
 
 def _represent_str(dumper: Any, data: str) -> yaml.Node:
     reads_as = dumper.resolve(yaml.ScalarNode, data, (True, False))
-    # Left to itself the library loses line breaks of the rarer kinds.
+    # In its own style the library loses line breaks of the rarer kinds.
     is_plain = data and data.isprintable() and reads_as == _YAML + "str"
     style = None if is_plain else '"'
     node: yaml.Node = dumper.represent_scalar(_YAML + "str", data, style=style)

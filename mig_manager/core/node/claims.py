@@ -37,8 +37,8 @@ def is_driver(pod: cluster.Pod) -> bool:
     """Return whether a pod is the part of NVIDIA's DRA driver that advertises a node's GPUs.
 
     The container decides, because the labels follow the name of the Helm release. The driver for
-    ComputeDomains alone has another container. As with the device plugin, the pod must also be of
-    a DaemonSet and mount the directory where drivers register with kubelet.
+    ComputeDomains alone has another container. Like the device plugin's pod, it must also belong
+    to a DaemonSet and mount the directory where drivers register with kubelet.
     """
     has_known_name = "gpus" in pod.container_names
     return has_known_name and pod.owner_kind == "DaemonSet" and pod.mounts_driver_sockets
@@ -73,7 +73,7 @@ def _text(attributes: Mapping[str, Any], name: str) -> str:
 def parse_claim(item: Mapping[str, Any]) -> frozenset[Device] | None:
     """Return the driver's devices that a ResourceClaim has; None if it is not allocated.
 
-    A device with admin access is left out: it is for monitors, and others may have it too.
+    Devices with admin access do not count: they are for monitors, and other pods may have them.
     """
     allocation = (item.get("status") or {}).get("allocation")
     if allocation is None:
@@ -87,24 +87,23 @@ def parse_claim(item: Mapping[str, Any]) -> frozenset[Device] | None:
 
 def resolve(devices: Iterable[Device], slices: Iterable[Slice]) -> frozenset[str] | None:
     """Return the UUIDs of claimed devices; None if one is unknown."""
-    known = {
+    uuids = {
         (each.pool, name): uuid
         for each in _newest(slices)
         for name, uuid in each.uuids.items()
         if uuid
     }
-    wanted = frozenset(devices)
-    return frozenset(known[each] for each in wanted) if wanted <= known.keys() else None
+    claimed = frozenset(devices)
+    return frozenset(uuids[each] for each in claimed) if claimed <= uuids.keys() else None
 
 
 def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> str:
-    """Explain what the slices of our node lack or have too much; empty if they match the GPUs."""
+    """Explain how the slices of our node differ from its GPUs; empty if they match."""
     newest = _newest(slices)
-    found = collections.Counter(each.pool for each in newest)
+    sizes = collections.Counter(each.pool for each in newest)
     for each in newest:
-        if found[each.pool] < each.count:
-            have = f"{found[each.pool]} of {each.count}"
-            return f"the DRA driver has published {have} ResourceSlices"
+        if (size := sizes[each.pool]) < each.count:
+            return f"the DRA driver has published {size} of {each.count} ResourceSlices"
     # The driver may have devices of unreachable GPUs too.
     is_partial = bool(model.unreachable(gpus))
     expected, _ = resources.expected_devices(gpus)
@@ -128,7 +127,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
 def why_not_served(layouts: Iterable[resources.GpuLayout]) -> str:
     """Return why the driver exits over a layout; empty if it does not.
 
-    It knows only devices that span their GPU instance, and fails to start if there is any other
+    It knows only devices that span their GPU instance, and fails to start with any other device
     (``getGpuInfo`` and ``getMigDevices`` of ``cmd/gpu-kubelet-plugin/nvlib.go``).
     """
     parts = {str(p) for gpu in layouts if gpu.is_enabled for p in gpu.profiles if not p.spans}
@@ -136,8 +135,8 @@ def why_not_served(layouts: Iterable[resources.GpuLayout]) -> str:
 
 
 def _newest(slices: Iterable[Slice]) -> tuple[Slice, ...]:
-    known = tuple(slices)
+    slices = tuple(slices)
     newest: dict[str, int] = {}
-    for each in known:
+    for each in slices:
         newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
-    return tuple(each for each in known if each.generation == newest[each.pool])
+    return tuple(each for each in slices if each.generation == newest[each.pool])

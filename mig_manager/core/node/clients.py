@@ -24,7 +24,7 @@ VERSION = "v1"
 _DEPLOY_LABEL = re.compile(
     re.escape(cluster.DEPLOY_LABEL_PREFIX) + r"[A-Za-z0-9._-]{0,51}[A-Za-z0-9]"
 )
-"""At most 63 characters may follow the slash, the prefix included."""
+"""At most 63 characters may follow the slash, including ``gpu.deploy.``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,10 @@ class ExtraClient:
 
     def matches(self, pod: cluster.Pod) -> bool:
         """Return whether a pod belongs to this daemon."""
-        is_in_place = (
-            pod.owner_kind == "DaemonSet"
-            if self.namespace is None
-            else pod.namespace == self.namespace
-        )
-        return is_in_place and self.labels.items() <= pod.labels.items()
+        if self.namespace is None and pod.owner_kind != "DaemonSet":
+            return False
+        is_in_namespace = self.namespace in (None, pod.namespace)
+        return is_in_namespace and self.labels.items() <= pod.labels.items()
 
 
 def members(pods: Iterable[cluster.Pod], table: Sequence[ExtraClient]) -> tuple[cluster.Pod, ...]:
@@ -64,7 +62,7 @@ def _client(item: yaml_tree.Node) -> ExtraClient:
     fields.check_keys(node, ("labels", "namespace", "deploy-label"))
     example = "{app: gpu-watcher}"
     labels = fields.required(node, "labels", example=example)
-    # No labels at all would mean every pod of the node.
+    # Without labels, the client would be every pod of the node.
     if not (isinstance(labels, yaml_tree.Mapping) and labels.entries):
         fields.fail(labels, f"labels must be a mapping such as {example}")
     namespace, deploy = node.get("namespace"), node.get("deploy-label")
@@ -84,7 +82,7 @@ def _client(item: yaml_tree.Node) -> ExtraClient:
 
 def _text(node: yaml_tree.Node, what: str) -> str:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"{what} must be a text, in quotes if need be, not {fields.shown(node)}")
+        fields.fail(node, f"{what} must be a text in quotes, not {fields.shown(node)}")
     return node.value
 
 
@@ -96,7 +94,7 @@ _GFD_CONTAINERS = frozenset({"gpu-feature-discovery", "gpu-feature-discovery-ctr
 _VALIDATORS = frozenset(
     {f"nvidia-{name}-validator" for name in ("operator", "cuda", "device-plugin")}
 )
-"""Pods that validated the former layout; the operator runs them again."""
+"""Pods that validated the former layout; the operator restarts them."""
 
 _ENUMERATE_AT_START = (
     *("device-plugin", "dra-driver", "gpu-feature-discovery"),
@@ -114,10 +112,10 @@ _HOLD_DEVICES = ("nvsm", "client")  # operands to pause only if the plan destroy
 
 
 def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
-    """Return the device ids whose pods the plan affects.
+    """Return the ids of devices that the plan destroys or changes.
 
-    Besides destroyed instances, that is a whole GPU (``mig.strategy=none`` allocates MIG-enabled
-    GPUs whole) if anything on it is destroyed or its mode changes.
+    That includes a whole GPU if an instance on it is destroyed or its mode changes, because
+    ``mig.strategy=none`` allocates MIG-enabled GPUs whole.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     ids: set[str] = set(plan.destroyed_uuids)
@@ -176,8 +174,8 @@ def labels_to_pause(
     """Return the deploy labels to set to ``paused-for-mig-change``, with their original values.
 
     Only labels with value ``true``: absent labels, ``false`` and other values (a pause by another
-    component) stay. A label that a manager left paused counts as ``true``, or its daemon would
-    never run again.
+    component) stay. A label with the paused value, from a manager that did not resume it, counts
+    as ``true``, or its daemon would never run again.
 
     In the order of the resume: a monitor that starts at the same time as the device plugin can
     hang the driver, and a monitor that starts before its data source fails.
@@ -189,9 +187,9 @@ def labels_to_pause(
 
 
 def gated_by(pods: Iterable[cluster.Pod], keys: Collection[str]) -> tuple[cluster.Pod, ...]:
-    """Return the pods whose DaemonSet selects nodes by one of these labels.
+    """Return the pods of DaemonSets that select nodes by one of these labels.
 
-    Only the DaemonSet controller deletes a pod whose node no longer matches.
+    Only the DaemonSet controller deletes a pod when its node no longer matches.
     """
     return tuple(
         pod
@@ -211,9 +209,9 @@ def other_managers(
 ) -> tuple[str, ...]:
     """Return the other pods of this node that change MIG instances, as ``namespace/name (kind)``.
 
-    A pod that has not started yet counts, because it may start at any moment. If ``own_uid``, the
-    UID of our pod, is None, pods that may be ours do not count.
-    ``annotations`` are the node's; only ``is_vgpu_plugin`` pods need them.
+    Pending pods count, because they may start at any moment. If ``own_uid``, the UID of our pod,
+    is None, pods that may be ours do not count. ``annotations`` are the node's, for
+    ``is_vgpu_plugin`` pods.
     """
     return tuple(
         f"{pod.key} ({kind})"
@@ -271,7 +269,7 @@ def is_vgpu_plugin(pod: cluster.Pod) -> bool:
 def _vgpu_manager(pod: cluster.Pod, annotations: Mapping[str, str]) -> str:
     """Return the kind of a plugin in MIG mode; empty in other modes, which change no instance.
 
-    It takes both: the pod is the same in every mode, and the annotation outlives the pod.
+    Pod and annotation decide: the pod is the same in every mode, and the annotation outlives it.
     """
     kinds = (
         plugin.kind
@@ -287,7 +285,7 @@ def _manager_kind(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
     app, name = pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name")
     component = pod.labels.get("app.kubernetes.io/component")
     containers = pod.container_names
-    # The last part of an image's name stays the same in any registry.
+    # The last part of an image's name is the same in every registry.
     images = {each.partition("@")[0].rpartition("/")[2].partition(":")[0] for each in pod.images}
     is_operators = app == _OPERATORS or _OPERATORS in containers
     is_nos = (

@@ -24,7 +24,7 @@ GPUS_ANNOTATION = "mig-manager.io/gpus"
 LAYOUTS_ANNOTATION = "mig-manager.io/layouts"
 """The layouts that can be requested of the node; see ``layout.served``."""
 CAPACITY_ANNOTATION = "mig-manager.io/capacity"
-"""Which instances are in use, and what could be created; see ``records.capacity``."""
+"""The instances in use, and the room for others; see ``records.capacity``."""
 CUSTOM_LAYOUT = "custom"
 """Value of the request's label: the layout is the one in ``LAYOUT_ANNOTATION``."""
 LAYOUT_ANNOTATION = "mig-manager.io/layout"  # a v1 document with one layout, for this node alone
@@ -35,7 +35,7 @@ ON_DEMAND = "on-demand"
 ROLLOUT_ANNOTATION = "mig-manager.io/rollout"
 """Written by ``mig-manager rollout``: the requested layout, and the one requested before."""
 REQUEST_ANNOTATION = "mig-manager.io/request"
-"""The request and what was verified for it; see ``records.requests``."""
+"""The request, and the layout that was verified for it; see ``records.requests``."""
 JOURNAL_ANNOTATION = "mig-manager.io/journal"
 UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
 """Keeps an invalid journal for inspection."""
@@ -123,7 +123,7 @@ class Pod:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its containers have ended for good and use nothing."""
+        """Whether its containers have ended for good and use no device."""
         return self.phase in ("Succeeded", "Failed")
 
 
@@ -264,12 +264,6 @@ def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
     return {str(key): str(value) for key, value in (mapping or {}).items()}
 
 
-def switches(text: str) -> dict[str, bool]:
-    """Parse feature gates as Kubernetes writes them: ``Name=true,Other=false``."""
-    pairs = (pair.partition("=") for pair in text.split(","))
-    return {name.strip(): value.strip() in _TRUE for name, equals, value in pairs if equals}
-
-
 def parse_node(node: Mapping[str, Any]) -> NodeView:
     """Parse a Node object; ClusterError if it is malformed."""
     with as_cluster_error("the node"):
@@ -311,7 +305,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         container.get("restartPolicy") != "Always" and _container_resources(container)
         for container in spec.get("initContainers") or ()
     )
-    # The last part of a path: k0s, MicroK8s and ``--root-dir`` change what stands before it.
+    # The last part of a path: k0s, MicroK8s and ``--root-dir`` change the parts before it.
     mounts = {
         str((volume.get("hostPath") or {}).get("path") or "").rstrip("/").rpartition("/")[2]
         for volume in spec.get("volumes") or ()
@@ -406,7 +400,8 @@ def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
     commands = (" ".join(_words(container)) for container in spec["containers"])
     options = (gates for command in commands for gates in _GATES_OPTION.findall(command))
     texts = (*_variables(spec, "FEATURE_GATES"), *options)
-    return {gate: is_on for text in texts for gate, is_on in switches(text).items()}
+    pairs = (pair.partition("=") for text in texts for pair in text.split(","))
+    return {name.strip(): value.strip() in _TRUE for name, equals, value in pairs if equals}
 
 
 def _mig_strategy(spec: Mapping[str, Any]) -> str:

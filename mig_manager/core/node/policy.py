@@ -2,9 +2,9 @@
 
 **Time slicing beside MIG.** The device plugin picks its config, with the replicas of each device,
 by the node label ``nvidia.com/device-plugin.config``; a config that suits one layout is wrong for
-the next. ``--plugin-configs all-1g.5gb=sliced,*=default`` maps layouts to configs; ``*`` is all
-others, whose label does not change without it. The label is written together with the plugin's
-release, and restored by a run that does not succeed.
+the next. ``--plugin-configs all-1g.5gb=sliced,*=default`` maps layouts to configs; ``*`` stands
+for all other layouts, which do not change the label without it. A run writes the label when it
+resumes the plugin, and restores it if it does not succeed.
 
 **Budgets.** The Eviction API answers for one pod at a time, and a dry run does not use up a
 budget: where one covers two pods and allows one disruption, a dry run of each eviction succeeds.
@@ -38,29 +38,29 @@ class EvictionResponse:
     """The API server's answer to an eviction."""
 
     answer: Eviction
-    why: str = ""  # the server's explanation when it is BLOCKED
+    why: str = ""  # the server's explanation if it is BLOCKED
     retry_after_s: float = 0.0  # how long the server asks to wait before the next attempt
 
 
 class Drain(enum.Enum):
     """Which pods a change evicts."""
 
-    AFFECTED = "affected"  # the pods that use what the change destroys
+    AFFECTED = "affected"  # the pods that use devices to be destroyed
     NODE = "node"  # every pod of the node that has or requests a GPU
     NONE = "none"  # no pod: the change waits until the affected pods have ended
 
 
 class DrainStrategy(enum.Enum):
-    """What a drain does where PodDisruptionBudgets grant only a part of its evictions."""
+    """How to drain if PodDisruptionBudgets grant only a part of the evictions."""
 
     ROLLING = "rolling"
-    """Evict what they grant, and go on when they grant more, as ``kubectl drain`` does."""
-    WHOLE = "whole"  # evict no pod until they grant all evictions together
+    """Evict the granted pods, and go on when budgets grant more, as ``kubectl drain`` does."""
+    WHOLE = "whole"  # evict no pod until budgets grant all evictions together
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The owner's decisions."""
+    """How to drain, and the plugin configs and startup taints of layouts."""
 
     drain: Drain = Drain.AFFECTED
     strategy: DrainStrategy = DrainStrategy.ROLLING

@@ -10,7 +10,7 @@ class Right:
     group: str  # API group; empty for the core group
     resource: str
     verb: str
-    purpose: str  # what the agent cannot do without it
+    purpose: str  # the agent's purpose for it, as a verb phrase
     _: dataclasses.KW_ONLY
     subresource: str = ""
     is_needed: bool = True  # whether changes fail without it
@@ -73,4 +73,4 @@ RIGHTS = (
     ),
     Right("", "events", "create", "publish the outcome as Events", is_needed=False),
 )
-"""Without an optional right the agent works, and reports what it could not do."""
+"""Without an optional right the agent works, and reports its limits."""

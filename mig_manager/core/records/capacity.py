@@ -1,7 +1,7 @@
-"""Which GPU instances of a node are in use, as its agent publishes it.
+"""The GPU instances of a node that are in use, as its agent publishes them.
 
 The published GPUs (``gpu_codec``) have the instances; only the node knows which of them pods and
-processes use. From both, ``planner.room`` computes what could still be created. The agent
+processes use. From both, ``planner.room`` computes the room for further instances. The agent
 publishes that as well, for programs without a planner.
 """
 
@@ -20,7 +20,7 @@ _MOST = 64  # GPUs, and instances of each
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """What is in use on one GPU."""
+    """The instances in use on one GPU."""
 
     uuid: str
     in_use: frozenset[model.Placement]
@@ -30,13 +30,13 @@ class GpuUse:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """What is in use on a node."""
+    """The instances in use on a node."""
 
     at: dt.datetime  # of the observation
     gpus: tuple[GpuUse, ...]
 
     def on(self, uuid: str) -> frozenset[model.Placement] | None:
-        """Return what is in use on a GPU; None: unknown."""
+        """Return the instances in use on a GPU; None: unknown."""
         return next((gpu.in_use for gpu in self.gpus if gpu.uuid == uuid), None)
 
 

@@ -22,10 +22,10 @@ _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 must not change the meaning of existing ones."""
 
 _MAX_GPUS = 64
-_MOST_SERVICES = 256  # of the host: what a list can name, and what systemd may stop along with it
+_MOST_SERVICES = 256  # of the host: a full list, and services that systemd stops with them
 
 _LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
-"""What the API takes as a label's value, and as its key after the slash."""
+"""A label's value to the API, and its key after the slash."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,30 +49,28 @@ class Journal:
     host_services: tuple[str, ...] = ()
     """Services of the machine that were stopped, in the order of the stop."""
     exit_hook: bool = False
-    """Whether the ``apply-exit`` hooks must run, because those of ``apply-start`` have."""
-    rebooted_from: str = ""
-    """The boot during which this request asked for a reboot; empty: it has not."""
+    """Whether the ``apply-exit`` hooks must run, because ``apply-start`` hooks have."""
+    rebooted_from: str = ""  # the boot in which this request rebooted the machine; empty: none
     draining: bool = False
     """Whether pods were evicted for this layout and others must still be evicted."""
     has_plugin: bool = False
-    """Whether a device plugin served the node before it was paused: one must run again, and the
+    """Whether a device plugin served the node before the pause: one must run again, and the
     journal stays until its devices are verified."""
     has_dra_driver: bool = False  # the same for NVIDIA's DRA driver
     applied: str = ""
-    """The layout that was active before the change: its label is restored if the change is
-    undone."""
-    boot_id: str = ""  # the boot during which it was written; empty in version 1
+    """The layout before the change, whose label an undo restores."""
+    boot_id: str = ""  # the boot in which it was written; empty in version 1
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
     stale_files: bool = False
-    """Whether device nodes and CDI specs may be outdated. With a snapshot they may be as well."""
+    """Whether device nodes and CDI specs may be outdated, even without a snapshot."""
     persistent_gpus: tuple[str, ...] = ()
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 
     @property
     def request(self) -> tuple[str, str]:
-        """Name of the layout, and hash of the annotation that it is from."""
+        """Name of the layout, and hash of its annotation."""
         return self.config, self.annotation_hash
 
     @property
@@ -104,7 +102,7 @@ class Journal:
 
     @property
     def remaining(self) -> "Journal":
-        """The journal without the members that a write to the Node restores."""
+        """The journal without the entries that a write to the Node restores."""
         return Journal(
             config=self.config,
             annotation_hash=self.annotation_hash,
@@ -215,11 +213,11 @@ class Journal:
         )
 
 
-NONE = Journal(config="")  # nothing is to be restored
+NONE = Journal(config="")  # nothing to restore
 
 
 def restoring(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:
-    """Return the patch that restores everything of ours that a journal lists."""
+    """Return the patch that restores a journal's entries on the Node."""
     journal = without_foreign_labels(journal, view)
     labels: dict[str, str | None] = dict(journal.paused_labels)
     if journal.plugin_config:
@@ -236,11 +234,10 @@ def without_foreign_labels(journal: Journal, view: cluster.NodeView) -> Journal:
         for key, value in journal.paused_labels.items()
         if view.labels.get(key) == cluster.PAUSED_VALUE
     }
-    changed = journal.plugin_config
-    is_ours = changed and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == changed.now
-    return dataclasses.replace(
-        journal, paused_labels=paused, plugin_config=changed if is_ours else None
-    )
+    plugin = journal.plugin_config
+    if plugin and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) != plugin.now:
+        plugin = None
+    return dataclasses.replace(journal, paused_labels=paused, plugin_config=plugin)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +246,7 @@ class VerifiedLayout:
 
     config: str
     config_hash: str
-    boot_id: str  # the boot during which it was verified
+    boot_id: str  # the boot in which it was verified
     snapshot: tuple[model.GpuSnapshot, ...]
     """All GPUs of the node, also those that the layout does not select."""
 
@@ -297,7 +294,7 @@ def _plugin_config(data: object) -> PluginConfig | None:
 
 
 def _is_deploy_label(key: str, value: object) -> bool:
-    """Check what the API server checks: one invalid label makes it refuse the whole restore."""
+    """Check as the API server does: one invalid label makes it refuse the whole restore."""
     return (
         key.startswith(cluster.DEPLOY_LABEL_PREFIX)
         and _LABEL_NAME.fullmatch(key.partition("/")[2]) is not None

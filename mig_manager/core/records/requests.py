@@ -1,4 +1,4 @@
-"""The record of an agent's request: its origin, whether it may evict, and what was verified.
+"""The record of an agent's request: its origin, whether it may evict, and the verified layout.
 
 The next failure overwrites a status. This record changes only with the request and with
 ``success``, and decides whether a run may evict pods, even after a restart.
@@ -21,7 +21,7 @@ class Origin(enum.Enum):
     """The origin of a request."""
 
     LABEL = "label"
-    """The node's label names a layout of the file, or a generated one."""
+    """The node's label names a layout of the file, or a generated layout."""
     CUSTOM = "custom"
     """The node's annotation has the layout."""
     PARTITIONER = "partitioner"
@@ -32,10 +32,10 @@ class Origin(enum.Enum):
 class Verified:
     """The layout that was verified for a request."""
 
-    config_hash: str  # of the layout; empty: not known, so any content counts as the same
+    config_hash: str  # of the layout; empty: unknown, and any content counts as the same
     boot_id: str = ""
     is_owners: bool = False  # whether the owner is known to have written the layout
-    gpus: str = ""  # fingerprint of the instances on all GPUs; empty: not known
+    gpus: str = ""  # fingerprint of the instances on all GPUs; empty: unknown
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,40 +43,39 @@ class Request:
     """A request, and its progress."""
 
     config: str
-    annotation_hash: str = ""  # of the annotation that the layout is from; empty for others
+    annotation_hash: str = ""  # of the annotation with the layout; empty for other layouts
     origin: Origin = Origin.LABEL
     may_evict: bool = True
     verified: Verified | None = None  # None: no layout was verified since this was requested
     rebooted_hash: str | None = None
-    """Content hash of the layout that the machine was rebooted for, empty if it is not known;
-    None: the machine was not rebooted."""
-    rebooted_from: str = ""
-    """The boot in which the machine was asked to reboot for it; empty: not known."""
+    """Content hash of the layout that the machine was rebooted for, empty if unknown; None: the
+    machine was not rebooted."""
+    rebooted_from: str = ""  # the boot in which the reboot was requested; empty: unknown
     awaited: frozenset[str] = frozenset()
     """Deploy labels of device plugin and DRA driver, if their pods were deleted and new ones have
-    not served the node yet. If a run ends before that, and no label deploys them, only this shows
-    that they belong on the node."""
+    not served the node yet. If a run ends before that, and no label deploys them, only this entry
+    shows that they belong on the node."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Name of the layout, and hash of the annotation that it is from."""
+        """Name of the layout, and hash of its annotation."""
         return self.config, self.annotation_hash
 
-    def begun(self, asked: "Request", *, is_new: bool) -> "Request":
+    def begun(self, current: "Request", *, is_new: bool) -> "Request":
         """Return the request to serve: this one, if the same is requested again.
 
-        Whether a custom layout may evict is decided when its content is first seen. Later only
-        the label for on-demand partitioning changes that, to no.
+        The agent decides whether a custom layout may evict when it first reads the content. Later
+        only the label for on-demand partitioning changes that, to no.
 
         Args:
-            asked: The request by label and annotation now.
+            current: The request by label and annotation now.
             is_new: Whether label or annotation have changed since the last run.
         """
-        if not is_new and self.key == asked.key:
-            return dataclasses.replace(self, may_evict=self.may_evict and asked.may_evict)
-        is_same = self.config == asked.config
+        if not is_new and self.key == current.key:
+            return dataclasses.replace(self, may_evict=self.may_evict and current.may_evict)
+        is_same = self.config == current.config
         return dataclasses.replace(
-            asked,
+            current,
             # To an agent that has just started, another text of the verified content is new.
             verified=self.verified if is_same and not is_new else None,
             rebooted_hash=self.rebooted_hash if is_same else None,
@@ -169,7 +168,7 @@ def fingerprint(gpus: Iterable[model.Gpu]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]
 
 
-NONE = Request(config="")  # nothing is requested
+NONE = Request(config="")  # no layout is requested
 
 
 def of_status(

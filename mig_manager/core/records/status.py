@@ -35,7 +35,7 @@ class Status:
     retry_at: str | None = None
     """When the agent retries the same request; None: only after a change."""
     is_rebooted: bool = False
-    """Whether the machine was rebooted for this request, which happens once."""
+    """Whether the machine was rebooted for this request, which it is at most once."""
     annotation_hash: str = ""
     """Hash of the annotation with the layout; empty if the layout is from another source."""
     gpus: model.ObservedGpus = model.NO_GPUS  # as last observed; empty if observation failed
@@ -105,12 +105,12 @@ class PublishedStatus:
     is_rebooted: bool
     unreachable: tuple[str, ...]  # unreachable GPUs, in words
     origin: str = ""  # of the layout
-    annotation_hash: str = ""  # of the annotation that the layout is from; empty for others
-    keeps_request: bool = False  # whether its agent writes a record of the request beside it
+    annotation_hash: str = ""  # of the annotation with the layout; empty for other layouts
+    keeps_request: bool = False  # whether its agent also writes a record of the request
 
     @property
     def at(self) -> dt.datetime | None:
-        """When the status became what it is."""
+        """When the run finished; when it started, if it has not finished."""
         return self.finished_at or self.started_at
 
 
