@@ -186,7 +186,7 @@ def _factor(
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     finally:
         simulated.load(None)
-    plan = planner.plan(gpus, transition.wanted(gpus))
+    plan = planner.plan(gpus, transition.desired(gpus))
     return 1.0 if limit_s(plan, states.REALISTIC, is_serial=is_serial) <= 1 else scale
 
 
@@ -220,7 +220,7 @@ def _once(
     ready(gpus)
     since = time.monotonic()
     seen = gpus.observe()
-    wanted = transition.wanted(seen)
+    wanted = transition.desired(seen)
     plan = planner.plan(seen, wanted)
     observe_s, observe_calls = time.monotonic() - since, counts.total
     ready(gpus)

@@ -1,5 +1,5 @@
 """Instruments of the tests, the benchmarks and the generated pages; not shipped.
 
-``apiserver`` adds a request log and fault injection to the embedded API server, ``driver`` does
-so for the simulated driver.
+``apiserver`` adds a request log and fault injection to the embedded API server, ``nvml_faults``
+to the simulated driver.
 """

@@ -1,4 +1,4 @@
-"""The embedded API server with a request log and with failures on demand, as ASGI middleware."""
+"""Log the requests of the embedded API server and inject faults into it, as ASGI middleware."""
 
 import asyncio
 import collections
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import json
+import math
 import re
 import socket
 import struct
@@ -41,10 +42,10 @@ class Break(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One failure to inject, and the requests that it strikes.
+    """A fault to inject, and the requests that it strikes.
 
-    With none of ``status``, ``reset``, ``truncate``, ``garbles`` and ``stall`` the request is
-    merely delayed by ``hang_s``. An empty word selects any request.
+    Without ``status``, ``reset``, ``truncate``, ``garbles`` and ``stall`` the request is only
+    delayed by ``hang_s``. An empty word selects any request.
     """
 
     method: str = ""
@@ -57,9 +58,9 @@ class Fault:
     skip: int = 0
     """Number of such requests that pass first."""
     times: int | None = 1
-    """Number of such requests that are struck; None for all."""
+    """Number of such requests that it strikes; None for all."""
     hang_s: float = 0
-    """Seconds before anything else happens."""
+    """Delay before all other effects."""
     status: int | None = None
     """HTTP status to answer with, in a fitting Status object."""
     retry_after_s: int | None = None
@@ -71,12 +72,12 @@ class Fault:
     garbles: bool = False
     """Answer 200 with the page of a proxy in place of JSON; of a watch, as its first line."""
     stall: bool = False
-    """Never answer; of a watch, send the headers and nothing else."""
+    """Never answer; of a watch, send only the headers."""
     is_carried_out: bool = False
-    """Whether the request has its effect, and only its answer is replaced."""
+    """Whether the request has its effect, and the fault replaces only its answer."""
 
     def matches(self, logged: "LoggedRequest", target: str) -> bool:
-        """Return whether a request with this path and query is one to strike or to skip."""
+        """Return whether to strike or to skip a request with this path and query."""
         return (
             self.method in ("", logged.method)
             and self.verb in ("", logged.verb)
@@ -98,12 +99,12 @@ FAULTS: Mapping[str, Fault] = {
     "cut-off": Fault(truncate=True),
     "garbage": Fault(garbles=True),
 }
-"""Ways for a request to fail, by name."""
+"""Faults by name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRequest:
-    """One request as it arrived."""
+    """A request as it arrived."""
 
     method: str
     path: str
@@ -113,7 +114,7 @@ class LoggedRequest:
     resource: str
     """Such as ``nodes`` or ``pods/eviction``; empty for discovery and health."""
     token: str
-    """Bearer token; empty when there is none."""
+    """Bearer token; empty without one."""
 
 
 class RequestLog:
@@ -154,8 +155,8 @@ class RequestLog:
 class ApiServer(stored_objects.StoredObjects, server.ApiServer):
     """The server with a request log and fault injection; safe to use from any thread.
 
-    With ``refuses_expired_watches`` it answers a watch of an expired version with HTTP 410, in
-    place of an ERROR event in the stream; real servers do either.
+    With ``refuses_expired_watches`` it answers a watch of an expired version with HTTP 410 in
+    place of an ERROR event in the stream; real servers do both.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
     ) -> None:
         self.log = RequestLog()
         self._faults_lock = threading.Lock()
-        self._faults: list[tuple[Fault, list[int]]] = []
+        self._faults: list[_InjectedFault] = []
         self.refuses_expired_watches = refuses_expired_watches
         self.closing = asyncio.Event()
         self._watches: set[_OpenWatch] = set()
@@ -193,7 +194,7 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
     def inject(self, fault: Fault) -> None:
         """Strike matching requests from now on; older faults strike first."""
         with self._faults_lock:
-            self._faults.append((fault, [0]))
+            self._faults.append(_InjectedFault(fault))
 
     def clear_faults(self) -> None:
         """Drop all faults."""
@@ -201,26 +202,22 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
             self._faults.clear()
 
     def faults_waiting(self) -> int:
-        """Return how many faults have strikes left; one without end always has."""
+        """Return the number of faults that can still strike."""
         with self._faults_lock:
-            return sum(
-                fault.times is None or seen[0] < fault.skip + fault.times
-                for fault, seen in self._faults
-            )
+            return sum(injected.matched < injected.last for injected in self._faults)
 
     def take_fault(self, logged: LoggedRequest, target: str) -> Fault | None:
         """Return the fault that strikes a request, and count it."""
         with self._faults_lock:
-            for fault, seen in self._faults:
-                if fault.matches(logged, target):
-                    seen[0] += 1
-                    last = None if fault.times is None else fault.skip + fault.times
-                    if seen[0] > fault.skip and (last is None or seen[0] <= last):
-                        return fault
+            for injected in self._faults:
+                if injected.fault.matches(logged, target):
+                    injected.matched += 1
+                    if injected.fault.skip < injected.matched <= injected.last:
+                        return injected.fault
         return None
 
     def break_watches(self, how: Break) -> None:
-        """End or fail every watch that is open now; later ones work."""
+        """End or fail all open watches; later watches work."""
 
         def stop_all() -> None:
             for watch in self._watches:
@@ -232,9 +229,21 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
 
 @contextlib.contextmanager
 def serve(api_server: ApiServer | None = None) -> Iterator[ApiServer]:
-    """Start a server (by default a plain one) and stop it at the end of the ``with`` block."""
+    """Run a server, by default a plain one, during the ``with`` block."""
     with server.serve(api_server := api_server or ApiServer()):
         yield api_server
+
+
+@dataclasses.dataclass
+class _InjectedFault:
+    fault: Fault
+    matched: int = 0
+    """Number of requests so far that it struck or skipped."""
+
+    @property
+    def last(self) -> float:
+        """Number of the last request that it strikes."""
+        return math.inf if self.fault.times is None else self.fault.skip + self.fault.times
 
 
 @dataclasses.dataclass(eq=False)
@@ -244,7 +253,7 @@ class _OpenWatch:
 
 
 class _Middleware:
-    """Logs each request and lets the faults strike; the ASGI application of the server."""
+    """Logs requests and injects the faults; the ASGI application of the server."""
 
     def __init__(
         self, app: types.ASGIApp, api_server: ApiServer, watches: set[_OpenWatch]
@@ -282,33 +291,25 @@ class _Middleware:
             await server.status_response(error)(call.http.scope, call.receive, call.send)
         elif fault.reset:
             await self._drop(call, is_reset=True)
+        elif fault.truncate and call.is_watch:
+            await call.begin()
+            await self._break(call, Break.TRUNCATE)
         elif fault.truncate:
-            await self._truncate(call)
+            whole = await call.answer()
+            await call.begin(length=len(whole))
+            await call.write(whole[: len(whole) // 2])
+            await self._drop(call, is_reset=False)
         elif fault.garbles:
             await call.begin()
             await call.write(_PROXY_PAGE, is_last=True)
         elif fault.stall:
-            await self._stall(call)
+            if call.is_watch:
+                await call.begin()
+                await call.write(b"")
+            await self._break(call, Break.STALL)
         else:
             return False
         return True
-
-    async def _truncate(self, call: "_Call") -> None:
-        if call.is_watch:
-            await call.begin()
-            await call.write(_HALF_A_LINE)
-        else:
-            whole = await call.answer()
-            await call.begin(length=len(whole))
-            await call.write(whole[: len(whole) // 2])
-        await self._drop(call, is_reset=False)
-
-    async def _stall(self, call: "_Call") -> None:
-        if call.is_watch:
-            await call.begin()
-            await call.write(b"")
-        await self._linger(call, None)
-        await self._drop(call, is_reset=True)
 
     async def _watch(self, call: "_Call") -> None:
         watch = _OpenWatch()
@@ -357,13 +358,13 @@ class _Middleware:
             wait.cancel()
 
     async def _drop(self, call: "_Call", *, is_reset: bool) -> None:
-        """End the client's connection: at once with a reset, or after what has been written."""
+        """End the client's connection: at once with a reset, or after the bytes written so far."""
         client = tuple(call.http.scope["client"])
         for transport in self._server.transports():
             if transport.get_extra_info("peername") != client:
                 continue
             if is_reset:
-                # Lingering for zero seconds makes the kernel send RST in place of FIN.
+                # With a linger of zero seconds the kernel sends RST in place of FIN.
                 transport.get_extra_info("socket").setsockopt(
                     socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                 )
@@ -402,7 +403,7 @@ class _Call:
         await self.app(self.http.scope, receive, send)
 
     async def answer(self) -> bytes:
-        """Have the server carry out the request; return the body of its answer."""
+        """Forward the request; return the body of the server's answer."""
         chunks: list[bytes] = []
 
         async def keep(message: types.Message) -> None:
@@ -412,7 +413,7 @@ class _Call:
         return b"".join(chunks)
 
     async def begin(self, *, length: int | None = None) -> None:
-        """Send the headers of an answer; ``length`` None when its end is not known yet."""
+        """Send the headers of an answer; ``length`` is None if unknown."""
         headers = [(b"content-type", b"application/json")]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
@@ -423,7 +424,7 @@ class _Call:
 
 
 class _RefusesExpired:
-    """Sends a watch's messages, and HTTP 410 in place of a stream that begins with an ERROR."""
+    """Sends the messages of a watch, and HTTP 410 if its stream begins with an ERROR."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""Authorization in front of the embedded API server, as ASGI middleware: who may do what.
+"""Authorize the requests of the embedded API server, as ASGI middleware.
 
 Attributes and messages: Kubernetes documentation, "Authorization".
 """
@@ -13,10 +13,10 @@ from mig_manager.sandbox.apiserver import request, resources, server
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The attributes of a request by which it is authorized."""
+    """The attributes of a request that decide its authorization."""
 
     token: str = ""
-    """Bearer token; empty when there is none."""
+    """Bearer token; empty without one."""
     verb: str = ""
     group: str = ""
     resource: str = ""
@@ -34,21 +34,21 @@ Authorizer = Callable[[Access], bool]
 
 
 class Authorized:
-    """Answers what is forbidden, and reviews of access; passes on everything else."""
+    """Answers forbidden requests and reviews of access; forwards all others."""
 
     def __init__(self, app: types.ASGIApp, authorizer: Authorizer) -> None:
         self._app = app
         self._authorizer = authorizer
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
-        """Answer one request, or have the server answer it."""
+        """Answer or forward a request."""
         http = requests.Request(scope, receive)
         token = bearer_token(http)
         if http.url.path == f"/apis/{resources.REVIEW[0]}/v1/{resources.REVIEW[1]}":
             review = await http.json()
-            asked = (review.get("spec") or {}).get("resourceAttributes") or {}
+            attributes = (review.get("spec") or {}).get("resourceAttributes") or {}
             names = {field.name for field in dataclasses.fields(Access)} - {"token"}
-            access = Access(token=token, **{k: v for k, v in asked.items() if k in names})
+            access = Access(token=token, **{k: v for k, v in attributes.items() if k in names})
             allowed = {"status": {"allowed": self._authorizer(access)}}
             await responses.JSONResponse(review | allowed, 201)(scope, receive, send)
             return
@@ -57,7 +57,7 @@ class Authorized:
         await app(scope, receive, send)
 
     def _refusal(self, http: requests.Request, token: str) -> resources.ApiError | None:
-        """Return 403 in the words of the real server's RBAC, None if a request is allowed."""
+        """Return 403 with the message of the real server's RBAC; None for an allowed request."""
         try:
             info = request.parse(http.method, http.url.path, http.query_params)
         except resources.ApiError:
@@ -65,30 +65,26 @@ class Authorized:
         if info is None:
             return None
         target = info.target
-        group, plural, name = target.resource.group, target.resource.plural, target.name
+        kind, name, namespace = target.resource, target.name, target.namespace
         access = Access(
             token=token,
             verb=info.verb,
-            group=group,
-            resource=plural,
+            group=kind.group,
+            resource=kind.plural,
             subresource=target.subresource,
-            namespace=target.namespace,
+            namespace=namespace,
             name=name,
         )
         if self._authorizer(access):
             return None
-        what = f'{target.resource.qualified} "{name}"' if name else target.resource.qualified
+        what = f'{kind.qualified} "{name}"' if name else kind.qualified
         user = "system:serviceaccount:sandbox:client" if token else "system:anonymous"
-        where = (
-            f'in the namespace "{target.namespace}"'
-            if target.namespace
-            else "at the cluster scope"
-        )
+        where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
         return resources.ApiError(
             403,
             f'{what} is forbidden: User "{user}" cannot {info.verb} resource '
-            f'"{access.full_resource}" in API group "{group}" {where}',
-            details=target.resource.details(name),
+            f'"{access.full_resource}" in API group "{kind.group}" {where}',
+            details=kind.details(name),
         )
 
 
@@ -98,6 +94,6 @@ def full_resource(plural: str, subresource: str) -> str:
 
 
 def bearer_token(http: requests.Request) -> str:
-    """Return the bearer token of a request; empty when there is none."""
+    """Return the bearer token of a request; empty without one."""
     scheme, _, token = http.headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else ""

@@ -1,4 +1,4 @@
-"""A day of pods that ask for MIG devices, and what could be done for them at best: no I/O.
+"""Draw a day of pods that request MIG devices, and bound how well any scheduler can serve them.
 
 All times are seconds of the day as it is played, which is compressed.
 """
@@ -17,11 +17,9 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.layout import generator
 from mig_manager.core.planner import placement
-from tests.cluster import pods_of_a_day
 
-Job = pods_of_a_day.Job
 Waits = Mapping[str, float | None]
-"""From a pod's creation to its node, by name; None: not by the end of the day."""
+"""From a pod's creation to its binding, by name; None: it is not bound by the end of the day."""
 
 PRODUCT = "A100-SXM4-40GB"
 _MIXES: Mapping[float, Mapping[str, float]] = {
@@ -32,21 +30,31 @@ _MIXES: Mapping[float, Mapping[str, float]] = {
     19.0: {"1g.5gb": 0.20, "2g.10gb": 0.55, "3g.20gb": 0.20, "7g.40gb": 0.05},
     24.0: {"1g.5gb": 0.20, "2g.10gb": 0.20, "3g.20gb": 0.35, "7g.40gb": 0.25},
 }
-"""What pods ask for at an hour: training by night, notebooks by day, inference in the evening;
-between the hours the shares change evenly."""
+"""Shares of the requested profiles at an hour: training by night, notebooks by day, inference in
+the evening; between the hours the shares change evenly."""
 _SPREAD = 1.0
 """Standard deviation of the logarithm of a life: one pod in twenty lives five times the median."""
 _HOURS = 24.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A pod of a day; seconds since its begin."""
+
+    name: str
+    profile: str
+    at_s: float
+    run_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a profile takes of a GPU."""
+    """The slices of a GPU that a profile needs."""
 
     compute: int
     memory: int
     most: int
-    """How many of it alone fit a GPU."""
+    """How many instances of this profile fit on a GPU."""
 
 
 @functools.cache
@@ -57,28 +65,27 @@ def capacity() -> placement.Capacity:
 
 def sizes() -> dict[str, Size]:
     """Return the profiles of the day."""
-    found = {}
-    for name in _MIXES[0.0]:
-        profile = profile_name.parse(name)
-        spec = capacity().by_profile[profile]
-        found[name] = Size(
+    profiles = {name: profile_name.parse(name) for name in _MIXES[0.0]}
+    return {
+        name: Size(
             compute=profile.gpu_slices,
-            memory=spec.placements[0].size,
+            memory=capacity().by_profile[profile].placements[0].size,
             most=capacity().most(profile),
         )
-    return found
+        for name, profile in profiles.items()
+    }
 
 
 def jobs(*, seed: int, pods: int, day_s: float, gpus: int, load: float) -> list[Job]:
     """Draw the pods of a day.
 
     Args:
-        seed: The same seed gives the same day, however long it is played.
-        pods: How many; the last one comes an hour before the end.
+        seed: The same seed gives the same day for every ``day_s``.
+        pods: Their number; the last pod comes an hour before the end.
         day_s: How long the day is played.
-        gpus: Of the cluster.
-        load: Which share of all GPUs the pods would keep if none waited, where a pod takes the
-            share of a GPU that its profile leaves no other of its kind.
+        gpus: The number of GPUs of the cluster.
+        load: The share of all GPUs that the pods would use if none waited, where a pod uses the
+            n-th part of a GPU if n instances of its profile fit.
     """
     draw = random.Random(seed)  # noqa: S311 - a bench, no secret
     rows = []
@@ -88,7 +95,7 @@ def jobs(*, seed: int, pods: int, day_s: float, gpus: int, load: float) -> list[
         rows.append((hour, name, draw.lognormvariate(0.0, _SPREAD)))
     sized = sizes()
 
-    def kept(factor: float) -> float:
+    def used(factor: float) -> float:
         spans = ((min(run * factor, _HOURS - hour), name) for hour, name, run in rows)
         return sum(span / sized[name].most for span, name in spans) / (gpus * _HOURS)
 
@@ -96,7 +103,7 @@ def jobs(*, seed: int, pods: int, day_s: float, gpus: int, load: float) -> list[
     low, high = 0.0, _HOURS
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if kept(middle) < load else (low, middle)
+        low, high = (middle, high) if used(middle) < load else (low, middle)
     scale = day_s / _HOURS
     return [
         Job(name=f"pod-{number:03}", profile=name, at_s=hour * scale, run_s=run * low * scale)
@@ -147,10 +154,10 @@ def layouts() -> list[Counts]:
 
 
 def best_fixed(day: Sequence[Job], *, gpus: int, end_s: float) -> dict[Counts, int]:
-    """Return for how many GPUs each layout is best, by one who knows the day.
+    """Return the number of GPUs for each layout that serves the known day best.
 
-    Fewest pods without a device first, then the least waiting. From each layout for all GPUs it
-    changes one GPU at a time for as long as that is better, and takes the best of all ends.
+    The best has fewest pods without a device, then the least waiting. The search starts with each
+    layout on all GPUs, changes one GPU at a time while that is better, and returns the best end.
     """
     by_profile = {name: [job for job in day if job.profile == name] for name in sizes()}
 
@@ -201,10 +208,10 @@ def devices(chosen: Mapping[Counts, int]) -> dict[str, int]:
 
 
 def instant(day: Iterable[Job], *, gpus: int, end_s: float) -> dict[str, float | None]:
-    """Return how long pods wait where GPUs are repartitioned at once, for nothing.
+    """Return how long pods wait if repartitioning takes no time.
 
-    No pod in use is moved, and the future is unknown: the oldest pod first, on the fullest GPU
-    that has room, where it leaves the most. What repartitioning really costs comes on top.
+    Running pods stay, and the future is unknown: the oldest pod comes first, on the fullest GPU
+    that has room, at the placement that leaves the most room.
     """
     waits: dict[str, float | None] = {}
     running: list[tuple[float, int, placement.Placed]] = []
@@ -222,12 +229,12 @@ def instant(day: Iterable[Job], *, gpus: int, end_s: float) -> dict[str, float |
             pending.append(comings.popleft())
         still = []
         for job in pending:
-            found = _room(job.profile, used)
-            if found is None:
+            room = _room(job.profile, used)
+            if room is None:
                 still.append(job)
                 continue
             waits[job.name] = now - job.at_s
-            gpu, placed = found
+            gpu, placed = room
             used[gpu].append(placed)
             heapq.heappush(running, (now + job.run_s, gpu, placed))
         pending = still
@@ -248,18 +255,18 @@ def _room(
 
 @functools.cache
 def _best(used: frozenset[placement.Placed], profile: model.Profile) -> placement.Placed | None:
-    found = capacity().best(sorted(used, key=lambda each: each[1]), {profile: 1})
-    return found.placed[0] if found else None
+    packing = capacity().best(sorted(used, key=lambda each: each[1]), {profile: 1})
+    return packing.placed[0] if packing else None
 
 
 def least_wait(day: Sequence[Job], share: float, *, gpus: int, end_s: float) -> float:
-    """Return a time that no scheduler can beat: so long waits the pod at this share of all.
+    """Return the least possible wait of the pod at this share of all, for any scheduler.
 
-    It may know the whole day, move running pods, split them over GPUs and repartition for
-    nothing: all that must hold is that running pods take no more compute slices and no more memory
-    slices than there are. A pod that waits at most W surely runs from W after its creation to the
-    end of its life; where the pods that surely run at one moment take more than there is, some
-    must wait longer, at least as many as it takes of the largest.
+    The scheduler may know the whole day, move running pods, split them over GPUs and repartition
+    in no time. The only limit is the number of compute slices and of memory slices. A pod that
+    waits at most W surely runs from W after its creation to the end of its life. If the pods that
+    surely run at one moment need more slices than exist, some of them must wait longer: at least
+    as many as the largest pods that must go until the others fit.
     """
     most = len(day) - math.ceil(share * len(day))
     low, high = 0.0, end_s
@@ -272,7 +279,7 @@ def least_wait(day: Sequence[Job], share: float, *, gpus: int, end_s: float) -> 
 
 
 def _late(day: Sequence[Job], wait_s: float, *, gpus: int) -> int:
-    """Return how many pods at least wait longer."""
+    """Return a lower bound of the number of pods that wait longer."""
     sized = sizes()
     spans = [(job.at_s + wait_s, job.at_s + job.run_s, sized[job.profile]) for job in day]
     worst = 0
@@ -298,12 +305,12 @@ def _surplus(taken: Iterable[int], pool: int) -> int:
 
 
 def quantile(waits: Waits, share: float) -> float:
-    """Return how long the pod at this share of all waits; infinite if it has got no node."""
+    """Return how long the pod at this share of all waits; infinite if it is not bound."""
     ordered = sorted(math.inf if wait is None else wait for wait in waits.values())
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def mean(day: Iterable[Job], waits: Waits, *, end_s: float) -> float:
-    """Return the mean wait, where a pod without a node has waited until the end of the day."""
+    """Return the mean wait; a pod without a node counts as waiting until the end of the day."""
     each = ((waits[job.name], end_s - job.at_s) for job in day)
     return statistics.fmean(late_s if wait is None else wait for wait, late_s in each)

@@ -1,4 +1,4 @@
-"""The reconfigurations that speed is measured on: 8-GPU nodes, from one layout to another."""
+"""The reconfigurations of the speed benchmarks: 8-GPU nodes, from one layout to another."""
 
 import dataclasses
 import pathlib
@@ -13,7 +13,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 
 Devices = Mapping[str, int] | None
-"""How many of each profile a GPU has; None: its MIG is off."""
+"""A GPU's devices by profile; None: its MIG is off."""
 
 GPUS = 8
 
@@ -29,37 +29,33 @@ class Transition:
 
     @property
     def name(self) -> str:
-        """For people."""
-        changed = sum(a != b for a, b in zip(self.before, self.after, strict=True))
-        pairs = zip(self.before, self.after, strict=True)
-        first = next((a, b) for a, b in pairs if a != b)
-        where = "every GPU" if changed == len(self.after) else f"{changed} of {len(self.after)}"
-        return f"{_described(first[0])} -> {_described(first[1])}, {where}"
+        """Text for people."""
+        changes = [(a, b) for a, b in zip(self.before, self.after, strict=True) if a != b]
+        before, after = map(_described, changes[0])
+        count, every = len(changes), len(self.after)
+        where = "every GPU" if count == every else f"{count} of {every}"
+        return f"{before} -> {after}, {where}"
 
-    @property
-    def spec(self) -> str:
-        """The node, as the simulation names it."""
-        return f"{len(self.before)}x{self.product}"
-
-    def wanted(self, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
-        """Return the requested state of the GPUs, by UUID."""
-        return _wanted(gpus, self.after)
+    def desired(self, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
+        """Return the desired state of the GPUs, by UUID."""
+        return _desired(gpus, self.after)
 
 
 def prepare(transition: Transition, path: pathlib.Path) -> states.MachineState:
     """Simulate the node in the layout before the transition; return its state."""
-    simulated.create(transition.spec, path)
+    simulated.create(f"{len(transition.before)}x{transition.product}", path)
     nvml_faults.install(path)
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
-        seen = gpus.observe()
-        gpus.execute(planner.plan(seen, _wanted(seen, transition.before)), seen)
+        observed = gpus.observe()
+        plan = planner.plan(observed, _desired(observed, transition.before))
+        gpus.execute(plan, observed)
     finally:
         simulated.load(None)
     return nvml_faults.SharedState(path).read()
 
 
-def _wanted(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.DesiredGpu]:
+def _desired(gpus: Sequence[model.Gpu], layout: Sequence[Devices]) -> dict[str, model.DesiredGpu]:
     return {
         gpu.uuid: model.DesiredGpu.of(
             model.MigMode.DISABLED if devices is None else model.MigMode.ENABLED,
@@ -80,30 +76,30 @@ def _every(product: str, before: Devices, after: Devices) -> Transition:
 
 
 def _some(product: str, before: Devices, after: Devices, *, count: int) -> Transition:
-    """Change some GPUs, and leave the others, which have the same layout before."""
+    """Change the first GPUs of a node, whose GPUs have one layout before."""
     whole = (before,) * GPUS
     return Transition(product=product, before=whole, after=(after,) * count + whole[count:])
 
 
 A100, H100, A30 = "A100-SXM4-40GB", "H100-SXM5-80GB", "A30"
-_A = {"balanced": {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}}
-_H = {"balanced": {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}}
+_A100_BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+_H100_BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 TRANSITIONS = (
     _every(A100, None, {"1g.5gb": 7}),
     _every(A100, None, {"7g.40gb": 1}),
-    _every(A100, None, _A["balanced"]),
+    _every(A100, None, _A100_BALANCED),
     _some(A100, None, {"3g.20gb": 2}, count=1),
     _every(A100, {"1g.5gb": 7}, None),
     _some(A100, {"3g.20gb": 2}, None, count=4),
     _every(A100, {"1g.5gb": 7}, {"2g.10gb": 3}),
     _every(A100, {"1g.5gb": 7}, {"3g.20gb": 2}),
     _every(A100, {"1g.5gb": 7}, {"7g.40gb": 1}),
-    _every(A100, {"1g.5gb": 7}, _A["balanced"]),
+    _every(A100, {"1g.5gb": 7}, _A100_BALANCED),
     _every(A100, {"7g.40gb": 1}, {"1g.5gb": 7}),
     _every(A100, {"3g.20gb": 2}, {"1g.5gb": 7}),
-    _every(A100, _A["balanced"], {"1g.5gb": 7}),
-    _every(A100, {"3g.20gb": 2}, _A["balanced"]),
+    _every(A100, _A100_BALANCED, {"1g.5gb": 7}),
+    _every(A100, {"3g.20gb": 2}, _A100_BALANCED),
     _every(A100, {"3g.20gb": 2}, {"4g.20gb": 1, "3g.20gb": 1}),
     _every(A100, {"3g.20gb": 2}, {"3g.20gb": 1, "1c.3g.20gb": 3}),
     _some(A100, {"3g.20gb": 2}, {"3g.20gb": 1, "2g.10gb": 2}, count=1),
@@ -111,15 +107,14 @@ TRANSITIONS = (
     _some(A100, {"1g.5gb": 6}, {"1g.5gb": 7}, count=1),
     _some(A100, {"1g.5gb": 7}, {"1g.5gb": 5, "2g.10gb": 1}, count=1),
     _every(H100, None, {"1g.10gb": 7}),
-    _every(H100, None, _H["balanced"]),
+    _every(H100, None, _H100_BALANCED),
     _every(H100, {"1g.10gb": 7}, None),
     _every(H100, {"1g.10gb": 7}, {"1g.20gb": 4}),
     _every(H100, {"3g.40gb": 2}, {"7g.80gb": 1}),
-    _every(H100, {"7g.80gb": 1}, _H["balanced"]),
+    _every(H100, {"7g.80gb": 1}, _H100_BALANCED),
     _some(H100, {"3g.40gb": 2}, {"1g.10gb": 7}, count=2),
-    _some(H100, _H["balanced"], {"1g.10gb": 4, "3g.40gb": 1}, count=1),
+    _some(H100, _H100_BALANCED, {"1g.10gb": 4, "3g.40gb": 1}, count=1),
     _every(A30, None, {"1g.6gb": 4}),
     _every(A30, {"1g.6gb": 4}, {"2g.12gb": 2}),
     _every(A30, {"2g.12gb": 2}, {"4g.24gb": 1}),
 )
-"""On the first GPUs where not on every one."""

@@ -1,9 +1,9 @@
 """``nvidia-smi`` of a simulated node: ``python -m testkit.nvidia_smi STATE``.
 
 It has the options that mig-manager uses, for GPUs named with ``-i``: ``-q -x``, ``--gpu-reset``
-and ``-pm``. Exit statuses are those of ``nvidia-smi(1)``; texts are as seen in public logs. Two
-are made up: the answer of ``-pm``, and the one about linked GPUs: the manual says only
-that it names them.
+and ``-pm``. Exit statuses are from ``nvidia-smi(1)``, texts from public logs. Two texts are made
+up: the answer to ``-pm``, and the answer about linked GPUs, of which the manual only says that it
+names them.
 """
 
 import argparse
@@ -50,14 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     act.add_argument("-q", "--query", action="store_true")
     act.add_argument("-r", "--gpu-reset", action="store_true")
     act.add_argument("-pm", "--persistence-mode", choices=["0", "1"])
-    asked = parser.parse_args(arguments)
-    state = state_file.SharedState(asked.state)
+    options = parser.parse_args(arguments)
+    state = state_file.SharedState(options.state)
     try:
-        chosen = _chosen(state, asked.id)
-        if asked.persistence_mode:
-            output = _set_persistence(state, chosen, is_on=asked.persistence_mode == "1")
+        chosen = _chosen(state, options.id)
+        if options.persistence_mode:
+            output = _set_persistence(state, chosen, is_on=options.persistence_mode == "1")
         else:
-            output = _reset(state, chosen) if asked.gpu_reset else _query(state, chosen)
+            output = _reset(state, chosen) if options.gpu_reset else _query(state, chosen)
         status = 0
     except _Refusal as refusal:
         output, status = str(refusal), refusal.status
@@ -89,11 +89,12 @@ def _chosen(state: state_file.SharedState, ids: str) -> tuple[states.Board, ...]
     for board in boards:
         address = board.pci_address.lstrip("0")
         by_name |= dict.fromkeys((str(board.index), board.uuid, address), board)
-    names = ids.split(",")
-    found = [by_name.get(name) or by_name.get(name.upper().lstrip("0")) for name in names]
-    if None in found:
-        raise _Refusal("No devices were found", states.Code.NOT_FOUND)
-    return tuple(board for board in found if board)
+    try:
+        return tuple(
+            by_name.get(name) or by_name[name.upper().lstrip("0")] for name in ids.split(",")
+        )
+    except KeyError:
+        raise _Refusal("No devices were found", states.Code.NOT_FOUND) from None
 
 
 def _reset(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str:

@@ -1,8 +1,8 @@
-"""Failures of the simulated driver on demand, and a log of its calls.
+"""Inject faults into the simulated driver, and log its calls.
 
-Both are kept in files beside the state file, so that they concern every process of the node. Each
-process that imports this module has an ``InstrumentedLibrary`` in place of the simulated one;
-``startup/sitecustomize.py`` imports it in the processes that tests start.
+Files beside the state file keep both, for all processes of the node. A process that imports this
+module has an ``InstrumentedLibrary`` in place of the simulated one; ``startup/sitecustomize.py``
+imports it in the processes that tests start.
 """
 
 import collections
@@ -25,10 +25,9 @@ _LOG = "calls"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A failure of the driver.
+    """A failure of the driver; without a code, hang, crash or loss it only counts calls.
 
-    Calls are counted over all processes that share the state. With neither code, hang nor crash
-    a fault only counts.
+    Calls are counted over all processes that share the state.
     """
 
     function: str
@@ -38,15 +37,15 @@ class Fault:
     first: int = 1
     """The first matching call that it strikes, from 1."""
     count: int | None = 1
-    """How many calls in a row it strikes; None: every one from ``first`` on."""
+    """Number of consecutive calls that it strikes; None: all from ``first`` on."""
     code: int | None = None
-    """What the call returns without having done anything; None: it does its work."""
+    """Returned by the call, which then has no effect; None: it does its work."""
     hang_s: float = 0.0
-    """Seconds that the call blocks first, with the locks that the driver would have."""
+    """Seconds that the call blocks first, with the driver's locks."""
     crashes: bool = False
     """Whether the process dies in the call, as in a bug of the vendor library."""
     loses_gpu: bool = False
-    """Whether the GPU of the call falls off the bus in it."""
+    """Whether the GPU falls off the bus in the call."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ class Call:
     started_ns: int
     """When the process called; on the monotonic clock, which all processes share."""
     entered_ns: int
-    """When the driver began, which for a change is when it had the GPU to itself."""
+    """When the driver began; for a change, when it had the GPU's lock."""
     ended_ns: int
     pid: int
     thread: int
@@ -219,7 +218,7 @@ class InstrumentedLibrary(library.SimulatedLibrary):
     def _run(self, attempt: library.Attempt) -> None:
         """Strike a call with the faults that match it: hangs up to the first crash or code.
 
-        It does so in the place of the driver: with the GPU to itself, if the call changes it.
+        As in the driver, it has the GPU's lock if the call changes the GPU.
         """
         for fault in self.state.strike(attempt.name, attempt.gpu):
             if fault.hang_s:

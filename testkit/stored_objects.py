@@ -1,4 +1,4 @@
-"""What tests read and change in the embedded API server past its API."""
+"""Read and change the objects of the embedded API server past its API."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class StoredObjects:
         return copy.deepcopy(obj)
 
     def objects(self, resource: resources.Resource, namespace: str = "") -> list[Object]:
-        """Return copies of the objects of a namespace, or of all when it is empty."""
+        """Return copies of the objects of a namespace; of all namespaces if it is empty."""
         return copy.deepcopy(self.store.select(resource.plural, namespace=namespace))
 
     def create(self, *objects: Object) -> None:
@@ -49,5 +49,5 @@ class StoredObjects:
             raise resource.not_found(name)
 
     def compact(self) -> None:
-        """Drop the history: every older resourceVersion is now answered with 410."""
+        """Drop the history: the server answers 410 to all older resourceVersions."""
         self.store.trim_history(keep=0)

@@ -1,8 +1,8 @@
-"""Have the simulated driver of each process that tests start fail on demand.
+"""Instrument the simulated driver in the processes that tests start.
 
-Python imports this module in each process that finds it on ``PYTHONPATH``, where
-``tests/conftest.py`` puts it. So what ships needs no way to load what tests it. This imports
-little, because tests look at what a process loads.
+Python imports this module in every process that finds it on ``PYTHONPATH``, where
+``tests/conftest.py`` puts it. So shipped code never loads test code. It imports little, because
+tests check which modules a process loads.
 """
 
 import importlib.machinery
@@ -14,10 +14,7 @@ _LIBRARY = "mig_manager.sandbox.driver.library"
 
 
 class _Finder:
-    """Finds the simulated library, and has ``nvml_faults`` imported after it.
-
-    Not earlier: most processes need neither.
-    """
+    """Imports ``nvml_faults`` after the simulated library, because most processes need neither."""
 
     def find_spec(
         self,
@@ -25,7 +22,7 @@ class _Finder:
         path: Sequence[str] | None = None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the library's spec, with a loader that goes on to ``nvml_faults``."""
+        """Return the library's spec, with a loader that also imports ``nvml_faults``."""
         if fullname != _LIBRARY:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)

@@ -64,7 +64,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         seen = gpus.observe()
         first = len(nvml_faults.read_calls(path))
-        wanted = transition.wanted(seen)
+        wanted = transition.desired(seen)
         changed = {gpu.uuid: gpu for gpu in gpus.execute(planner.plan(seen, wanted), seen)}
         after = gpus.observe()
         calls = nvml_faults.read_calls(path)

@@ -291,7 +291,7 @@ def test_profiles_of_equal_gpus_are_read_and_kept_once(tmp_path: pathlib.Path) -
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         seen = gpus.observe()
         asked = library.counts[ask]
-        gpus.execute(planner.plan(seen, MIXED.wanted(seen)), seen)
+        gpus.execute(planner.plan(seen, MIXED.desired(seen)), seen)
     finally:
         simulated.load(None)
 

@@ -8,30 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Self
 
 from mig_manager.sandbox.node import cluster_view, objects
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A pod of a day; seconds since its begin."""
-
-    name: str
-    profile: str
-    at_s: float
-    run_s: float
-
-    def pod(self) -> objects.JsonObject:
-        """Return the manifest."""
-        pod = objects.gpu_pod(self.name, f"nvidia.com/mig-{self.profile}")
-        pod["metadata"]["annotations"] = {objects.RUN_SECONDS: f"{self.run_s:.3f}"}
-        pod["spec"]["restartPolicy"] = "Never"
-        return pod
+from testkit import day
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Fate:
     """What became of a pod; monotonic seconds, None: not yet."""
 
-    job: Job
+    job: day.Job
     created_s: float
     bound_s: float | None = None
     started_s: float | None = None
@@ -70,14 +54,14 @@ class Day:
         self._exits.close()
         self.end_s = time.monotonic()
 
-    def play(self, jobs: Iterable[Job], *, end_s: float) -> None:
+    def play(self, jobs: Iterable[day.Job], *, end_s: float) -> None:
         """Create each pod at its time; return when it is so late."""
         pause, begin = threading.Event(), time.monotonic()
         for job in sorted(jobs, key=lambda job: job.at_s):
             pause.wait(max(0.0, begin + job.at_s - time.monotonic()))
             with self._lock:
                 self.fates[job.name] = Fate(job=job, created_s=time.monotonic())
-            self._view.create(cluster_view.Kind.POD, job.pod())
+            self._view.create(cluster_view.Kind.POD, _pod(job))
         pause.wait(max(0.0, begin + end_s - time.monotonic()))
 
     def has(self, holds: Callable[[Fate], bool]) -> bool:
@@ -103,6 +87,13 @@ class Day:
             ):
                 fate.ended_s = now
                 fate.end = "" if phase == "Succeeded" else _why(item)
+
+
+def _pod(job: day.Job) -> objects.JsonObject:
+    pod = objects.gpu_pod(job.name, f"nvidia.com/mig-{job.profile}")
+    pod["metadata"]["annotations"] = {objects.RUN_SECONDS: f"{job.run_s:.3f}"}
+    pod["spec"]["restartPolicy"] = "Never"
+    return pod
 
 
 def _why(pod: objects.JsonObject) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
+from testkit import day
 from tests import waiting
 from tests.cluster import clusters, device_watch, pods_of_a_day, sandbox_nodes
 from tests.realnode import audit
@@ -23,7 +24,7 @@ _HALF_S = 7.0
 _MORNING = {"1g.5gb": 15}
 """More at once than the first layout has."""
 _EVENING = {"2g.10gb": 9, "3g.20gb": 4, "7g.40gb": 2}
-_NEVER = pods_of_a_day.Job(name="never", profile="3g.40gb", at_s=1.0, run_s=1.0)
+_NEVER = day.Job(name="never", profile="3g.40gb", at_s=1.0, run_s=1.0)
 """Of the A100 with 80 GB, which is not here."""
 _TIMES = ("--quiet-s", "0.3", "--longest-wait-s", "1", "--cooldown-s", "0.5")
 _OPTIONS = ("--mode", "act", "--max-unavailable", "100%", *_TIMES)
@@ -31,10 +32,10 @@ _MOST_REQUESTS = {"partitioner": 2.0, "agents": 15.0}
 """For each pod."""
 
 
-def jobs(profiles: Mapping[str, int]) -> list[pods_of_a_day.Job]:
+def jobs(profiles: Mapping[str, int]) -> list[day.Job]:
     draw = random.Random(17)  # noqa: S311 - no secret
     return [
-        pods_of_a_day.Job(
+        day.Job(
             name=f"pod-{profile}-{number}",
             profile=profile,
             at_s=draw.uniform(0.0, _HALF_S),
@@ -67,15 +68,15 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
         exits.callback(other.end)
         watch = exits.enter_context(device_watch.watching(nodes.watched()))
         requests = audit.Log(real_cluster.server.audit_log)
-        day = exits.enter_context(pods_of_a_day.Day(nodes.view))
+        played = exits.enter_context(pods_of_a_day.Day(nodes.view))
 
-        day.play([_NEVER, *jobs(_MORNING)], end_s=_HALF_S)
+        played.play([_NEVER, *jobs(_MORNING)], end_s=_HALF_S)
         leader.end(signal.SIGKILL)
         # Its Lease keeps the other one waiting for most of a minute, which is tested elsewhere.
         real_cluster.kube.delete(f"{clusters.LEASES}/{leases(real_cluster)[0]}")
-        day.play(jobs(_EVENING), end_s=_HALF_S)
+        played.play(jobs(_EVENING), end_s=_HALF_S)
         waiting.until(
-            lambda: day.has(lambda fate: fate.ended_s is not None or fate.job is _NEVER),
+            lambda: played.has(lambda fate: fate.ended_s is not None or fate.job is _NEVER),
             "the end of every pod",
         )
         events = real_cluster.kube.get(clusters.EVENTS)["items"]
@@ -83,13 +84,13 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
         asked = requests.requests(sandbox_nodes.PARTITIONER_USER)
         asked_by_agents = requests.requests()
 
-    assert {name: fate.end for name, fate in day.fates.items() if fate.end} == {}
-    assert day.fates[_NEVER.name].bound_s is None
+    assert {name: fate.end for name, fate in played.fates.items() if fate.end} == {}
+    assert played.fates[_NEVER.name].bound_s is None
     assert watch.checks > 0
     assert watch.losses == set()
     assert requests.evicted() == []
     assert asked["patch nodes"] > 0
-    placed = len(day.fates) - 1
+    placed = len(played.fates) - 1
     assert asked.total() <= _MOST_REQUESTS["partitioner"] * placed
     assert asked_by_agents.total() <= _MOST_REQUESTS["agents"] * placed
     impossible = [each for each in events if each["reason"] == "NoRoomPossible"]
