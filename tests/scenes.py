@@ -1,6 +1,5 @@
 """One small node in memory, its layouts, and the scenes that the pipeline is played in."""
 
-import collections
 import copy
 import dataclasses
 import functools
@@ -16,20 +15,11 @@ from mig_manager.core import model, ports, steps
 from mig_manager.core.node import claims, clients, cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import journals
-from tests import fakes, gpu_values
+from tests import changes, fakes, gpu_values
 
-CONFIG = """
-version: v1
-mig-configs:
-  all-disabled:
-  - {devices: all, mig-enabled: false}
-  all-1g.5gb:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  all-balanced:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
-  one-slice-changed:
-  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 4, 3g.20gb: 1}}
-  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
+CONFIG = (
+    changes.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))
+    + """\
   all-disabled-first:
   - {devices: [0], mig-enabled: false}
   too-much:
@@ -39,31 +29,16 @@ mig-configs:
   other-gpu:
   - {devices: all, device-filter: "0xFFFF10DE", mig-enabled: true, mig-devices: {1g.5gb: 1}}
 """
+)
 
 
-BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
-DEVICES: Mapping[str, tuple[Mapping[str, int] | None, ...]] = {
-    "all-disabled": (None, None),
-    "all-1g.5gb": ({"1g.5gb": 7}, {"1g.5gb": 7}),
-    "all-balanced": (BALANCED, BALANCED),
-    "one-slice-changed": ({"1g.5gb": 4, "3g.20gb": 1}, BALANCED),
-}
-"""What each GPU has with a layout, None without MIG; the planner is not asked."""
+BALANCED = changes.counts(*changes.gpus_with("all-balanced", 1)) or {}
 
 
 def has_layout(rig: fakes.NodeRig, layout: str) -> bool:
     """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
-    is_pending = any(gpu.pending_mode is not gpu.current_mode for gpu in rig.gpus)
-    return not is_pending and tuple(map(_devices, rig.gpus)) == DEVICES[layout]
-
-
-def _devices(gpu: model.Gpu) -> Mapping[str, int] | None:
-    assert all(gi.compute_instances for gi in gpu.gpu_instances)
-    if gpu.current_mode is model.MigMode.DISABLED:
-        return None
-    return collections.Counter(
-        str(ci.profile) for gi in gpu.gpu_instances for ci in gi.compute_instances
-    )
+    gpus, wanted = changes.described(rig.gpus), changes.gpus_with(layout)
+    return [*map(changes.counts, gpus)] == [*map(changes.counts, wanted)]
 
 
 def is_as_before(rig: fakes.NodeRig, before: Iterable[model.Gpu | model.GpuSnapshot]) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import objects
-from tests import journals
+from tests import changes, journals
 from tests.crash import points as points_
 from tests.crash import scenarios, stage
 from tests.simulated_rig import devices
@@ -22,7 +22,7 @@ _TERMINAL = (model.State.SUCCESS, model.State.FAILED)
 
 Aftermath = scenarios.Aftermath
 Recorder = Callable[[scenarios.Scenario], "Recording"]
-Ends = Collection[tuple[str | None, str | None, scenarios.Gpus]]
+Ends = Collection[tuple[str | None, str | None, changes.Gpus]]
 """How a node may be in the end: its state, its applied layout, and its GPUs."""
 
 
@@ -215,7 +215,7 @@ def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:
     done = scenario.layout, scenario.after
     match aftermath:
         case Aftermath.OTHER_LAYOUT:
-            return {(success, scenario.other, scenarios.GPUS[scenario.other])}
+            return {(success, scenario.other, scenario.gpus_with(scenario.other))}
         case Aftermath.OLD_LAYOUT:
             return {(success, was, scenario.before)}
         case Aftermath.NO_LAYOUT:
@@ -232,9 +232,9 @@ def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:
 
 def _hurt(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
     """Name the pods that were disturbed although the change does not affect their devices."""
-    spared = set(_each(rig.scenario.before)) & set(_each(rig.scenario.changed))
+    spared = changes.each(rig.scenario.before) & changes.each(rig.scenario.changed)
     if aftermath is Aftermath.OTHER_LAYOUT:
-        spared &= set(_each(scenarios.GPUS[rig.scenario.other]))
+        spared &= changes.each(rig.scenario.gpus_with(rig.scenario.other))
     now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
     for pod in rig.pods:
         if not spared.issuperset(pod.devices):
@@ -246,11 +246,6 @@ def _hurt(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
             yield f"{pod.name} has {in_use.get(pod.name)}, not {pod.device_ids}"
         elif any(now.get(id_) != rig.serials_before[id_] for id_ in pod.device_ids):
             yield f"the instance of {pod.name} was destroyed and made again"
-
-
-def _each(gpus: scenarios.Gpus) -> Iterable[str]:
-    """Name every device by its GPU, its profile and its place."""
-    return (f"{index}: {name}" for index, gpu in enumerate(gpus) for name in gpu.split())
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, object]:

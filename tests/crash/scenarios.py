@@ -3,57 +3,13 @@
 import dataclasses
 import enum
 import signal
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-
-CONFIG = """\
-version: v1
-mig-configs:
-  off:
-  - {devices: all, mig-enabled: false}
-  two-sizes:
-  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 1}}
-  two-sizes-h100:
-  - {devices: all, mig-enabled: true, mig-devices: {3g.40gb: 1, 1g.10gb: 1}}
-  first-off:
-  - {devices: [0], mig-enabled: false}
-  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 1}}
-  balanced:
-  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 2}}
-  one-slice-changed:
-  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 4}}
-  fewer:
-  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 2}}
-  uneven:
-  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 2}}
-  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1}}
-  uneven-changed:
-  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 4}}
-  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1}}
-"""
-
-Gpus = tuple[str, ...]
-"""Of each GPU its devices with the memory slices at which they begin, or ``off`` without MIG."""
-
-GPUS: Mapping[str, Gpus] = {
-    "two-sizes": ("1g.5gb@0 3g.20gb@4", "1g.5gb@0 3g.20gb@4"),
-    "two-sizes-h100": ("1g.10gb@0 3g.40gb@4",),
-    "first-off": ("off", "1g.5gb@0 3g.20gb@4"),
-    "balanced": ("2g.10gb@0 1g.5gb@2 1g.5gb@3 3g.20gb@4",),
-    "one-slice-changed": ("1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4",),
-    "fewer": ("1g.5gb@2 1g.5gb@3 3g.20gb@4",),
-    "uneven": ("2g.10gb@0 1g.5gb@2 1g.5gb@3 3g.20gb@4", "3g.20gb@4"),
-    "uneven-changed": ("1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4", "2g.10gb@0 3g.20gb@4"),
-}
-"""The GPUs with each layout, on the nodes that have it here.
-
-Not what the planner returns, so that a planner or a rollback that does nothing is noticed.
-"""
+from tests import changes
 
 UNDISTURBED = frozenset({"Drain", "Pause", "Execute", "Resume", "Prove"})
 """Where pods are evicted the node is tainted within the drain."""
@@ -92,17 +48,21 @@ class Scenario:
         return self.name.replace(" ", "-")
 
     @property
-    def after(self) -> Gpus:
+    def after(self) -> changes.Gpus:
         """The GPUs with the requested layout."""
-        return GPUS[self.layout]
+        return self.gpus_with(self.layout)
 
     @property
-    def before(self) -> Gpus:
+    def before(self) -> changes.Gpus:
         """The GPUs before the change, and after one that fails."""
-        return GPUS[self.was] if self.was else ("off",) * len(self.after)
+        return self.gpus_with(self.was or "all-disabled")
+
+    def gpus_with(self, layout: str) -> changes.Gpus:
+        """Return what its GPUs have with a layout."""
+        return changes.gpus_with(layout, int(self.spec.partition("x")[0]))
 
     @property
-    def changed(self) -> Gpus:
+    def changed(self) -> changes.Gpus:
         """The GPUs as the change makes them, unless the drain before it fails."""
         return self.before if self.guarded else self.after
 
@@ -132,8 +92,8 @@ FIRST_HOPPER = Scenario(
 ONE_SLICE = Scenario(
     name="one slice on a busy node",
     spec="1xA100-SXM4-40GB",
-    was="balanced",
-    layout="one-slice-changed",
+    was="all-balanced",
+    layout="one-slice",
     other="fewer",
 )
 MODE_OFF = Scenario(
@@ -168,7 +128,7 @@ DRAIN_TIMEOUT = dataclasses.replace(
 ACTIVE = dataclasses.replace(
     ONE_SLICE,
     name="layout already active",
-    layout="balanced",
+    layout="all-balanced",
     reason=errors.Reason.ALREADY_APPLIED,
     phases=frozenset({"Done"}),
 )

@@ -16,7 +16,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states, transitions
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
-from tests import simulated_rig
+from tests import changes, simulated_rig
 from tests.crash import agent_process, scenarios
 from tests.sandbox import monitors
 
@@ -77,7 +77,7 @@ class Stage(stages.Stage):
         labels = _CLIENT_LABELS | ({_MONITOR_LABEL: "true"} if scenario.has_monitor else {})
         super().__init__(
             scenario.spec,
-            scenarios.CONFIG,
+            changes.document(changes.LAYOUTS),
             latency=states.Latency(),
             node_options=dataclasses.replace(
                 _QUICK, labels=labels | dict(start.labels if start else {})
@@ -157,7 +157,7 @@ class Stage(stages.Stage):
                 )
         return names
 
-    def geometry(self) -> scenarios.Gpus:
+    def geometry(self) -> changes.Gpus:
         """Return what the driver has on the GPUs, in the words of the scenarios."""
         return simulated_rig.described(self.state)
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from mig_manager.agent import outcomes
 from mig_manager.core.node import clients, cluster
-from tests import scenes
+from tests import changes, scenes
 from tests.pipeline import played_changes
-from tests.pipeline.played_changes import Change, End, Gpus, Play
+from tests.pipeline.played_changes import Change, End, Play
 
 
 def _request_another(play: Play) -> None:
@@ -49,7 +49,7 @@ def _start_pod(play: Play, *, is_spared: bool = False) -> None:
     existing = sorted(
         uuid
         for uuid, name in played_changes.names(rig.gpus).items()
-        if uuid in free and (name in played_changes.each(play.change.after)) is is_spared
+        if uuid in free and (name in changes.each(play.change.after)) is is_spared
     )
     if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pod_names:
         uid = rig.add_pod("newcomer", devices=frozenset(existing[:1]))
@@ -102,7 +102,7 @@ WRITES: Mapping[str, Callable[[Play], None]] = {
 """What another program or a person does to the node, by what it is written to."""
 
 
-def ends(change: Change, write: str, *, unread: Gpus | None = None) -> Sequence[End]:
+def ends(change: Change, write: str, *, unread: changes.Gpus | None = None) -> Sequence[End]:
     """Return how a change may end during which another program writes once.
 
     Args:
@@ -207,7 +207,7 @@ class _Explorer:
                 self.tried += 1
                 self.struck += 1
                 self.strikes["writes"] += 1
-                unread = None if number else played_changes.described(play.rig.gpus)
+                unread = None if number else changes.described(play.rig.gpus)
                 self._judge(forked, outcome, ends(self._change, name, unread=unread))
 
     def _write(self, write: Callable[[Play], object], play: Play) -> None:

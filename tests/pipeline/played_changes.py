@@ -14,17 +14,12 @@ from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import clients, cluster
-from tests import fakes, scenes
+from tests import changes, fakes, scenes
 from tests.pipeline import test_on_demand
 
-_BALANCED = "2g.10gb@0 1g.5gb@2 1g.5gb@3 3g.20gb@4"
-_SLICE = "1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4"
-_ALL_1G = "1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 1g.5gb@4 1g.5gb@5 1g.5gb@6"
 _MOST_ATTEMPTS = 8
 _PAUSE_S = 5.0
 _LIMITS = {"has_custom_layouts": True, "generated_layouts": settings.GeneratedLayouts.OFF}
-
-Gpus = tuple[str, ...]
 
 
 class Change(NamedTuple):
@@ -32,23 +27,29 @@ class Change(NamedTuple):
 
     make: Callable[[], fakes.NodeRig]
     layout: str
-    before: Gpus
-    after: Gpus
-    """The GPUs once the layout is active."""
     was: str | None
     """The layout that is applied before."""
     custom: customs.Custom | None = None
+    """Where it is this, the GPUs end with ``LAYOUT``."""
     is_refused: bool = False
     """Whether the driver refuses an instance of the layout, so that all is rolled back."""
     evicted: frozenset[str] = frozenset()
     """The pods that it evicts."""
 
     @property
+    def before(self) -> changes.Gpus:
+        return changes.gpus_with(self.was or "all-disabled")
+
+    @property
+    def after(self) -> changes.Gpus:
+        """The GPUs once the layout is active."""
+        return changes.gpus_with(scenes.LAYOUT if self.custom else self.layout)
+
+    @property
     def other(self) -> "End":
         """How a request of another layout ends."""
-        if self.layout == "all-1g.5gb":
-            return End("success", "all-balanced", (_BALANCED, _BALANCED))
-        return End("success", "all-1g.5gb", (_ALL_1G, _ALL_1G))
+        layout = "all-balanced" if self.layout == "all-1g.5gb" else "all-1g.5gb"
+        return End("success", layout, changes.gpus_with(layout))
 
     @property
     def end(self) -> "End":
@@ -63,38 +64,30 @@ class End(NamedTuple):
 
     state: str
     applied: str | None
-    gpus: Gpus
+    gpus: changes.Gpus
 
 
-NEXT = End("success", "all-disabled", ("off", "off"))
+NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
 
 CHANGES: Mapping[str, Change] = {
-    "first layout": Change(
-        scenes.node, "all-1g.5gb", before=("off", "off"), after=(_ALL_1G, _ALL_1G), was=None
-    ),
+    "first layout": Change(scenes.node, "all-1g.5gb", was=None),
     "one slice": Change(
         scenes.busy_node,
         "one-slice-changed",
-        before=(_BALANCED, _BALANCED),
-        after=(_SLICE, _BALANCED),
         was="all-balanced",
         evicted=frozenset({"affected"}),
     ),
     "mode change": Change(
         scenes.busy_node,
         "all-disabled-first",
-        before=(_BALANCED, _BALANCED),
-        after=("off", _BALANCED),
         was="all-balanced",
         evicted=frozenset({"affected"}),
     ),
     "rollback": Change(
         scenes.busy_node,
         "one-slice-changed",
-        before=(_BALANCED, _BALANCED),
-        after=(_SLICE, _BALANCED),
         was="all-balanced",
         is_refused=True,
         evicted=frozenset({"affected"}),
@@ -102,8 +95,6 @@ CHANGES: Mapping[str, Change] = {
     "on demand": Change(
         test_on_demand.idle_node,
         "custom",
-        before=(_BALANCED, _BALANCED),
-        after=(_SLICE, _BALANCED),
         was="all-balanced",
         custom=test_on_demand.ON_DEMAND,
     ),
@@ -140,7 +131,7 @@ class Play:
         """Return the change at its start."""
         rig = change.make()
         play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG), change.layout, change.custom)
-        assert described(rig.gpus) == change.before
+        assert changes.described(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if uid in rig.assigned}
         return play
 
@@ -250,7 +241,7 @@ class Play:
             rig.annotations.get(cluster.JOURNAL_ANNOTATION),
             tuple(sorted(rig.labels.items())),
             rig.has_hold_taint,
-            described(rig.gpus),
+            changes.described(rig.gpus),
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
@@ -263,7 +254,7 @@ class Play:
         rig = self.rig
         if outcome is None:
             return [f"no end after {_MOST_ATTEMPTS} attempts"]
-        labels, gpus = rig.labels, described(rig.gpus)
+        labels, gpus = rig.labels, changes.described(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
         published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
@@ -304,29 +295,7 @@ def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:
     return names
 
 
-def each(gpus: Gpus) -> set[str]:
-    """Return the devices that a change lists, each with its GPU."""
-    return {f"{index}: {name}" for index, gpu in enumerate(gpus) for name in gpu.split()}
-
-
 def _nothing() -> None: ...
 
 
 def _accept(_step: steps.Step) -> None: ...
-
-
-def described(gpus: Sequence[model.Gpu]) -> Gpus:
-    """Return the GPUs in the words of the changes."""
-    return tuple(map(_described, gpus))
-
-
-def _described(gpu: model.Gpu) -> str:
-    if gpu.current_mode is not gpu.pending_mode:
-        return "between two modes"
-    if gpu.current_mode is model.MigMode.DISABLED:
-        return "off"
-    return " ".join(
-        f"{name}@{gi.placement.start}"
-        for gi in gpu.gpu_instances
-        for name in ([str(ci.profile) for ci in gi.compute_instances] or [f"({gi.profile})"])
-    )

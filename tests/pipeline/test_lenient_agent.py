@@ -45,7 +45,7 @@ def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
 
     (warning,) = overlooked.entries
     assert warning["log_level"] == "warning"
-    assert str(warning["place"]).endswith(":21:3")
+    assert str(warning["place"]).endswith(":20:3")
     assert "key 'all-disabled' is given twice" in str(warning["problem"])
 
 

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         lambda: scenes.node(layout="all-balanced"),
         {"layout": "clash", "text": CLASH},
         Reason.DOES_NOT_FIT,
-        ("test.yaml:22:5: the layout does not fit GPU 0",),
+        ("test.yaml:21:5: the layout does not fit GPU 0",),
     ),
     "budget": (
         with_fields(budgets={"affected": "budget 'pdb-a' allows no disruption"}),

@@ -377,7 +377,7 @@ def active_by_own_file() -> Story:
 @pytest.mark.parametrize(
     ("text", "reason", "words"),
     [
-        (OWN.replace("{1g.5gb: 2,", "{1g.5gb: 2,,"), "InvalidConfig", "test.yaml:9:"),
+        (OWN.replace("{1g.5gb: 2,", "{1g.5gb: 2,,"), "InvalidConfig", "test.yaml:8:"),
         (OWN.replace("  all-balanced:", "  all-balancd:"), "UnknownConfig", "a generated layout"),
     ],
     ids=["typo", "misspelt name"],

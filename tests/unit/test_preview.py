@@ -21,7 +21,7 @@ MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mi
 NodeFit = preview.NodeFit
 
 
-def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
+def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
     """A100s, with MIG off or with some devices each."""
     bare = tuple(hardware.template(A100, index) for index in range(count))
     if devices is None:

@@ -6,6 +6,8 @@ Nothing here asks the planner or the parser, because they are what is tried.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from tests import changes
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -83,14 +85,6 @@ def is_feasible(layout: Layout) -> bool:
 def document(layouts: Mapping[str, Layout]) -> str:
     lines = ["version: v1", "mig-configs:"]
     for name, layout in layouts.items():
-        lines.append(f"  {name}:")
-        for index, choice in enumerate(layout):
-            if choice is None:
-                continue
-            is_on = choice.devices is not None
-            counts = ", ".join(f'"{key}": {n}' for key, n in (choice.devices or {}).items())
-            lines.append(
-                f"  - {{devices: [{index}], mig-enabled: {str(is_on).lower()}, "
-                f"mig-devices: {{{counts}}}}}"
-            )
+        chosen = ((at, choice) for at, choice in enumerate(layout) if choice is not None)
+        lines += (f"  {name}:", *(changes.entry(f"[{at}]", c.devices) for at, c in chosen))
     return "\n".join(lines) + "\n"
