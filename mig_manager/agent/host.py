@@ -25,7 +25,7 @@ def restore(job: jobs.Job) -> str:
     try:
         exit_hooks(job)
     except errors.MigManagerError as error:
-        return messages.joined(services, error.message)
+        return messages.join(services, error.message)
     return services
 
 

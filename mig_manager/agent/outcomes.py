@@ -44,7 +44,7 @@ def failed(
     remedy = reason.remedy
     if is_final:
         remedy = "Request a layout that keeps what is in use; the agent does not retry."
-    text = f"{messages.ended(message)} {remedy}".rstrip()
+    text = f"{messages.with_full_stop(message)} {remedy}".rstrip()
     return Outcome(
         state=model.State.FAILED,
         reason=reason,

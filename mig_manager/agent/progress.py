@@ -95,7 +95,9 @@ class Progress:
             for gpu in gpus.unreachable
         )
         if problem := self._status.config_problem:
-            missing += f" It stays, but the file cannot be used: {messages.ended(problem)}"
+            missing += (
+                f" It stays, but the file cannot be used: {messages.with_full_stop(problem)}"
+            )
         return outcomes.Outcome(
             state=model.State.SUCCESS,
             reason=reason,
@@ -226,7 +228,7 @@ class Progress:
             reason=outcome.reason.value, message=outcome.message, is_warning=is_failure
         )
         if outcome.gpus.unreachable:
-            sentences = (messages.ended(gpu.sentence) for gpu in outcome.gpus.unreachable)
+            sentences = (messages.with_full_stop(gpu.sentence) for gpu in outcome.gpus.unreachable)
             self._deps.node.emit(
                 reason=errors.Reason.GPU_UNREACHABLE.value,
                 message=" ".join((*sentences, errors.Reason.GPU_UNREACHABLE.remedy)),

@@ -281,7 +281,7 @@ class Reconciler:
         )
         self._deps.node.emit(
             reason="Recovered",
-            message=messages.joined(done, result),
+            message=messages.join(done, result),
             is_warning=not is_restored,
         )
 

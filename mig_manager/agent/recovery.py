@@ -71,7 +71,7 @@ def find_journal(
 
 def has_ended(journal: journals.Journal, view: cluster.NodeView) -> bool:
     """Check whether the run ended and its snapshot only waits for an unreachable GPU."""
-    published = status.read_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
+    published = status.parse_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
     return journal.is_restored or (
         status.was_active(published) and dataclasses.replace(journal, snapshot=()).is_restored
     )
@@ -87,7 +87,7 @@ def find_record(
     If record and status name different requests, the status is newer: an agent version without
     records has served the node since.
     """
-    published = status.read_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
+    published = status.parse_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
     record = _parsed(view.annotations.get(cluster.REQUEST_ANNOTATION))
     if record is None and published is None and request_file is not None:
         try:
@@ -170,7 +170,7 @@ def roll_back(job: jobs.Job) -> str:
         change = job.transaction()
         plan = planner.restore(now, snapshot)
         if plan.is_empty:
-            result = transaction.without_steps(now, snapshot)
+            result = transaction.verify_without_steps(now, snapshot)
             return change.conclude(result).message if result.is_complete else result.message
         _require_unused(job.deps, plan, now)
         job.taken.begin_rollback()

@@ -38,7 +38,7 @@ class Resolved:
     ) -> steps.Plan:
         """Plan the layout.
 
-        ``restoring`` has the instances of GPUs outside the layout from before an interrupted
+        ``restore_patch`` has the instances of GPUs outside the layout from before an interrupted
         change. Devices with ``busy`` UUIDs are destroyed last.
 
         Raises:
@@ -132,7 +132,7 @@ def verified_without_file(
         raise error
     job.progress.note(config_hash=verified.config_hash, config_problem=error.message)
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
-    message = f"{messages.ended(error.message)} {error.reason.remedy}"
+    message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
     return gpus, verified.is_owners
 

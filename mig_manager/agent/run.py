@@ -91,7 +91,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     forced = drain.evictions.forced
     notes = [f" Deleted by force: {messages.listed(forced)}."] if forced else []
     notes += [
-        f" Note: {messages.ended(warning)}"
+        f" Note: {messages.with_full_stop(warning)}"
         for warning in planner.vgpu_host_warnings(gpus, change.plan)
     ]
     return proof.finished(job, paused, gpus, is_owners=resolved.is_owners, notes=notes)
@@ -112,7 +112,7 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
 def undo(job: jobs.Job) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
     result = "" if job.progress.has_rolled_back else recovery.roll_back(job)
-    return messages.joined(result, host.restore(job))
+    return messages.join(result, host.restore(job))
 
 
 def undo_interrupted(job: jobs.Job) -> str:
@@ -123,5 +123,5 @@ def undo_interrupted(job: jobs.Job) -> str:
         try:
             job.transaction().refresh()
         except errors.HostError as error:
-            result = messages.joined(result, error.message)
+            result = messages.join(result, error.message)
     return result

@@ -64,7 +64,8 @@ def _found(
         if not lost:
             raise
         raise errors.LayoutError(
-            f"{messages.ended(error.message)} It may be one of an unreachable GPU: {lost}",
+            f"{messages.with_full_stop(error.message)} "
+            f"It may be one of an unreachable GPU: {lost}",
             reason=errors.Reason.GPU_UNREACHABLE,
         ) from error
 

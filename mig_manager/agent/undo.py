@@ -180,15 +180,13 @@ class Taken:
         self, reason: errors.Reason, *parts: str, is_final: bool = False
     ) -> outcomes.Outcome:
         """Return the failure of this run, with unreachable GPUs and what remains to restore."""
-        message = messages.joined(*parts)
+        message = messages.join(*parts)
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self._progress.gpus.unreachable
         is_restored = self._journal.remaining.is_restored
         return outcomes.failed(
             reason,
-            messages.joined(
-                message, *(gpu.sentence for gpu in lost if gpu.message not in message)
-            ),
+            messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
             is_unfinished=not is_restored,
             # Evicted pods must not start here again before the other pods are gone.
             keeps_closed=self._journal.draining and reason.is_transient,
@@ -219,7 +217,7 @@ class Taken:
             taken = dataclasses.replace(taken, hold_taint=False)
 
         self._progress.finish(
-            outcome, lambda view: _with(journals.restoring(taken, view), kept, annotations)
+            outcome, lambda view: _with(journals.restore_patch(taken, view), kept, annotations)
         )
         self._journal = kept
 
@@ -227,7 +225,7 @@ class Taken:
         """Undo all entries that a write to the Node can undo, and leave the state unchanged."""
         remaining = self._journal.remaining
         self._progress.abandon(
-            lambda view: _with(journals.restoring(self._journal, view), remaining)
+            lambda view: _with(journals.restore_patch(self._journal, view), remaining)
         )
         self._journal = remaining
 

@@ -112,8 +112,8 @@ def _run(
 ) -> plans.Applied:
     points.load()
     with local.locked(deps, f"{verb} {target.name}"):
-        observed = local.first_observation(deps)
-        undo_stack = local.opened(deps, observed, config=target.name)
+        observed = local.observe(deps)
+        undo_stack = local.open_undo_stack(deps, observed, config=target.name)
         change = _Change(
             deps=deps,
             target=target,

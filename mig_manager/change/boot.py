@@ -133,8 +133,8 @@ class _Outcome:
 
 
 def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
-    observed = local.first_observation(deps)
-    undo_stack = local.opened(deps, observed, config=saved.config)
+    observed = local.observe(deps)
+    undo_stack = local.open_undo_stack(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in undo_stack.journal.snapshot}
     unreachable = observed.missing(undo_stack.journal.snapshot)
     # A GPU that the saved layout does not list may have been part of the killed run.

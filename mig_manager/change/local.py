@@ -69,7 +69,7 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
     return transaction.locked(deps.lock, doing, announced_wait(deps, deps.lock_timeout_s))
 
 
-def first_observation(deps: Dependencies) -> model.ObservedGpus:
+def observe(deps: Dependencies) -> model.ObservedGpus:
     """Observe the GPUs, and wait for a driver that is not loaded yet.
 
     For the first observation only: a driver that is unloaded during a change is an error.
@@ -199,11 +199,13 @@ def undo_interrupted(deps: Dependencies) -> str:
         if deps.journal.read() is None:
             return ""
     with locked(deps, "undo an unfinished 'apply'"):
-        observed = first_observation(deps)
-        return opened(deps, observed).undo(observed)
+        observed = observe(deps)
+        return open_undo_stack(deps, observed).undo(observed)
 
 
-def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = "") -> UndoStack:
+def open_undo_stack(
+    deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
+) -> UndoStack:
     """Open the undo stack, with the journal of a killed run if there is one.
 
     ``config`` is the layout to apply next.

@@ -185,7 +185,7 @@ class Transaction:
         try:
             self.refresh()
         except errors.HostError as error:
-            message = messages.joined(result.message, error.message)
+            message = messages.join(result.message, error.message)
             return dataclasses.replace(result, message=message)
         return result
 
@@ -392,7 +392,7 @@ class _Restore:
         return planner.restore(now, self.before, keep_pending=self.keep_pending)
 
 
-def without_steps(now: Observed, before: Snapshots) -> Rollback:
+def verify_without_steps(now: Observed, before: Snapshots) -> Rollback:
     """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
     foreign = planner.unowned_instances(now, before)
     if foreign:

@@ -45,12 +45,12 @@ def by_cause(causes: Iterable[tuple[str, str]]) -> str:
     return "; ".join(groups[:_MOST_NAMED]) + (f"; {more} more" if more else "")
 
 
-def ended(text: str) -> str:
-    """Return a sentence with a full stop, unless it has an end mark."""
+def with_full_stop(text: str) -> str:
+    """Add a full stop to a sentence without an end mark."""
     return text if text.endswith(_END_MARKS) else f"{text}."
 
 
-def joined(*parts: str) -> str:
+def join(*parts: str) -> str:
     """Join the parts that are not empty by semicolons, but not after an end mark."""
     whole = ""
     for part in filter(None, parts):

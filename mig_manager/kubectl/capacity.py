@@ -216,7 +216,7 @@ def table(result: Capacity, *, style: bar.Style) -> str:
         rows.append(_row(result.total, ""))
     lines = tables.columns(_HEAD, rows, style=style)
     remarks = [
-        style.wrapped(f"{node.name}: {messages.joined(*node.notes)}")
+        style.wrapped(f"{node.name}: {messages.join(*node.notes)}")
         for node in result.nodes
         if node.notes
     ]

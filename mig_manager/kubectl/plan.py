@@ -280,7 +280,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
             change = gpu_report.summary(found.planned) if node.is_changed else "nothing"
             pods = "?" if found.losses is None else _affected(found)
         rows.append((found.name, _FITS[found.feasibility.fits], change, pods))
-        if remarks := messages.joined(node.why_not, *node.notes):
+        if remarks := messages.join(node.why_not, *node.notes):
             notes.append(style.wrapped(f"{found.name}: {remarks}"))
     notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
     lines = tables.columns(_HEAD, rows, style=style)

@@ -135,7 +135,7 @@ def table(status: Status, *, style: bar.Style) -> str:
             )
         )
         why = run.message if run and not report.state.is_good else ""
-        if remarks := messages.joined(why, *report.notes):
+        if remarks := messages.join(why, *report.notes):
             notes.append(style.wrapped(f"{report.node.name}: {remarks}"))
     lines = tables.columns(_HEAD, rows, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)

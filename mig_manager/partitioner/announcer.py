@@ -127,4 +127,4 @@ def _summary(change: partitioning.Change) -> str:
             parts.append(f"{verb} {', '.join(amounts)}")
     if change.pods:
         parts.append(f"for {messages.listed(sorted(pod.key for pod in change.pods))}")
-    return messages.ended(messages.joined(*parts))
+    return messages.with_full_stop(messages.join(*parts))

@@ -81,7 +81,8 @@ class Report:
             ("Waiting", [(e.pod.key, e.message) for e in self.decision.waiting]),
         ):
             lines = [
-                style.wrapped(messages.ended(f"{key}: {text}"), indent="  ") for key, text in rows
+                style.wrapped(messages.with_full_stop(f"{key}: {text}"), indent="  ")
+                for key, text in rows
             ]
             if lines:
                 blocks.append("\n".join([style.paint(title, bar.Tone.STRONG), *lines]))
@@ -171,9 +172,9 @@ def _node_text(result: NodeResult, style: bar.Style) -> str:
     title = style.paint(style.fitted(node.name), bar.Tone.STRONG)
     if change is None or result.plan is None:
         why = f"left alone: {node.unusable}" if node.unusable else "stays as it is"
-        return f"{title}\n{style.wrapped(messages.ended(why), indent='  ')}"
+        return f"{title}\n{style.wrapped(messages.with_full_stop(why), indent='  ')}"
     named = messages.listed([pod.key for pod in change.pods])
-    why = messages.ended(f"{change.why}, for {named}" if named else change.why)
+    why = messages.with_full_stop(f"{change.why}, for {named}" if named else change.why)
     changed = {gpu.gpu_uuid for gpu in result.plan.gpus}
     drawn = picture.draw_change(
         model.ObservedGpus(gpu for gpu in node.gpus if gpu.uuid in changed),

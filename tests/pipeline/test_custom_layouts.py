@@ -46,7 +46,7 @@ def run(
 
 
 def published(rig: fakes.NodeRig) -> status.PublishedStatus:
-    return status.read(rig.annotations[cluster.STATUS_ANNOTATION])
+    return status.parse(rig.annotations[cluster.STATUS_ANNOTATION])
 
 
 def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> None:

@@ -170,7 +170,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 
     run(rig, layout)
 
-    assert status.read(rig.annotations[cluster.STATUS_ANNOTATION]).phase == phase
+    assert status.parse(rig.annotations[cluster.STATUS_ANNOTATION]).phase == phase
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:

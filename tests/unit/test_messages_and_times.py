@@ -60,8 +60,13 @@ def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
 def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
     reason = errors.Reason.UNKNOWN_CONFIG
 
-    assert [messages.ended(text) for text in ("a", "a.", "a?", "a!")] == ["a.", "a.", "a?", "a!"]
-    assert messages.joined("a", "", "b?", "c.", "d") == "a; b? c. d"
+    assert [messages.with_full_stop(text) for text in ("a", "a.", "a?", "a!")] == [
+        "a.",
+        "a.",
+        "a?",
+        "a!",
+    ]
+    assert messages.join("a", "", "b?", "c.", "d") == "a; b? c. d"
     assert (
         outcomes.failed(reason, "did you mean 'x'?").message
         == f"did you mean 'x'? {reason.remedy}"

@@ -155,7 +155,7 @@ def test_labels_indicate_gpus(labels: dict[str, str], *, has_gpus: bool) -> None
 
 @given(st.dictionaries(st.sampled_from(["config", "reason", "phase", "message"]), st.text()))
 def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
-    parsed = records.read(status(**members))
+    parsed = records.parse(status(**members))
 
     assert (parsed.config + parsed.reason + parsed.phase + parsed.message).isprintable()
     assert model.State.SUCCESS is parsed.state
@@ -164,9 +164,9 @@ def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
 def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
     outcome = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
 
-    assert records.read(status(message=outcome.message)).message == outcome.message
+    assert records.parse(status(message=outcome.message)).message == outcome.message
     # Of any other writer, a message is bounded.
-    read = records.read(status(message="word " * 20_000 + "end. Read the log."))
+    read = records.parse(status(message="word " * 20_000 + "end. Read the log."))
     assert len(read.message) <= messages.LONGEST_BYTES
     assert read.message.endswith(" ... Read the log.")
 
@@ -179,4 +179,4 @@ def test_members_of_any_type_raise_nothing(value: object) -> None:
 
 @pytest.mark.parametrize("attempt", [True, -1, 2**31, 1.5, "2", None])
 def test_an_attempt_that_is_no_number_counts_as_the_first(attempt: object) -> None:
-    assert repr(records.read(status(attempt=attempt)).attempt) == "1"
+    assert repr(records.parse(status(attempt=attempt)).attempt) == "1"

@@ -22,7 +22,7 @@ Phase = rollout.RolloutPhase
 
 def run(config: str, state: model.State, **members: Any) -> status.PublishedStatus:
     data = {"config": config, "state": state.value} | members
-    return status.read(json.dumps(data))
+    return status.parse(json.dumps(data))
 
 
 APPLIED = run(FORMER, model.State.SUCCESS, phase="Done")

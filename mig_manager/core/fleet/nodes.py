@@ -201,7 +201,7 @@ def parse(item: Mapping[str, Any]) -> Node:
     published, status_error = None, ""
     text = view.annotations.get(cluster.STATUS_ANNOTATION)
     try:
-        published = None if text is None else run_status.read(text)
+        published = None if text is None else run_status.parse(text)
     except ValueError as error:
         status_error = messages.printable(str(error)) or "it is empty"
     return Node(

@@ -37,14 +37,17 @@ def find(
     """
     if not is_possible(gpus, node, strategy):
         return {}
-    advertised = _advertised(node)
+    advertised = resources.devices_of(node.allocatable)
     registered = {name for name, ids in (kubelet() or {}).items() if ids}
     if any(map(resources.is_mig, registered)):
         strategy = resources.Strategy.MIXED
     supplied = _supplied(gpus, advertised, strategy) | registered
     if not any(map(resources.is_device_or_shared, registered)):
-        # The plugin may be restarting, and a name that is no profile may be one of its own.
-        supplied |= {name for name in advertised if not _is_standard(name)}
+        # The plugin may be restarting, and may use other names than those of profiles.
+        for name in advertised:
+            resource = resources.base(name)
+            if resource != resources.GPU and resources.profile_of(resource) is None:
+                supplied.add(name)
     return {name: count for name, count in sorted(advertised.items()) if name not in supplied}
 
 
@@ -54,8 +57,9 @@ def is_possible(
     """Return whether a node may have phantom devices, as far as it and the GPUs show."""
     if not gpus or model.unreachable(gpus):
         return False
-    advertised = _advertised(node).keys()
-    return not advertised <= _supplied(gpus, advertised, strategy or resources.Strategy.MIXED)
+    advertised = resources.devices_of(node.allocatable)
+    supplied = _supplied(gpus, advertised, strategy or resources.Strategy.MIXED)
+    return not advertised.keys() <= supplied
 
 
 def message(advertised: Mapping[str, int]) -> str:
@@ -74,22 +78,8 @@ def remedy(node_name: str, names: Iterable[str]) -> str:
     return f"kubectl patch node {node_name} --subresource=status --type=merge -p '{patch}'"
 
 
-def _advertised(node: cluster.NodeView) -> dict[str, int]:
-    return {
-        name: count
-        for name, count in node.allocatable.items()
-        if count and resources.is_device_or_shared(name)
-    }
-
-
 def _supplied(
     gpus: Iterable[model.Gpu], advertised: Iterable[str], strategy: resources.Strategy | None
 ) -> set[str]:
-    return {
-        name for name in advertised if resources.base(name) in resources.supplied(gpus, strategy)
-    }
-
-
-def _is_standard(name: str) -> bool:
-    base = resources.base(name)
-    return base == resources.GPU or resources.profile_of(base) is not None
+    supplied = resources.supplied(gpus, strategy)
+    return {name for name in advertised if resources.base(name) in supplied}

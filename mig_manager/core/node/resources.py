@@ -94,6 +94,11 @@ def base(name: str) -> str:
     return name.removesuffix(_SHARED)
 
 
+def devices_of(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the existing GPUs and MIG devices among resources, with replicas or without."""
+    return {name: n for name, n in counts.items() if n and is_device_or_shared(name)}
+
+
 def supplied(gpus: Iterable[model.Gpu], strategy: "Strategy | None") -> frozenset[str]:
     """Return the resources that a device plugin may advertise for these GPUs, without replicas.
 
@@ -219,7 +224,7 @@ def why_not_schedulable(
     known = tuple(gpus)
     if allocatable is None:
         why = _why_not_counted(known, node, changed)
-        total = sum(_devices_of(node.allocatable).values())
+        total = sum(devices_of(node.allocatable).values())
         is_enough = is_partial and total >= len(expected_devices(_among(known, changed))[0])
         return "" if is_enough else why
     devices = {name: ids for name, ids in allocatable.items() if is_device_or_shared(name) and ids}
@@ -230,7 +235,7 @@ def why_not_schedulable(
         is_registered = _registered(known, node.capacity) >= len(expected)
         is_known = is_partial or ids <= expected
         if ids == expected or (ids and is_registered and is_known and needed <= ids):
-            return _compare_counts(devices, _devices_of(node.allocatable))
+            return _compare_counts(devices, devices_of(node.allocatable))
     sliced, _ = expected_devices(known)
     return (
         f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
@@ -264,7 +269,7 @@ def _why_not_counted(
 ) -> str:
     """Compare the node's counts with what the plugin should register by one of its strategies."""
     sliced, whole = expected_devices(gpus)
-    allocatable = {name: n for name, n in _devices_of(node.allocatable).items() if n}
+    allocatable = devices_of(node.allocatable)
     total = sum(allocatable.values())
     if total in (len(sliced), len(whole)):
         return ""
@@ -274,7 +279,7 @@ def _why_not_counted(
         if _is_as_expected(allocatable, expected, node.labels):
             return ""
         # Kubelet counts an unhealthy device in the capacity alone.
-        capacity = _devices_of(node.capacity).items()
+        capacity = devices_of(node.capacity).items()
         likely = {name: n for name, n in capacity if name in allocatable}
         if total >= needed and _is_as_expected(likely, expected, node.labels):
             return ""
@@ -306,14 +311,10 @@ def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[mo
     return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
 
 
-def _devices_of(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: n for name, n in counts.items() if is_device_or_shared(name)}
-
-
 def _registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> int:
     """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while."""
     names = supplied(gpus, None)
-    return sum(n for name, n in _devices_of(counts).items() if base(name) in names)
+    return sum(n for name, n in devices_of(counts).items() if base(name) in names)
 
 
 def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:

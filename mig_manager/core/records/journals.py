@@ -1,7 +1,7 @@
 """The journal of a change, for the run after a kill, and the last verified layout.
 
 The journal is the agent's undo stack: each member is something to restore or to finish.
-``restoring`` returns the patch for the part that a write to the Node restores. ``apply`` and
+``restore_patch`` returns the patch for the part that a write to the Node restores. ``apply`` and
 ``boot`` keep the same journal in a file, next to the last verified layout.
 """
 
@@ -216,7 +216,7 @@ class Journal:
 NONE = Journal(config="")  # nothing to restore
 
 
-def restoring(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:
+def restore_patch(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:
     """Return the patch that restores a journal's entries on the Node."""
     journal = without_foreign_labels(journal, view)
     labels: dict[str, str | None] = dict(journal.paused_labels)

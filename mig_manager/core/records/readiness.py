@@ -66,10 +66,10 @@ def condition(published: status.Status) -> Condition:
         case model.State.SUCCESS:
             # Same text whether or not this run changed anything: equal conditions are not written.
             unreachable = "".join(
-                f" {messages.ended(gpu.sentence)}" for gpu in published.gpus.unreachable
+                f" {messages.with_full_stop(gpu.sentence)}" for gpu in published.gpus.unreachable
             )
             if published.config_problem:
-                problem = messages.ended(published.config_problem)
+                problem = messages.with_full_stop(published.config_problem)
                 unreachable += f" The layout file cannot be used: {problem}"
             message = f"Layout {published.config} is active and verified.{unreachable}"
             return Condition(is_ready=True, reason="LayoutVerified", message=message)

@@ -1,6 +1,6 @@
 """The status of a run, for people and other programs, as JSON on the node.
 
-``Status`` is what the agent writes, ``read`` is the only reader of it.
+``Status`` is what the agent writes, ``parse`` is its only reader.
 """
 
 import collections
@@ -114,7 +114,7 @@ class PublishedStatus:
         return self.finished_at or self.started_at
 
 
-def read(text: str) -> PublishedStatus:
+def parse(text: str) -> PublishedStatus:
     """Parse a status annotation, with its texts made safe to print; ValueError if invalid."""
     data = json_text.parse_object(text)
     attempt = data.get("attempt", 1)
@@ -141,10 +141,10 @@ def read(text: str) -> PublishedStatus:
     )
 
 
-def read_or_none(text: str | None) -> PublishedStatus | None:
+def parse_or_none(text: str | None) -> PublishedStatus | None:
     """Parse a status annotation; None if it is missing or invalid."""
     try:
-        return read(text or "")
+        return parse(text or "")
     except ValueError:
         return None
 
