@@ -454,8 +454,8 @@ _ROWS = (
         $ eval "$(mig-manager completion bash)"
         For this shell; put it into ~/.bashrc for every bash.
 
-        $ mig-manager completion bash > /usr/share/bash-completion/completions/mig-manager
-        For all users, loaded on first use.
+        $ mig-manager completion bash > /etc/bash_completion.d/mig-manager
+        For all users, loaded by every bash.
 
         $ mig-manager completion zsh > "${fpath[1]}/_mig-manager"
         For zsh with compinit.

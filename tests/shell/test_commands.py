@@ -113,12 +113,14 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
 
     planned = plans.plan(node.hardware.observe(), layout("small"), users=users)
     unknown = drawn(plans.plan(node.hardware.observe(), layout("small")))
+    every = plans.plan(with_layout("balanced", count=4).hardware.observe(), layout("small"))
 
     assert planned.evicted == ("team/train-0",)
     assert "Pods that would be evicted: team/train-0" in drawn(planned)
     assert planned.plan.destroyed_uuids == {uuids["2g.10gb"]}
     assert f"MIG devices that must be idle: {uuids['2g.10gb']}" in unknown
     assert unknown.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
+    assert "4 MIG devices must be idle; '-o json' lists them." in drawn(every)
 
 
 def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:

@@ -7,6 +7,7 @@ from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, messages, model, picture, steps
 from mig_manager.core.layout import plans
 
+_MOST_UUIDS = 2  # that a picture shows, each of 40 characters
 _MOST_NAMED = 8  # devices or pods that a sentence names before it counts the rest
 NO_GPU = "This node has no NVIDIA GPU."
 
@@ -189,7 +190,12 @@ def _affected(result: plans.Planned, style: bar.Style) -> str:
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
     devices = sorted(result.plan.destroyed_uuids - changed - parts)
     lines = [style.fitted(f"GPU {picture.indices(whole)} must be idle.")] if whole else []
-    lines += [tables.listing("MIG devices that must be idle", devices, style)] if devices else []
+    if len(devices) > _MOST_UUIDS:
+        lines.append(
+            style.fitted(f"{len(devices)} MIG devices must be idle; '-o json' lists them.")
+        )
+    elif devices:
+        lines.append(tables.listing("MIG devices that must be idle", devices, style))
     return "\n".join(lines)
 
 
