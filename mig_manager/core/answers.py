@@ -290,6 +290,7 @@ class Preview(TypedDict):
     """What a layout would change on one node."""
 
     name: str
+    layout: str  # empty: an undo removes the label
     verdict: Annotated[str, "core.fleet.preview.NodeFit"]
     reason: str
     message: str
@@ -305,7 +306,7 @@ class RolloutPreview(TypedDict):
     """Answer of 'mig-manager rollout --dry-run'."""
 
     kind: Literal["RolloutPreview"]
-    layout: str
+    layout: str | None  # null: an undo
     nodes: list[Preview]
 
 

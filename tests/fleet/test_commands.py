@@ -72,6 +72,13 @@ class Rig:
         change = {cluster.GPUS_ANNOTATION: text}
         self.change(name, lambda thing: thing["metadata"]["annotations"].update(change))
 
+    def write(self, name: str, **metadata: Mapping[str, str]) -> None:
+        def update(thing: dict[str, Any]) -> None:
+            for field, values in metadata.items():
+                thing["metadata"][field].update(values)
+
+        self.change(name, update)
+
     def serve_config(self) -> None:
         self.server.store.create(
             {
@@ -208,7 +215,6 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "101%"), "neither a number"),
         (("no/label", "-l", "gpu=yes"), "not a valid label value"),
         (("undo", "-l", "gpu=yes"), "was labelled by a rollout"),
-        (("undo", "-l", "gpu=yes", "--dry-run"), "undo has no preview"),
         ((LAYOUT, "-c", "other", "-l", "gpu=yes"), "name one"),
         ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
         ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "not found"),
@@ -341,6 +347,29 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     own = rig.roll("own", "--dry-run", "-f", str(file))
     assert [node["verdict"] for node in own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
+
+
+def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: Rig) -> None:
+    rig.serve_config()
+    rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
+    for name, before in (("node-000", "all-balanced"), ("node-001", None), ("node-002", "x")):
+        request = "newer" if name == "node-002" else LAYOUT
+        mark = {cluster.ROLLOUT_ANNOTATION: json.dumps({"layout": LAYOUT, "before": before})}
+        rig.write(name, annotations=mark, labels={cluster.CONFIG_LABEL: request})
+    labels = rig.labels()
+
+    answer = rig.roll("undo", "--dry-run")
+
+    nodes = {node["name"]: node for node in answer.data["nodes"]}
+    assert {name: (node["layout"], node["reason"]) for name, node in nodes.items()} == {
+        "node-000": ("all-balanced", ""),
+        "node-001": ("", "LabelRemoved"),
+        "node-002": ("newer", "Superseded"),
+    }
+    assert nodes["node-000"]["instances"]["created"] == 8
+    text = rig("undo", "-l", "gpu=yes", "--dry-run").out
+    assert "node-000  all-balanced  fits" in text
+    assert rig.labels() == labels
 
 
 def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(

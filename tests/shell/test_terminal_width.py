@@ -68,11 +68,13 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     previews = [
         preview.Preview(
             name="gpu-node-1.example.org",
+            layout="all-balanced",
             feasibility=preview.NodeFit.FITS,
             claiming=pods,
         ),
         preview.Preview(
             name="b",
+            layout="",
             feasibility=preview.NodeFit.DOES_NOT_FIT,
             reason="NoFit",
             message="too small " * 20,

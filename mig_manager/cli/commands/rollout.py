@@ -105,25 +105,27 @@ def _preview(
     kube: api.KubeApi,
     nodes: Sequence[fleet_nodes.Node],
 ) -> int:
-    document, layout = _document(chosen, kube), chosen.goal.layout
-    if document is None and layout is not None and fleet_nodes.is_listed(nodes, layout):
+    document, goal = _document(chosen, kube), chosen.goal
+    nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
+    targets = filter(None, map(goal.target, nodes))
+    if document is None and all(fleet_nodes.is_listed(nodes, target) for target in targets):
         document = fleet_nodes.NO_FILE
-    if document is None or layout is None:
+    if document is None:
         where = "/".join(chosen.config_map)
         raise errors.UsageError(
             f"ConfigMap {where} not found; name another (--config-map) or a file (-f)"
         )
-    fleet_nodes.require_layout(nodes, document, layout)
+    if goal.layout is not None:
+        fleet_nodes.require_layout(nodes, document, goal.layout)
     pods = cluster_reader.ClusterReader(kube).gpu_pods([node.name for node in nodes])
     previews = [
-        preview.preview(node, document, layout, pods.get(node.name, ()))
-        for node in sorted(nodes, key=lambda node: node.name)
+        preview.of_rollout(goal, node, document, pods.get(node.name, ())) for node in nodes
     ]
     terminal.answer(
         chosen.output_format.value,
         lambda: {
             "kind": "RolloutPreview",
-            "layout": layout,
+            "layout": goal.layout,
             "nodes": [each.to_data() for each in previews],
         },
         lambda: previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
@@ -349,8 +351,10 @@ def _data(decision: rollout.RolloutDecision, goal: fleet_nodes.Goal) -> "answers
 def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
     """Return the previews of a dry run, node by node."""
     wide = max((len(node.name) for node in previews), default=4)
-    head = f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  DESTROYED  CREATED  RESET  EVICTED"
-    lines = [style.fitted(head)]
+    layouts = {node.layout for node in previews}
+    room = max(map(len, (*layouts, "LAYOUT"))) + 2 if len(layouts) > 1 else 0
+    head = f"{'NODE':<{wide}}  {'LAYOUT'[:room]:<{room}}{'VERDICT':<12}"
+    lines = [style.fitted(f"{head}  KEPT  DESTROYED  CREATED  RESET  EVICTED")]
     for node in previews:
         data = node.to_data()
         counts, reset = data["instances"], ",".join(map(str, data["resets"])) or "-"
@@ -363,7 +367,7 @@ def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Sty
         if node.message:
             rest = f"{node.reason}: {messages.printable(node.message, ' ')}"
         verdict = f"{node.feasibility.value:<12}"
-        start = f"{node.name:<{wide}}  "
+        start = f"{node.name:<{wide}}  {(node.layout or '-')[:room]:<{room}}"
         line = style.fitted(f"{start}{verdict}  {rest}".rstrip())
         painted = style.paint(verdict, _VERDICTS.get(node.feasibility, bar.Tone.PLAIN))
         # A line wrapped before the verdict is not coloured.

@@ -105,8 +105,6 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     if values["layout_operand"] and parsed.get("selected_config") is None:
         values["selected_config"] = None  # the command line overrides the variable
     goal = _goal(values["layout_operand"], values["selected_config"])
-    if values["is_dry_run"] and goal.layout is None:
-        raise errors.UsageError("--dry-run needs a layout; undo has no preview")
     if values["kubeconfig"] is None:
         if not environ.get("HOME"):
             raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")

@@ -41,6 +41,7 @@ class Preview:
     """What a layout would change on one node."""
 
     name: str
+    layout: str
     feasibility: NodeFit
     reason: str = ""  # why it does not fit, or is not known
     message: str = ""
@@ -69,6 +70,7 @@ class Preview:
         gpu_plans = planned.plan.gpus if planned else ()
         return {
             "name": self.name,
+            "layout": self.layout,
             "verdict": self.feasibility.value,
             "reason": self.reason,
             "message": self.message,
@@ -111,7 +113,9 @@ def preview(
         why = f"the published GPUs cannot be read: {error}"
     if gpus is None:
         unknown = NodeFit.UNKNOWN
-        return Preview(name=node.name, feasibility=unknown, reason="NotPublished", message=why)
+        return Preview(
+            name=node.name, layout=name, feasibility=unknown, reason="NotPublished", message=why
+        )
     try:
         chosen = layout or nodes.layout_of(node, gpus, document, name)
         printable = dataclasses.replace(chosen, name=messages.printable(chosen.name))
@@ -119,6 +123,7 @@ def preview(
     except (errors.ConfigError, errors.LayoutError) as error:
         return Preview(
             name=node.name,
+            layout=name,
             feasibility=NodeFit.DOES_NOT_FIT,
             reason=error.reason.value,
             message=messages.printable(error.message, " "),
@@ -132,6 +137,7 @@ def preview(
     losses, claiming = (None, ()) if pods is None else _affected(node, planned, pods)
     return Preview(
         name=node.name,
+        layout=name,
         feasibility=feasibility,
         reason=reason,
         message=message,
@@ -139,6 +145,30 @@ def preview(
         planned=planned,
         losses=losses,
         claiming=claiming,
+    )
+
+
+def of_rollout(
+    goal: nodes.Goal,
+    node: nodes.Node,
+    document: config.Document,
+    pods: Sequence[cluster.Pod],
+) -> Preview:
+    """Plan what a rollout or its undo requests of a node."""
+    target = goal.target(node)
+    if target is not None and not goal.is_superseded(node):
+        return preview(node, document, target, pods)
+    layout, reason = node.requested, "Superseded"
+    message = "another layout was requested since the rollout; the request stays"
+    if not goal.is_superseded(node):
+        layout, reason = "", "LabelRemoved"
+        message = "the label is removed; the GPUs stay as they are"
+    return Preview(
+        name=node.name,
+        layout=layout or "",
+        feasibility=NodeFit.FITS,
+        reason=reason,
+        message=message,
     )
 
 
