@@ -235,20 +235,11 @@ def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
     assert names == {"n2-gpu.nvidia.com-x", "n1-other.example.com-x"}
 
 
-def test_slices_that_may_not_be_withdrawn_stay(
-    server: apiserver.ApiServer, kube: api.KubeApi
+@pytest.mark.parametrize("suffixes", ["x", "abc"])
+def test_one_slice_that_may_not_be_withdrawn_keeps_no_other(
+    server: apiserver.ApiServer, kube: api.KubeApi, suffixes: str
 ) -> None:
-    server.create(a_slice())
-    server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403))
-    slices = claims.KubeSlices(kube, node_name="n1")
-    slices.withdraw()
-    assert len(slices.list() or ()) == 1
-
-
-def test_one_slice_that_is_not_deleted_keeps_no_other(
-    server: apiserver.ApiServer, kube: api.KubeApi
-) -> None:
-    server.create(*(a_slice(suffix=suffix) for suffix in "abc"))
+    server.create(*(a_slice(suffix=suffix) for suffix in suffixes))
     server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403, times=1))
     slices = claims.KubeSlices(kube, node_name="n1")
     slices.withdraw()

@@ -11,9 +11,9 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes
+from tests import fakes, scenes
 from tests.adapters import test_kube_leases
-from tests.partitioner.rig import Killed, MortalApi
+from tests.partitioner.rig import MortalApi
 from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
@@ -259,7 +259,7 @@ def test_replica_killed_at_any_request_leaves_a_usable_lease(rig: Rig, *, is_sen
         first, second = rig.replica("a"), rig.replica("b")
         mortal = rig.clients[-2]
         mortal.kill_at, mortal.is_sent = kill_at, is_sent
-        with structlog.testing.capture_logs(), pytest.raises(Killed):
+        with structlog.testing.capture_logs(), pytest.raises(scenes.Killed):
             campaign_until_killed(rig, first, mortal)
 
         rig.pass_time(DURATION_S + 2 * RENEW_S, second)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import structlog.testing
 
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import outcomes, reconcile, settings
+from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
-from tests import changes, fakes, simulated_rig
+from tests import changes, fakes, scenes, simulated_rig
 from tests.faults import nvml_codes
 
 
@@ -112,17 +112,8 @@ class Node:
         self.cluster = rig = Cluster(self.state)
         if self.scenario.is_busy:
             rig.occupy()
-        self._pipeline = reconcile.Reconciler(
-            ports.Dependencies(
-                gpus=self.gpus,
-                node=rig.node,
-                workloads=rig.workloads,
-                allocations=rig.allocations,
-                configs=fakes.FakeConfig(changes.document(changes.LAYOUTS)),
-                clock=rig.clock,
-            ),
-            settings.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
-        )
+        text = changes.document(changes.LAYOUTS)
+        self._pipeline = scenes.reconciler(rig, text, gpus=self.gpus)
 
     def run(self, layout: str = "", *, listen: Listen = structlog.testing.capture_logs) -> Ended:
         """Run the pipeline once; no log line may have a traceback."""

@@ -20,7 +20,7 @@ from mig_manager.core.records import capacity, gpu_codec
 from mig_manager.partitioner import main, settings
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests import fakes, gpu_values, waiting
+from tests import fakes, gpu_values, scenes, waiting
 from tests.sandbox import apirig
 from tests.unit import samples
 
@@ -41,10 +41,6 @@ class Clock(fakes.FakeClock):
 
     def now_iso(self, *, after_s: float = 0.0) -> str:
         return (BEGAN + dt.timedelta(seconds=self.now_s + self.jump_s + after_s)).isoformat()
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 class MortalApi(api.KubeApi):
@@ -72,7 +68,7 @@ class MortalApi(api.KubeApi):
         if self.kill_at is not None and self.count >= self.kill_at:
             if self.is_sent and self.count == self.kill_at:
                 super()._answer(request)
-            raise Killed
+            raise scenes.Killed
         return super()._answer(request)
 
 
@@ -203,12 +199,8 @@ class Rig:
         (layout,) = config.parse(text, source="annotation").layouts.values()
         gpus = self.gpus[name]
         if reason is errors.Reason.APPLIED:
-            for step in planner.plan(gpus, config.select(layout, gpus)).steps:
-                gpus = tuple(
-                    gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
-                    for gpu in gpus
-                )
-            self.gpus[name] = gpus
+            plan = planner.plan(gpus, config.select(layout, gpus))
+            self.gpus[name] = gpu_values.execute(gpus, plan)
         published = self._published(name, cluster.CUSTOM_LAYOUT, layout.content_hash, reason.value)
 
         def change(obj: Object) -> None:

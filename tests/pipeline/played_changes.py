@@ -101,10 +101,6 @@ CHANGES: Mapping[str, Change] = {
 }
 
 
-class Death(BaseException):
-    """Stands for SIGKILL: the process makes no call after it."""
-
-
 @dataclasses.dataclass
 class Play:
     """A node and what is requested of it, between two strikes or during one."""
@@ -156,7 +152,7 @@ class Play:
             if not self.is_dead:
                 strike(self)
             if self.is_dead:
-                raise Death
+                raise scenes.Killed
             self.moment += 1
 
         def step(one: steps.Step) -> Exception | None:
@@ -167,7 +163,7 @@ class Play:
         rig.on_call, rig.step_error = come_to, step
         try:
             return self._serve()
-        except Death:
+        except scenes.Killed:
             return None
         finally:
             rig.on_call, rig.step_error = _nothing, _accept

@@ -10,7 +10,7 @@ import sys
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import waiting
+from tests import simulated_rig, waiting
 from tests.shell import commandline
 
 LAYOUTS = """
@@ -105,10 +105,7 @@ class Node:
 
     @property
     def shape(self) -> list[object]:
-        return [
-            (gpu.is_enabled, sorted((gi.profile_id, gi.placement) for gi in gpu.instances))
-            for gpu in self.state.read().gpus
-        ]
+        return [*simulated_rig.geometry(self.state)]
 
     def kill(self, *argv: str, function: str, first: int = 1) -> None:
         """Run a command, and kill it in the middle of a call."""

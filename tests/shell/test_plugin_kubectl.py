@@ -131,13 +131,6 @@ def test_a_server_that_kubectl_cannot_reach_is_unavailable(
     assert caught.value.reason is UNAVAILABLE
 
 
-def test_a_kubectl_that_fails_without_a_word_is_a_cluster_error(bin_: pathlib.Path) -> None:
-    play(bin_, "exit 1")
-
-    with pytest.raises(errors.ClusterError, match="without a message"):
-        client().get("/api/v1/nodes/n1")
-
-
 @pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])
 def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) -> None:
     play(bin_, f"echo '{answer}'")
@@ -153,16 +146,20 @@ def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
         list(cluster.pages(client().get, "/api/v1/nodes", {}, what="the list"))
 
 
-def test_a_hanging_kubectl_is_killed(bin_: pathlib.Path) -> None:
-    play(bin_, "exec sleep 600")
-
-    with pytest.raises(errors.ClusterError, match=r"did not end within 0\.2 s"):
-        client(timeout_s=0.2).get("/version")
-
-
-def test_an_unrunnable_kubectl_is_a_cluster_error(bin_: pathlib.Path) -> None:
-    (bin_ / "kubectl").write_bytes(b"\x7fELF")
+@pytest.mark.parametrize(
+    ("program", "timeout_s", "message"),
+    [
+        (b"#!/bin/sh\nexit 1\n", 60.0, "without a message"),
+        (b"#!/bin/sh\nexec sleep 600\n", 0.2, r"did not end within 0\.2 s"),
+        (b"\x7fELF", 60.0, "cannot be run"),
+    ],
+    ids=["silent", "hanging", "unrunnable"],
+)
+def test_a_kubectl_that_does_not_work_is_a_cluster_error(
+    bin_: pathlib.Path, program: bytes, timeout_s: float, message: str
+) -> None:
+    (bin_ / "kubectl").write_bytes(program)
     (bin_ / "kubectl").chmod(0o755)
 
-    with pytest.raises(errors.ClusterError, match="cannot be run"):
-        client().get("/version")
+    with pytest.raises(errors.ClusterError, match=message):
+        client(timeout_s=timeout_s).get("/version")

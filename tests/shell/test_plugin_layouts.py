@@ -90,28 +90,32 @@ def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(user: ri
     assert all(each["gpus"] for each in json.loads(out)["layouts"])
 
 
-def test_a_generated_layout_that_the_node_lists_can_be_planned(user: rig.Viewer) -> None:
+SAME = """version: v1
+mig-configs:
+  all-7g.40gb: [{devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("document", "origin"),
+    [
+        (OWN, "generated for NVIDIA A100-SXM4-40GB"),
+        (SAME, "ConfigMap mig-manager/mig-manager-config:3"),
+    ],
+    ids=["without it", "with it"],
+)
+def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
+    user: rig.Viewer, document: str, origin: str
+) -> None:
     add_node(user.server, served.to_json(entries()))
-    user.server.store.create(
-        rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": OWN})
-    )
+    content = {"config.yaml": document}
+    user.server.store.create(rig.config_map("mig-manager", "mig-manager-config", **content))
 
     answer = user.alone("plan", "all-7g.40gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
-    assert "Origin: generated for NVIDIA A100-SXM4-40GB" in answer.out
+    assert f"Origin: {origin}" in answer.out
     assert user.alone("plan", "all-7g.80gb", "gpu-1").status == 2
-
-
-def test_a_layout_that_the_config_map_has_too_is_planned_from_there(user: rig.Viewer) -> None:
-    add_node(user.server, served.to_json(entries()))
-    same = "  all-7g.40gb: [{devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}]\n"
-    document = {"config.yaml": f"version: v1\nmig-configs:\n{same}"}
-    user.server.store.create(rig.config_map("mig-manager", "mig-manager-config", **document))
-
-    answer = user.alone("plan", "all-7g.40gb", "gpu-1")
-
-    assert "Origin: ConfigMap mig-manager/mig-manager-config:3" in answer.out
 
 
 def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(user: rig.Viewer) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import parser
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.agent import metrics, reconcile, settings
+from mig_manager.agent import metrics
 from mig_manager.agent import pulse as pulses
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name
@@ -23,21 +23,13 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
-from tests import fakes, programs
+from tests import fakes, programs, scenes
 from tests.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 TARGET_LABELS = frozenset({"node", "job"})
 """Which the scrape adds; PodMonitor and Prometheus' operator see to them."""
-CONFIG = """
-version: v1
-mig-configs:
-  all-1g.5gb:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  all-disabled:
-  - {devices: all, mig-enabled: false}
-"""
 
 
 class Scrape(NamedTuple):
@@ -57,25 +49,10 @@ def busy_node() -> fakes.NodeRig:
     return node
 
 
-def reconciler(node: fakes.NodeRig, telemetry: ports.Telemetry) -> reconcile.Reconciler:
-    return reconcile.Reconciler(
-        ports.Dependencies(
-            gpus=node.hardware,
-            node=node.node,
-            workloads=node.workloads,
-            allocations=node.allocations,
-            configs=fakes.FakeConfig(CONFIG),
-            clock=node.clock,
-            telemetry=telemetry,
-        ),
-        settings.Limits(),
-    )
-
-
 def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
     node = busy_node()
-    pipeline = reconciler(node, heard)
+    pipeline = scenes.reconciler(node, telemetry=heard)
     heard.attempt_began(1)
     pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
     heard.retry_scheduled(5.0)
@@ -155,7 +132,7 @@ class Recorder(ports.Telemetry):
 
 def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, recorder = busy_node(), Recorder()
-    pipeline = reconciler(node, recorder)
+    pipeline = scenes.reconciler(node, telemetry=recorder)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     node.failing.update(dict.fromkeys(range(10), lost))
     with pytest.raises(errors.ClusterError):

@@ -16,7 +16,7 @@ from mig_manager.agent import main, settings
 from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
-from tests import fakes, simulated_rig
+from tests import fakes, scenes, simulated_rig
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
 
@@ -130,7 +130,7 @@ class Process:
     def _live(self, agent: main.Service) -> None:
         try:
             agent.loop.serve()
-        except script.Killed:
+        except scenes.Killed:
             self._is_killed = True
         except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
             self._error = error
@@ -234,7 +234,7 @@ class _Mailbox(inboxes.Inbox):
         self.is_step_over.release()
         assert self.may_go.acquire(timeout=10 * _DEADLINE_S)
         if self.is_abandoned:
-            raise script.Killed
+            raise scenes.Killed
 
 
 def state_of(rig: soak_cluster.Cluster) -> model.State | None:

@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.sandbox.driver import states
+from tests import scenes
 from tests.crash.soak import layouts
-
-
-class Killed(BaseException):
-    """The agent's process is no more; nothing of ours may catch this."""
 
 
 class Kind(enum.Enum):
@@ -163,7 +160,7 @@ class Script:
     def _live(self) -> None:
         # Whatever still runs of a dead process must not reach the rig.
         if self._is_dead:
-            raise Killed
+            raise scenes.Killed
 
 
 _PASSING = (errors.Reason.API_UNAVAILABLE, errors.Reason.API_ERROR, errors.Reason.FORBIDDEN)
