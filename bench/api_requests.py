@@ -1,19 +1,19 @@
-"""What the agent asks of the Kubernetes API: for one reconfiguration, and at rest.
+"""Count the agent's requests to the Kubernetes API: for one reconfiguration, and at rest.
 
     python bench/api_requests.py [--idle-s 600]
 
 Runs the demonstration's node (embedded API server, simulated GPUs, the real agent process) and
-counts the agent's requests in the server's own log.
+reads the log of the server.
 """
 
 import argparse
 import collections
 import functools
-import pathlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -22,7 +22,6 @@ from mig_manager.sandbox.driver import states
 from testkit import apiserver
 
 _SPEC = "8xA100-SXM4-40GB"
-_PACKAGED = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
 _AGENT_TOKEN = "sandbox"  # noqa: S105 - the embedded server takes any
 
 
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument("--idle-s", type=float, default=600.0, help="seconds at rest")
     idle_s = parser.parse_args().idle_s
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(_SPEC))]
-    text = _PACKAGED.read_text(encoding="utf-8")
+    text = process.packaged_config().read_text(encoding="utf-8")
     text += scenarios.extra_layouts(gpus, config.parse(text, source="packaged"))
     for name in ("first-layout", "one-slice", "does-not-fit"):
         story = scenarios.STORIES[name]
@@ -41,8 +40,8 @@ def main() -> None:
             story.prepare(stage)
             server.log.clear()
             checks = story.play(stage, story.layout(gpus), lambda _text: None)
-            assert all(checks.values()), name  # noqa: S101 - a bench of nonsense
-            # The last request of a run comes after the state that the story waits for.
+            assert all(checks.values()), name  # noqa: S101 - else the figures are wrong
+            # The last request of a run follows the state that the story waits for.
             stage.wait(functools.partial(_has_ended, stage.node), "the condition")
             _report(name, server.log.requests())
             if name == "does-not-fit":
@@ -59,11 +58,12 @@ def _has_ended(node: Callable[[], Mapping[str, Any]]) -> bool:
     )
 
 
-def _report(title: str, asked: list[apiserver.LoggedRequest]) -> None:
-    ours = [one for one in asked if one.token == _AGENT_TOKEN]
-    counts = collections.Counter((one.verb, one.resource) for one in ours)
-    print(f"{title}: {len(ours)} requests")
-    for (verb, resource), count in sorted(counts.items(), key=lambda item: -item[1]):
+def _report(title: str, requests: list[apiserver.LoggedRequest]) -> None:
+    counts = collections.Counter(
+        (each.verb, each.resource) for each in requests if each.token == _AGENT_TOKEN
+    )
+    print(f"{title}: {counts.total()} requests")
+    for (verb, resource), count in counts.most_common():
         print(f"  {count:4}  {verb} {resource}")
 
 

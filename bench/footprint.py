@@ -1,13 +1,14 @@
-"""What mig-manager weighs: on disk, at its start, and as an agent at rest.
+"""Measure mig-manager's size on disk, its start, and its agent at rest.
 
     python -m bench.footprint [--runs 9] [--reconfigurations 5] [--idle-s 60] [--imports]
 
-Start it with ``PYTHONDONTWRITEBYTECODE`` unset: without compiled modules everything weighs more.
-It prints CPU time, not wall time: that depends on what else the machine runs. The agent is a
-process on the sandbox node, over HTTP with a kubeconfig; its GPU workers are not part of it.
+Start it with ``PYTHONDONTWRITEBYTECODE`` unset: without compiled modules all figures grow. It
+prints CPU time, because wall time depends on other work of the machine. The agent is a process on
+the sandbox node, over HTTP with a kubeconfig; its GPU workers are not included.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import pathlib
@@ -19,17 +20,17 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 
+from mig_manager.adapters.host import process
 from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 
 _SPEC = "8xA100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
-_CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
 _MIB = 1 << 20
 _SHOWN = 8
 _WATCHES_READY_S = 3.0
-"""What a new agent's watches need until they are open."""
+"""The time until a new agent's watches are open."""
 _SLOW_US = 20_000
 """A slower import is printed."""
 _LAUNCHER = """
@@ -40,33 +41,33 @@ print()
 print(spent.ru_utime + spent.ru_stime, spent.ru_maxrss)
 sys.exit(status)
 """
-"""Small itself: a process begins with the peak of the one that started it."""
+"""Small itself, because a process begins with the memory peak of its parent."""
 _AGENT = (
     "import mig_manager.__main__, mig_manager.agent.main, mig_manager.agent.metrics\n"
     "import mig_manager.adapters.host.config_watch, mig_manager.adapters.host.web_server\n"
 )
-"""What an agent with pages for Prometheus imports until it is ready."""
+"""The imports of an agent with pages for Prometheus until it is ready."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """What a process has of the machine."""
+    """The resources of a process."""
 
     resident: int
-    """Bytes of memory, those of files that it shares with others included."""
+    """Bytes of memory, including shared files."""
     anonymous: int
-    """Bytes of memory that are its own."""
+    """Bytes of memory of its own."""
     peak: int
-    """The most bytes that have been resident."""
+    """The largest number of resident bytes so far."""
     threads: int
     files: int
     cpu_s: float
     wakes: int
-    """How often a thread of it has gone to sleep."""
+    """How often one of its threads went to sleep."""
 
 
 def weigh(pid: int) -> Weight:
-    """Ask the kernel about a process of ours."""
+    """Read the resources of a process of ours from ``/proc``."""
     place = pathlib.Path(f"/proc/{pid}")
     memory = (place / "smaps_rollup").read_text()
     tasks = [path for path in (place / "task").iterdir() if path.is_dir()]
@@ -85,7 +86,7 @@ def weigh(pid: int) -> Weight:
 
 
 def main() -> None:
-    """Measure, and print what came out."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=9, help="starts to take the median of")
     parser.add_argument("--reconfigurations", type=int, default=5, help="of the agent")
@@ -93,8 +94,8 @@ def main() -> None:
         "--idle-s", type=float, default=60.0, help="how long it is watched at rest"
     )
     parser.add_argument("--imports", action="store_true", help="list the slow imports")
-    wanted = parser.parse_args()
-    print(f"Python {sys.version.split()[0]}; medians of {wanted.runs}, [least]")
+    options = parser.parse_args()
+    print(f"Python {sys.version.split()[0]}; medians of {options.runs}, [least]")
     _disk()
     with tempfile.TemporaryDirectory() as folder:
         asserted = ("assert", "all-disabled", "--simulate", _SPEC, "--simulate-state")
@@ -102,10 +103,10 @@ def main() -> None:
             "mig-manager --help": ("-m", "mig_manager", "--help"),
             "mig-manager assert": ("-m", "mig_manager", *asserted, f"{folder}/gpus.json"),
         }
-        _commands({"python -c pass": ("-c", "pass"), **commands}, wanted.runs)
-        _agent(wanted.runs, wanted.reconfigurations, wanted.idle_s)
-        if wanted.imports:
-            _imports({**commands, "agent": ("-c", _AGENT)}, wanted.runs)
+        _commands({"python -c pass": ("-c", "pass"), **commands}, options.runs)
+        _agent(options.runs, options.reconfigurations, options.idle_s)
+        if options.imports:
+            _imports({**commands, "agent": ("-c", _AGENT)}, options.runs)
 
 
 def _disk() -> None:
@@ -116,17 +117,14 @@ def _disk() -> None:
 
 
 def _required(name: str, known: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return a distribution and what it needs here, without extras."""
+    """Return a distribution and its requirements here, without extras."""
     known |= {name}
     for requirement in importlib.metadata.requires(name) or ():
         needed = re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
-        if "extra ==" in requirement or needed in known:
-            continue
-        try:
-            known |= _required(needed, known)
-        except importlib.metadata.PackageNotFoundError:
-            # For another system or another Python.
-            continue
+        if "extra ==" not in requirement and needed not in known:
+            # Missing if it is for another system or another Python.
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                known |= _required(needed, known)
     return known
 
 
@@ -148,7 +146,7 @@ def _commands(commands: Mapping[str, Sequence[str]], runs: int) -> None:
 
 
 def _spent(command: Sequence[str]) -> tuple[float, int]:
-    """Have Python run something; return milliseconds of CPU and bytes of memory at its peak."""
+    """Run a Python command; return milliseconds of CPU and its peak of memory in bytes."""
     done = subprocess.run(  # noqa: S603 - our own program
         (sys.executable, "-c", _LAUNCHER, sys.executable, *command),
         check=True,
@@ -163,7 +161,7 @@ def _spent(command: Sequence[str]) -> tuple[float, int]:
 def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
     stage = stages.Stage(
         _SPEC,
-        _CONFIG.read_text(encoding="utf-8"),
+        process.packaged_config().read_text(encoding="utf-8"),
         latency=states.Latency(),
         agent_options=("--health-port", "18734", "--health-address", "127.0.0.1"),
     )
@@ -187,7 +185,7 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
 
 
 def _started(stage: stages.Stage) -> tuple[float, Weight]:
-    """Restart the agent; return milliseconds of CPU until it was ready, and what it weighs."""
+    """Restart the agent; return milliseconds of CPU until it was ready, and its resources."""
     stage.stop_agent()
     starts_before = stage.agent_log.read_text().count("health_served")
     stage.start_agent()
@@ -206,7 +204,7 @@ def _rested(stage: stages.Stage) -> Weight:
 def _pid(stage: stages.Stage) -> int:
     agent = stage.machine.agent
     if agent is None:
-        raise RuntimeError("there is no agent")
+        raise RuntimeError("the agent does not run")
     return agent.pid
 
 
@@ -224,14 +222,14 @@ def _print_weights(what: str, weights: Sequence[Weight]) -> None:
 
 def _imports(commands: Mapping[str, Sequence[str]], runs: int) -> None:
     for name, command in commands.items():
-        print(f"{name}: imports of {_SLOW_US / 1e3:.0f} ms, all below included, [by itself]")
+        print(f"{name}: imports of {_SLOW_US / 1e3:.0f} ms with nested ones, [by itself]")
         for module, (whole, own) in _import_times(command, runs).items():
             if whole >= _SLOW_US:
                 print(f"    {whole / 1e3:8.1f} [{own / 1e3:6.1f}] ms  {module}")
 
 
 def _import_times(command: Sequence[str], runs: int) -> dict[str, tuple[int, int]]:
-    """Return microseconds for each module with what it imports, and alone: the least of each."""
+    """Return the least microseconds of each module, with and without nested imports."""
     least: dict[str, tuple[int, int]] = {}
     for _ in range(runs):
         done = subprocess.run(  # noqa: S603 - our own program
@@ -253,10 +251,10 @@ def _each(values: Sequence[float]) -> str:
 
 
 def _field(text: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
+    if match is None:
         raise RuntimeError(f"the kernel does not report {name}")
-    return int(found[1])
+    return int(match[1])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Many agents on one real kube-apiserver: every node is labelled at once.
+"""Label many nodes at once, whose agents use one real kube-apiserver.
 
     KUBEBUILDER_ASSETS=FOLDER python -m bench.many_agents [--nodes 200]
 
-One process hosts all agents, each with a watch, a client and a pipeline of its own; their GPUs
-are values in memory, so that what is measured is the API server's load and ours.
+One process hosts all agents, each with a watch, a client and a pipeline of its own. Their GPUs are
+values in memory, so this measures the load of the API server and ours.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 import pytest
 import urllib3
 
-from mig_manager.adapters.host import log
+from mig_manager.adapters.host import log, process
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import main as agent_main
 from mig_manager.catalogue import hardware
@@ -30,13 +30,10 @@ from tests.cluster import envtest
 from tests.fleet import agents
 
 _LAYOUT = "all-1g.5gb"
-_CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
-_TIMEOUT_S = 300.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    """Start the server and the agents, label all nodes, print what it took."""
+    """Start the server and the agents, label all nodes, and print the load."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=200, help="how many (default: 200)")
     count = parser.parse_args().nodes
@@ -66,10 +63,10 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
     labelled = time.monotonic()
     waiting.until(lambda: _applied(admin) == count, "success on every node")
     ended = time.monotonic()
-    asked = _requests(server) - before
+    requests = _requests(server) - before
     print(f"labelled in {labelled - began:.1f} s, all active {ended - began:.1f} s after begin")
     print(f"kube-apiserver used {_cpu_s(server) - cpu:.1f} s of CPU")
-    for (verb, resource), number in asked.most_common(8):
+    for (verb, resource), number in requests.most_common(8):
         print(f"  {number:6}  {verb} {resource}  ({number / count:.1f} a node)")
     for one in hosted:
         one.stop()
@@ -83,7 +80,7 @@ def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.Servic
         name,
         rig,
         folder,
-        config_file=str(_CONFIG),
+        config_file=str(process.packaged_config()),
         retry_initial_s="1.0",
         retry_max_s="5.0",
     )
@@ -92,8 +89,9 @@ def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.Servic
 
 
 def _applied(admin: api.KubeApi) -> int:
-    wanted = f"{cluster.APPLIED_LABEL}={_LAYOUT},{cluster.STATE_LABEL}={model.State.SUCCESS.value}"
-    return len(admin.get("/api/v1/nodes", {"labelSelector": wanted})["items"])
+    success = model.State.SUCCESS.value
+    selector = f"{cluster.APPLIED_LABEL}={_LAYOUT},{cluster.STATE_LABEL}={success}"
+    return len(admin.get("/api/v1/nodes", {"labelSelector": selector})["items"])
 
 
 def _scrape(server: envtest.Server) -> str:
@@ -103,29 +101,29 @@ def _scrape(server: envtest.Server) -> str:
 
 
 def _requests(server: envtest.Server) -> collections.Counter[tuple[str, str]]:
-    """Count finished requests by verb and resource; those of the server to itself left out."""
-    found: collections.Counter[tuple[str, str]] = collections.Counter()
+    """Count finished requests by verb and resource, without the server's to itself."""
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for labels, number in re.findall(
         r"^apiserver_request_total\{(.*?)\} (\S+)", _scrape(server), re.MULTILINE
     ):
         fields = dict(re.findall(r'(\w+)="(.*?)"', labels))
         if fields["resource"] in ("nodes", "pods", "events"):
-            found[fields["verb"], fields["resource"]] += int(float(number))
-    return found
+            counts[fields["verb"], fields["resource"]] += int(float(number))
+    return counts
 
 
 def _watches(server: envtest.Server) -> int:
-    found = re.findall(
+    counts = re.findall(
         r'^apiserver_longrunning_requests\{.*resource="nodes".*verb="WATCH".*\} (\S+)',
         _scrape(server),
         re.MULTILINE,
     )
-    return sum(int(float(number)) for number in found)
+    return sum(int(float(number)) for number in counts)
 
 
 def _cpu_s(server: envtest.Server) -> float:
     assert server._api is not None  # noqa: S101, SLF001 - the tests' own helper
-    # The server may be the child of what keeps it on a leash.
+    # The server may be the child of a process that ends it.
     first = server._api.pid  # noqa: SLF001
     children = pathlib.Path(f"/proc/{first}/task/{first}/children").read_text().split()
     ticks = 0
@@ -133,7 +131,7 @@ def _cpu_s(server: envtest.Server) -> float:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
         user, system = stat.rpartition(")")[2].split()[11:13]
         ticks += int(user) + int(system)
-    return ticks / _TICKS_PER_S
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A day of random pods on the real API server and scheduler: on-demand or fixed layouts.
+"""Play a day of random pods on the real API server and scheduler: on-demand or fixed layouts.
 
     python -m bench.partitioner [--day-s 900] [--results docs/results]
 
-Sandbox nodes with real agents; the same pods for every variant. The day is compressed: pods come
-and end that much faster, but the driver, the device plugin and our programs take their real time,
-so what a change costs counts for more than on a real day, the more so the shorter the day.
+Sandbox nodes have real agents, and all variants the same pods. The day is compressed: pods come
+and end faster, but the driver, the device plugin and our programs take their real time, so a
+change costs more than on a real day, the more so the shorter the day.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from tests.realnode import audit
 
 _GPUS_EACH = 8
 _SLICES = 7
-_DAY_S = 86_400.0
 _BALANCED = "all-balanced"
 _PARTITIONER = ("--mode", "act", "--max-unavailable", "50%")
 _TIMES = ("--quiet-s", "0.5", "--longest-wait-s", "2", "--cooldown-s", "1")
@@ -38,7 +37,7 @@ Entry = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is played."""
+    """The nodes and pods of a day."""
 
     nodes: Sequence[str]
     jobs: Sequence[day.Job]
@@ -46,12 +45,12 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """Of all nodes."""
+        """Number of GPUs of all nodes."""
         return len(self.nodes) * _GPUS_EACH
 
 
 def main() -> None:
-    """Play each variant, print a table, and write it as JSON if asked to."""
+    """Play all variants, print a table, and write it as JSON with ``--results``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4, help="of 8 GPUs each")
     parser.add_argument("--pods", type=int, default=500)
@@ -103,10 +102,9 @@ def _logs(kept: pathlib.Path | None, name: str) -> Iterator[pathlib.Path]:
 
 
 def _computed(plan: Plan) -> Iterator[Entry]:
-    """Compute the bounds, and how the best fixed layout would do if nothing took time."""
+    """Compute the bounds, and the best fixed layout with programs that take no time."""
     end_s, gpus = plan.day_s, plan.gpus
-    hour_s = _DAY_S / 24 * plan.day_s / _DAY_S
-    print(f"one hour takes {hour_s:.1f} s")
+    print(f"one hour takes {plan.day_s / 24:.1f} s")
     bound = {share: day.least_wait(plan.jobs, share, gpus=gpus, end_s=end_s) for share in _SHARES}
     most = _utilisation(plan, {job.name: end_s - job.at_s for job in plan.jobs})
     yield _entry("bound", placed=len(plan.jobs), waits=bound, utilisation=most)
@@ -132,7 +130,7 @@ def _simulated(name: str, plan: Plan, waits: day.Waits) -> Entry:
 
 
 def _utilisation(plan: Plan, left_s: Mapping[str, float]) -> float:
-    """Return the share of the compute slices in use, where pods run until the end at most."""
+    """Return the share of the compute slices in use until the end of the day."""
     slices = day.sizes()
     used = sum(
         min(job.run_s, left_s.get(job.name, 0.0)) * slices[job.profile].compute
@@ -142,7 +140,7 @@ def _utilisation(plan: Plan, left_s: Mapping[str, float]) -> float:
 
 
 def _entry(name: str, placed: int, waits: Mapping[float, float], **more: object) -> Entry:
-    """Return a row; a wait is null where a pod at that share has got no node."""
+    """Return a row; a wait is null if the pod at that share is not bound."""
     named = {
         f"p{share * 100:g}_s": round(wait, 2) if wait < float("inf") else None
         for share, wait in waits.items()
@@ -154,7 +152,7 @@ def _entry(name: str, placed: int, waits: Mapping[float, float], **more: object)
 
 
 def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
-    """Play the day in one variant; return what came of it."""
+    """Play the day in one variant; return its row."""
     layouts, requested = _VARIANTS[name](plan)
     shape = sandbox_nodes.Shape(
         names=plan.nodes,
@@ -199,7 +197,7 @@ def _judged(
     failed = [f"{fate.job.name}: {fate.end}" for fate in fates if fate.end]
     for line in (*failed, *sorted(watch.losses)):
         print(f"  {name}: {line}")
-    asked = {
+    counts = {
         "partitioner": requests.requests(sandbox_nodes.PARTITIONER_USER).total(),
         "agents": requests.requests().total(),
     }
@@ -215,12 +213,12 @@ def _judged(
         lost=len(watch.losses),
         failed=len(failed),
         evicted=len(requests.evicted()),
-        **{f"{who}_requests_per_pod": round(n / max(1, placed), 2) for who, n in asked.items()},
+        **{f"{who}_requests_per_pod": round(n / max(1, placed), 2) for who, n in counts.items()},
     )
 
 
 def _longest(played: pods_of_a_day.Day) -> dict[str, float]:
-    """Return the longest wait of each profile, until the end of the day if it lasts so long."""
+    """Return the longest wait of each profile, at most until the end of the day."""
     longest: dict[str, float] = {}
     for fate in played.fates.values():
         wait_s = played.end_s - fate.created_s if fate.wait_s is None else fate.wait_s

@@ -1,9 +1,10 @@
-"""How long the planner takes, from every maximal layout to every other, on every product.
+"""Measure the planner from every maximal layout to every other, on every product.
 
-A layout is maximal when no further GPU instance fits beside those it has. From each, one GPU is
-planned to each of the others; a node of 16 GPUs, each in another layout, is planned as a whole.
+A layout is maximal if no further GPU instance fits. One GPU is planned from each to each of the
+others, and a node of 16 GPUs in different layouts as a whole.
 """
 
+import collections
 import dataclasses
 import itertools
 import random
@@ -15,17 +16,17 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.planner import packing, placement, planner
 
-NODE_GPUS = 16
+_NODE_GPUS = 16
 _NODES = 15
 _SLOWEST = 40
-_AGAIN = 4
+_RETRIES = 4
 
 _Layout = tuple[tuple[model.GpuInstanceProfile, model.Placement], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What planning on one product takes, in seconds."""
+    """The times of planning on one product, in seconds."""
 
     product: str
     layouts: int
@@ -33,18 +34,18 @@ class Planned:
     median_s: float
     worst_s: float
     worst: str
-    """The pair that takes longest."""
+    """The slowest pair."""
     node_s: float
-    """A whole node, each GPU in another layout with half of its instances in use; median."""
+    """A node whose GPUs have random layouts and half of their instances in use; median."""
 
 
 def measure(*, seed: int = 0) -> Iterator[Planned]:
-    """Yield each kind of product: those whose GPUs offer the same are one.
+    """Measure every product; products with the same profiles and placements count as one.
 
     Args:
-        seed: Of the draw of the nodes.
+        seed: Of the random nodes.
     """
-    chance = random.Random(seed)  # noqa: S311 - nothing is kept secret with it
+    chance = random.Random(seed)  # noqa: S311 - no secret
     alike: dict[object, list[tuple[str, model.Gpu]]] = {}
     for name, product in hardware.products().items():
         if product.not_simulatable or not product.is_mig_capable:
@@ -65,7 +66,7 @@ def measure(*, seed: int = 0) -> Iterator[Planned]:
 def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
     """Return every maximal layout of a GPU, one arrangement for each set of profiles."""
     capacity = placement.Capacity(gpu.profiles or ())
-    found: dict[tuple[str, ...], _Layout] = {}
+    layouts: dict[tuple[str, ...], _Layout] = {}
     spots = [(spec, place) for spec in capacity.specs for place in spec.placements]
 
     def grow(chosen: tuple[int, ...], occupied: int) -> None:
@@ -73,7 +74,7 @@ def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
         room = capacity.room(occupied, drawn)
         if not any(room):
             filled = tuple(spots[i] for i in chosen)
-            found.setdefault(tuple(sorted(str(spec.profile) for spec, _ in filled)), filled)
+            layouts.setdefault(tuple(sorted(str(spec.profile) for spec, _ in filled)), filled)
             return
         for i in range(chosen[-1] + 1 if chosen else 0, len(spots)):
             spec, place = spots[i]
@@ -84,7 +85,7 @@ def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
             grow((*chosen, i), occupied | packing.mask(place))
 
     grow((), 0)
-    return tuple(found[key] for key in sorted(found))
+    return tuple(layouts[key] for key in sorted(layouts))
 
 
 def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
@@ -95,9 +96,9 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
 
     pairs = list(itertools.permutations(layouts, 2))
     once = sorted((pair_s(a, b), number) for number, (a, b) in enumerate(pairs))
-    # The machine may have been busy with something else just then: the worst are tried again.
+    # Other work may have slowed the machine down: the worst are measured again.
     slow = [
-        (min(seconds, *(pair_s(*pairs[number]) for _ in range(_AGAIN))), number)
+        (min(seconds, *(pair_s(*pairs[number]) for _ in range(_RETRIES))), number)
         for seconds, number in once[-_SLOWEST:]
     ]
     worst_s, worst = max(slow)
@@ -114,22 +115,22 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
 
 
 def _node(gpu: model.Gpu, layouts: Sequence[_Layout], chance: random.Random) -> float:
-    """Plan a node whose GPUs differ, so that what was found for one is of no use for another."""
-    gpus, wanted = [], {}
-    for index in range(NODE_GPUS):
+    """Plan a node whose GPUs differ, so that no result of one serves another."""
+    gpus, desired = [], {}
+    for index in range(_NODE_GPUS):
         one = dataclasses.replace(gpu, index=index, uuid=f"GPU-{index}")
         gpus.append(_filled(one, chance.choice(layouts)))
-        wanted[one.uuid] = _desired(chance.choice(layouts))
+        desired[one.uuid] = _desired(chance.choice(layouts))
     uuids = [uuid for one in gpus for uuid in one.mig_uuids]
     busy = frozenset(chance.sample(uuids, len(uuids) // 2))
-    return _timed(gpus, wanted, busy)
+    return _timed(gpus, desired, busy)
 
 
 def _timed(
-    gpus: Sequence[model.Gpu], wanted: Mapping[str, model.DesiredGpu], busy: frozenset[str]
+    gpus: Sequence[model.Gpu], desired: Mapping[str, model.DesiredGpu], busy: frozenset[str]
 ) -> float:
     since = time.perf_counter()
-    planner.plan(gpus, wanted, busy=busy)
+    planner.plan(gpus, desired, busy=busy)
     return time.perf_counter() - since
 
 
@@ -155,9 +156,7 @@ def _filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
 
 
 def _desired(layout: _Layout) -> model.DesiredGpu:
-    devices: dict[model.Profile, int] = {}
-    for spec, _ in layout:
-        devices[spec.profile] = devices.get(spec.profile, 0) + 1
+    devices = collections.Counter(spec.profile for spec, _ in layout)
     return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
 

@@ -1,10 +1,10 @@
-"""One reconfiguration through the agent, from the label to success, phase by phase.
+"""Measure reconfigurations through the agent, from the label to success, phase by phase.
 
-The agent is a process of its own against the embedded API server; node, kubelet and device plugin
-are played by this process. A pod holds a device that goes, so that every phase has something to
-do. What the agent adds is the whole time less what it must wait for: the driver by its latency
-model, and what the cluster takes as it is seen here: pods from their deletion to their end, the
-device plugin from its new pod to the devices that kubelet's node status offers.
+The agent is a process of its own against the embedded API server; this process plays node, kubelet
+and device plugin. A pod uses a device that is destroyed, so that every phase has work. The agent's
+part is the whole time less its waits: for the driver by its latency model, and for the cluster as
+observed here: for pods from their deletion to their end, for the device plugin from its new pod to
+the devices in the node's status.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 
 from bench import transitions
 from mig_manager.core import model
@@ -43,28 +42,28 @@ _POD = "train"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """When what was seen of one reconfiguration, in seconds since the label was written."""
+    """The course of one reconfiguration, in seconds since the label was written."""
 
     pending_s: float
     success_s: float
     phases: tuple[tuple[str, float], ...]
-    """Each phase with the time spent in it, in their order."""
+    """The phases with their duration, in order."""
     hardware_s: float
-    """What the driver takes, by its latency model."""
+    """The driver's time, by its latency model."""
     cluster_s: float
-    """What pods and plugin take."""
+    """The time of pods and plugin."""
     processor_s: float
-    """Processor time of the agent and its workers, with which a loaded machine has less to do; the
-    simulation of the driver is in it."""
+    """Processor time of the agent and its workers, on which the machine's load has less influence;
+    it includes the simulation of the driver."""
 
     @property
     def waited_s(self) -> float:
-        """What the agent must wait for."""
+        """The time for which the agent must wait."""
         return self.hardware_s + self.cluster_s
 
     @property
     def overhead_s(self) -> float:
-        """What the agent adds."""
+        """The agent's own time."""
         return self.success_s - self.waited_s
 
 
@@ -72,16 +71,16 @@ def measure(*, repeats: int, scale: float) -> tuple[Course, ...]:
     """Reconfigure a node back and forth.
 
     Args:
-        repeats: How often; two more go before, which fill caches.
-        scale: The driver's latencies are played that much shorter.
+        repeats: Number of measurements, after two more that fill caches.
+        scale: Factor of the driver's latencies.
     """
     if transitions.MEMORY.is_dir():
         tempfile.tempdir = str(transitions.MEMORY)
     latency = transitions.scaled(states.REALISTIC, scale)
     courses: list[Course] = []
-    usual = ("--poll-interval-s", "1")
+    options = ("--poll-interval-s", "1")
     with stages.Stage(
-        _SPEC, _CONFIG, latency=latency, node_options=_NODE, agent_options=usual
+        _SPEC, _CONFIG, latency=latency, node_options=_NODE, agent_options=options
     ) as stage:
         layouts = itertools.islice(itertools.cycle(_LAYOUTS), repeats + 2)
         before = None
@@ -94,7 +93,8 @@ def measure(*, repeats: int, scale: float) -> tuple[Course, ...]:
 
 
 def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course:
-    seen: list[tuple[float, str, str]] = []
+    begins: dict[str, float] = {}
+    first: dict[str, float] = {}
     waits = _Waits(stage.cluster, _RESOURCES[layout])
 
     def note(kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
@@ -103,12 +103,13 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
             status_text = objects.annotations(obj).get(cluster.STATUS_ANNOTATION)
             status = json.loads(status_text) if status_text else {}
             if status.get("config") == layout:
-                state = objects.labels(obj).get(cluster.STATE_LABEL, "")
-                seen.append((now, state, str(status.get("phase"))))
+                first.setdefault(objects.labels(obj).get(cluster.STATE_LABEL, ""), now)
+                begins.setdefault(str(status.get("phase")), now)
 
     gpus = stage.gpus.observe()
-    hardware_s = _hardware_s(gpus, layout, latency)
-    spent_s = _processor_s(stage)
+    document = config.parse(_CONFIG, source="bench")
+    plan = planner.plan(gpus, config.select(document.layout(layout), gpus))
+    processor_s = _processor_s(stage)
     with contextlib.ExitStack() as stack:
         for listener in (note, waits.note):
             stack.callback(stage.cluster.listen(listener))
@@ -117,21 +118,22 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
         state = stage.wait_for_end(layout)
     if state is not model.State.SUCCESS:
         raise RuntimeError(f"{layout} ended with {stage.status()}")
-    spent_s = _processor_s(stage) - spent_s
-    begins = _begins(seen)
-    first = {state: now for now, state, _ in reversed(seen)}
+    processor_s = _processor_s(stage) - processor_s
+    timeline = (("until pending", since), *begins.items())
     return Course(
         pending_s=first[model.State.PENDING.value] - since,
         success_s=first[model.State.SUCCESS.value] - since,
-        phases=(("until pending", begins[0][1] - since), *_lengths(begins)),
-        hardware_s=hardware_s,
+        phases=tuple(
+            (phase, end - begin) for (phase, begin), (_, end) in itertools.pairwise(timeline)
+        ),
+        hardware_s=transitions.limit_s(plan, latency, is_serial=False),
         cluster_s=waits.seconds,
-        processor_s=spent_s,
+        processor_s=processor_s,
     )
 
 
 class _Waits:
-    """What stopping pods and the starting plugin take, as the cluster reports it."""
+    """Measures the stop of pods and the start of the plugin, as the cluster reports them."""
 
     def __init__(self, cluster_view: cluster_view.ClusterView, resource: str) -> None:
         self._cluster = cluster_view
@@ -144,17 +146,23 @@ class _Waits:
 
     @property
     def seconds(self) -> float:
-        """All of it; these waits follow one another."""
+        """The sum of these waits, which follow one another."""
         if self._started is None or self._schedulable_at is None:
-            raise RuntimeError("no plugin has come")
+            raise RuntimeError("the plugin did not start")
         stops = (self._stopped[uid] - since for uid, since in self._stopping.items())
         return sum(stops) + self._schedulable_at - self._started
 
     def note(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
-        """Take in an object that appeared, changed or went."""
+        """Receive a new, changed or deleted object."""
         now = time.monotonic()
         if kind is cluster_view.Kind.POD:
-            self._note_pod(obj, now)
+            uid = objects.uid(obj)
+            if uid not in self._pods():
+                self._stopped.setdefault(uid, now)
+            elif objects.is_terminating(obj):
+                self._stopping.setdefault(uid, now)
+            elif uid not in self._old and self._started is None:
+                self._started = now
         elif (
             kind is cluster_view.Kind.NODE
             and self._started is not None
@@ -164,21 +172,12 @@ class _Waits:
             if int(allocatable.get(self._resource, 0)) > 0:
                 self._schedulable_at = now
 
-    def _note_pod(self, pod: objects.JsonObject, now: float) -> None:
-        uid = objects.uid(pod)
-        if uid not in self._pods():
-            self._stopped.setdefault(uid, now)
-        elif objects.is_terminating(pod):
-            self._stopping.setdefault(uid, now)
-        elif uid not in self._old and self._started is None:
-            self._started = now
-
     def _pods(self) -> frozenset[str]:
         return frozenset(map(objects.uid, self._cluster.list(cluster_view.Kind.POD)))
 
 
 def _processor_s(stage: stages.Stage) -> float:
-    """Return the processor time of the agent and of the workers that it has seen the end of."""
+    """Return the processor time of the agent and of its workers that have ended."""
     agent = stage.machine.agent
     if agent is None:
         raise RuntimeError("the agent does not run")
@@ -186,22 +185,3 @@ def _processor_s(stage: stages.Stage) -> float:
     # utime, stime, cutime and cstime of proc(5), which follow the name in brackets.
     ticks = stat.rpartition(")")[2].split()[11:15]
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-
-
-def _begins(seen: Sequence[tuple[float, str, str]]) -> list[tuple[str, float]]:
-    """Return each phase with when it was first seen, in their order."""
-    begins: dict[str, float] = {}
-    for now, _, phase in seen:
-        begins.setdefault(phase, now)
-    return sorted(begins.items(), key=lambda item: item[1])
-
-
-def _lengths(begins: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    for (phase, at), (_, until) in itertools.pairwise(begins):
-        yield phase, until - at
-
-
-def _hardware_s(gpus: Sequence[model.Gpu], layout: str, latency: states.Latency) -> float:
-    document = config.parse(_CONFIG, source="bench")
-    plan = planner.plan(gpus, config.select(document.layout(layout), gpus))
-    return transitions.limit_s(plan, latency, is_serial=False)

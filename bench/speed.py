@@ -1,9 +1,9 @@
-"""How fast: against what a perfect executor needs, through the agent, and in the planner.
+"""Measure the speed of the executor, of the agent and of the planner.
 
     python -m bench.speed [--repeats 3] [--scale 0.4] [--serial-scale 0.1] [--runs 9]
                           [--only transitions|agent|planner]
 
-Everything is simulated but our own time. Figures of docs/performance.md come from here.
+All but our own time is simulated. Figures of docs/performance.md come from here.
 """
 
 import argparse
@@ -66,27 +66,27 @@ def _transitions(scale: float, serial_scale: float, repeats: int) -> None:
             f"{'sessions':>8} {'limit':>8} {'ours':>8} {'ratio':>6} {'net':>6} "
             f"{'read':>6} {'whole':>6} {'net':>6}"
         )
-        found = []
+        measured = []
         for each in transitions.measure(
             matrix.TRANSITIONS, is_serial=is_serial, scale=factor, repeats=times
         ):
-            found.append(each)
+            measured.append(each)
             print(_row(each, query_s), flush=True)
-        _summary(found, query_s)
+        _summary(measured, query_s)
 
 
 def _row(each: transitions.Measured, query_s: float) -> str:
-    asked = each.asked
+    calls = each.calls
     return (
-        f"{each.transition.product:15} {each.transition.name:72} {asked.changes:7} "
-        f"{asked.calls:6} {asked.observe_calls:5} {asked.sessions:8} {each.limit_s:7.3f}s "
+        f"{each.transition.product:15} {each.transition.name:72} {calls.changes:7} "
+        f"{calls.total:6} {calls.observing:5} {calls.sessions:8} {each.limit_s:7.3f}s "
         f"{each.limit_s + each.overhead_s:7.3f}s {each.ratio:6.3f} {each.net_ratio(query_s):6.3f} "
         f"{each.observe_s * 1000:4.0f}ms {each.whole_ratio:6.3f} "
         f"{each.net_whole_ratio(query_s):6.3f}"
     )
 
 
-def _summary(found: Sequence[transitions.Measured], query_s: float) -> None:
+def _summary(measured: Sequence[transitions.Measured], query_s: float) -> None:
     def summary(ratios: Sequence[float]) -> str:
         within = sum(ratio <= 1.10 for ratio in ratios)  # noqa: PLR2004 - the goal
         return (
@@ -94,13 +94,13 @@ def _summary(found: Sequence[transitions.Measured], query_s: float) -> None:
             f"{within} of {len(ratios)} within 1.10"
         )
 
-    print("ratio to the limit, and the same net of what the simulation itself takes for queries")
-    print(f"  change: {summary([each.ratio for each in found])}")
-    print(f"          {summary([each.net_ratio(query_s) for each in found])}")
-    print(f"  read and change: {summary([each.whole_ratio for each in found])}")
-    print(f"                   {summary([each.net_whole_ratio(query_s) for each in found])}")
-    overheads = [each.overhead_s * 1000 for each in found]
-    reads = [each.observe_s * 1000 for each in found]
+    print("ratio to the limit, and net of the simulation's own time for queries")
+    print(f"  change: {summary([each.ratio for each in measured])}")
+    print(f"          {summary([each.net_ratio(query_s) for each in measured])}")
+    print(f"  read and change: {summary([each.whole_ratio for each in measured])}")
+    print(f"                   {summary([each.net_whole_ratio(query_s) for each in measured])}")
+    overheads = [each.overhead_s * 1000 for each in measured]
+    reads = [each.observe_s * 1000 for each in measured]
     print(
         f"beyond the limit, median: {statistics.median(overheads):.0f} ms for the change "
         f"({min(overheads):.0f} to {max(overheads):.0f}), {statistics.median(reads):.0f} ms for "
@@ -118,9 +118,9 @@ def _agent(runs: int) -> None:
     print(f"through the agent, {runs} reconfigurations of 8 GPUs, one pod drained; medians")
     print(f"  label to pending       {ms('pending_s')}")
     print(f"  label to success       {ms('success_s')}")
-    print(f"  the driver, pods and plugin of it  {ms('waited_s')}")
-    print(f"  our own of it          {ms('overhead_s')}")
-    print(f"  processor time of it   {ms('processor_s')}")
+    print(f"  driver, pods, plugin   {ms('waited_s')}")
+    print(f"  our own part           {ms('overhead_s')}")
+    print(f"  processor time         {ms('processor_s')}")
     for phase in dict.fromkeys(name for course in courses for name, _ in course.phases):
         spent = [seconds for course in courses for name, seconds in course.phases if name == phase]
         print(f"    {phase:14} {statistics.median(spent) * 1000:6.0f} ms")

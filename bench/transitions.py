@@ -1,14 +1,15 @@
-"""How long reconfigurations take through the GPU worker, against what a perfect executor needs.
+"""Measure reconfigurations through the GPU worker against the time of a perfect executor.
 
 The limit of a transition follows from the latency model alone: one NVML session, and for each
-GPU its changes one after the other; the GPUs at once, or, where the driver serialises all of
-them, one after the other. No process, no query and no proof is in it.
+GPU its changes one after the other; all GPUs at once, or one after the other if the driver
+serialises them. It contains no process, no query and no verification.
 
-Our executor's time runs from the plan to the proof that the GPUs are as requested. The read that
-the plan is made from has its own session, since none stays open while pods are drained; its time
-is printed beside it, and set against the limit with that session.
+Our executor's time is from the plan to the verification. The observation before the plan has its
+own session, because none stays open while pods are drained; its time is printed beside it, and
+compared with the limit of two sessions.
 """
 
+import collections
 import contextlib
 import dataclasses
 import pathlib
@@ -41,7 +42,7 @@ CHANGES = frozenset(
         "nvmlComputeInstanceDestroy",
     }
 )
-"""The functions that change a GPU, as pynvml has them."""
+"""The functions of pynvml that change a GPU."""
 
 _READY_TIMEOUT_S = 30.0
 _QUERY_ROUNDS = 20
@@ -49,20 +50,19 @@ MEMORY = pathlib.Path("/dev/shm")  # noqa: S108 - folders in it are made safely
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Calls:
     """The NVML calls of a reconfiguration."""
 
     changes: int
     sessions: int
-    calls: int
-    """All of them, the first look at the node included."""
-    observe_calls: int
-    """The calls of the first read."""
+    total: int
+    observing: int
+    """The calls of the observation before the plan."""
 
     @property
-    def beyond(self) -> int:
-        """The calls beyond the first read and the changes."""
-        return self.calls - self.observe_calls - self.changes
+    def others(self) -> int:
+        """Number of calls besides the observation and the changes."""
+        return self.total - self.observing - self.changes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,55 +70,47 @@ class Measured:
     """One transition, measured several times."""
 
     transition: matrix.Transition
-    asked: Asked
+    calls: Calls
     limit_s: float
-    """What a perfect executor needs."""
+    """The time of a perfect executor."""
     overhead_s: float
-    """What our executor needed beyond that; median."""
+    """The time of our executor beyond the limit; median."""
     observe_s: float
-    """What the read took beyond its session, and planning; median."""
+    """The time of the observation beyond its session, and of planning; median."""
 
     @property
     def ratio(self) -> float:
-        """Our time to the perfect one's."""
+        """Ratio of our time to the limit."""
         return 1 + self.overhead_s / self.limit_s
 
     @property
     def whole_ratio(self) -> float:
-        """The same for read and change together; the limit has two sessions then."""
+        """The ratio for observation and change together, with a limit of two sessions."""
         return 1 + (self.overhead_s + self.observe_s) / (self.limit_s + states.REALISTIC.init_s)
 
     def net_ratio(self, query_s: float) -> float:
-        """Return ``ratio`` without what the simulation itself takes to answer queries.
-
-        The model has them for nothing; a simulation in Python does not.
-        """
-        return self.ratio - self.asked.beyond * query_s / self.limit_s
+        """Return ``ratio`` without the simulation's time for queries, which the model lacks."""
+        return self.ratio - self.calls.others * query_s / self.limit_s
 
     def net_whole_ratio(self, query_s: float) -> float:
-        """Return ``whole_ratio`` without that."""
-        queries = self.asked.beyond + self.asked.observe_calls
+        """Return ``whole_ratio`` without the simulation's own time for queries."""
+        queries = self.calls.others + self.calls.observing
         return self.whole_ratio - queries * query_s / (self.limit_s + states.REALISTIC.init_s)
 
 
 class Counts(ports.Telemetry):
-    """Counts NVML calls, one read or change after the other."""
+    """Counts NVML calls."""
 
     def __init__(self) -> None:
-        self.calls: dict[str, int] = {}
+        self.calls: collections.Counter[str] = collections.Counter()
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
-        """Add up."""
-        self.calls[function] = self.calls.get(function, 0) + calls
-
-    @property
-    def total(self) -> int:
-        """All calls so far."""
-        return sum(self.calls.values())
+        """Add the calls of one observation or change."""
+        self.calls[function] += calls
 
 
 def limit_s(plan: steps.Plan, latency: states.Latency, *, is_serial: bool) -> float:
-    """Return what a plan takes where nothing but the driver takes time."""
+    """Return the driver's time for a plan."""
     each = [sum(_price_s(step, latency) for step in gpu.steps) for gpu in plan.gpus]
     return latency.init_s + (sum(each) if is_serial else max(each, default=0.0))
 
@@ -138,7 +130,7 @@ def _price_s(step: steps.Step, latency: states.Latency) -> float:
 
 
 def scaled(latency: states.Latency, factor: float) -> states.Latency:
-    """Return a driver that takes ``factor`` times as long."""
+    """Return the latency of a driver that takes ``factor`` times as long."""
     seconds = dataclasses.asdict(latency)
     return states.Latency(**{name: value * factor for name, value in seconds.items()})
 
@@ -150,14 +142,14 @@ def measure(
     scale: float,
     repeats: int,
 ) -> Iterable[Measured]:
-    """Yield each transition as it is measured.
+    """Measure transitions, and yield each as soon as it is measured.
 
     Args:
-        transitions: What to measure.
+        transitions: The transitions to measure.
         is_serial: Whether the driver changes one GPU of the node at a time.
-        scale: The driver's latencies are played that much shorter where they take more than a
-            second; what we need ourselves is not.
-        repeats: How often each is measured.
+        scale: Factor of the driver's latencies in transitions of more than a second; our own time
+            is not scaled.
+        repeats: Number of measurements of each.
     """
     for transition in transitions:
         with _folder() as path:
@@ -166,15 +158,15 @@ def measure(
             latency = scaled(states.REALISTIC, factor)
             options = states.Options(latency=latency, serialise_all_gpus=is_serial)
             start = dataclasses.replace(start, options=options)
-            ours = [_once(transition, path, start) for _ in range(repeats)]
-        plan, asked = ours[0].plan, ours[0].asked
-        played = limit_s(plan, latency, is_serial=is_serial)
+            runs = [_run(transition, path, start) for _ in range(repeats)]
+        plan = runs[0].plan
+        played_s = limit_s(plan, latency, is_serial=is_serial)
         yield Measured(
             transition=transition,
-            asked=asked,
+            calls=runs[0].calls,
             limit_s=limit_s(plan, states.REALISTIC, is_serial=is_serial),
-            overhead_s=statistics.median(each.change_s for each in ours) - played,
-            observe_s=statistics.median(each.observe_s for each in ours) - latency.init_s,
+            overhead_s=statistics.median(run.change_s for run in runs) - played_s,
+            observe_s=statistics.median(run.observe_s for run in runs) - latency.init_s,
         )
 
 
@@ -191,24 +183,22 @@ def _factor(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
-    """One transition, played once."""
+class _Run:
+    """One run of a transition."""
 
     plan: steps.Plan
-    asked: Asked
+    calls: Calls
     observe_s: float
-    """From the first question to the plan."""
+    """From the first call to the plan."""
     change_s: float
-    """From the plan to the proof."""
+    """From the plan to the verification."""
 
 
-def _once(
-    transition: matrix.Transition, path: pathlib.Path, start: states.MachineState
-) -> _Played:
-    """Play a transition as the pipeline does.
+def _run(transition: matrix.Transition, path: pathlib.Path, start: states.MachineState) -> _Run:
+    """Run a transition as the pipeline does.
 
-    The workers were started ahead, as the pipeline starts them: before the config is read, and
-    while the node is closed and drained. See ``start_up_s`` for what that takes.
+    The workers are started ahead, as in the pipeline: before the config is read, and while the
+    node is drained. ``start_up_s`` measures their start.
     """
     nvml_faults.SharedState(path).update(lambda _: (start, None))
     counts = Counts()
@@ -219,46 +209,46 @@ def _once(
     )
     ready(gpus)
     since = time.monotonic()
-    seen = gpus.observe()
-    wanted = transition.desired(seen)
-    plan = planner.plan(seen, wanted)
-    observe_s, observe_calls = time.monotonic() - since, counts.total
+    observed = gpus.observe()
+    desired = transition.desired(observed)
+    plan = planner.plan(observed, desired)
+    observe_s, observing = time.monotonic() - since, counts.calls.total()
     ready(gpus)
     since = time.monotonic()
-    changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, seen)}
-    after = [changed.get(gpu.uuid, gpu) for gpu in seen]
-    if not planner.plan(after, wanted).is_empty:
-        raise RuntimeError(f"{transition.name} did not come into force")
+    changed = {gpu.uuid: gpu for gpu in gpus.execute(plan, observed)}
+    after = [changed.get(gpu.uuid, gpu) for gpu in observed]
+    if not planner.plan(after, desired).is_empty:
+        raise RuntimeError(f"{transition.name} is not active")
     change_s = time.monotonic() - since
-    asked = Asked(
-        changes=sum(counts.calls.get(name, 0) for name in CHANGES),
+    calls = Calls(
+        changes=sum(counts.calls[name] for name in CHANGES),
         sessions=counts.calls["nvmlInit"],
-        calls=counts.total,
-        observe_calls=observe_calls,
+        total=counts.calls.total(),
+        observing=observing,
     )
-    return _Played(plan=plan, asked=asked, observe_s=observe_s, change_s=change_s)
+    return _Run(plan=plan, calls=calls, observe_s=observe_s, change_s=change_s)
 
 
 def start_up_s(repeats: int) -> float:
-    """Return how long a worker takes to start, nothing being done meanwhile; median."""
-    taken: list[float] = []
+    """Return how long a worker takes to start; median."""
+    times_s: list[float] = []
     with _folder() as path:
         simulated.create("a30", path)
         command = nvml_worker.worker_command(program=simulated_worker.program(path))
         for _ in range(repeats):
             gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0)
-            cold = _timed(gpus.observe)
+            cold_s = _timed(gpus.observe)
             ready(gpus)
-            taken.append(cold - _timed(gpus.observe))
-    return statistics.median(taken)
+            times_s.append(cold_s - _timed(gpus.observe))
+    return statistics.median(times_s)
 
 
 def query_s() -> float:
-    """Return what the simulated library takes for one query, on average and at the least."""
+    """Return the simulated library's time for one query: the least mean of several rounds."""
     spent = 0.0
     rounds: list[float] = []
 
-    class Watched(nvml_faults.CountingLibrary):
+    class TimedLibrary(nvml_faults.CountingLibrary):
         def _call(self, *args: Any) -> int:
             nonlocal spent
             since = time.perf_counter()
@@ -270,7 +260,7 @@ def query_s() -> float:
     with _folder() as path:
         full = max(matrix.TRANSITIONS, key=_instances)
         matrix.prepare(full, path)
-        library = Watched(nvml_faults.SharedState(path))
+        library = TimedLibrary(nvml_faults.SharedState(path))
         simulated.load(library)
         try:
             with nvml.session(None):
@@ -291,15 +281,15 @@ def _instances(transition: matrix.Transition) -> int:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[pathlib.Path]:
-    """Give a place for a node's state in memory: a driver does not wait for a disk."""
+    """Yield a path in memory for a node's state, because a driver does not wait for a disk."""
     with tempfile.TemporaryDirectory(prefix="mig-", dir=MEMORY if MEMORY.is_dir() else None) as f:
         yield pathlib.Path(f) / "gpus.json"
 
 
 def ready(gpus: nvml_worker.WorkerGpus) -> None:
-    """Have a worker started, and wait until it waits."""
+    """Start a worker, and wait until it waits for a request."""
     gpus.prepare()
-    worker = gpus._ready  # noqa: SLF001 - it does not say when it has loaded what it needs
+    worker = gpus._ready  # noqa: SLF001 - it does not report when it is ready
     if worker is None:
         raise RuntimeError("no worker")
     wait = pathlib.Path(f"/proc/{worker.child.pid}/syscall")
@@ -307,8 +297,8 @@ def ready(gpus: nvml_worker.WorkerGpus) -> None:
     # Reading from stdin, whose number is 0 and which is still empty.
     while not wait.read_text(encoding="ascii").startswith(("0 0x0 ", "63 0x0 ")):
         if time.monotonic() > deadline:
-            raise RuntimeError("the worker does not come to wait")
-        time.sleep(0.002)  # noqa: TID251 - no test, and nothing to interrupt
+            raise RuntimeError("the worker is not ready")
+        time.sleep(0.002)  # noqa: TID251 - no test, and no wait to interrupt
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -2,8 +2,7 @@
 
 It has the options that mig-manager uses, for GPUs named with ``-i``: ``-q -x``, ``--gpu-reset``
 and ``-pm``. Exit statuses are from ``nvidia-smi(1)``, texts from public logs. Two texts are made
-up: the answer to ``-pm``, and the answer about linked GPUs, of which the manual only says that it
-names them.
+up: the answer to ``-pm``, and the list of linked GPUs, which the manual mentions without its text.
 """
 
 import argparse
