@@ -18,7 +18,7 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import messages, model, timing
-from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.fleet import demand, partitioned, partitioning
 from mig_manager.core.layout import config, served
 from mig_manager.partitioner import announcer, metrics
 from mig_manager.partitioner import settings as partitioner_settings
@@ -147,7 +147,7 @@ class Partitioner:
         self._announcer = announcer.Announcer(self._cluster, self._leader, self._clock)
         self._pending_since_s: dict[str, float] = {}
         """By UID of a pending pod."""
-        self._sightings = partitioning.Sightings()
+        self._sightings = partitioned.Sightings()
         self._unusable: dict[str, str] = {}
         """By opted-in node: why it was unusable at the last decision."""
         self._served: set[str] = set()
@@ -204,7 +204,7 @@ class Partitioner:
 
     def _seen(
         self, now_s: float, now: dt.datetime
-    ) -> tuple[tuple[partitioning.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+    ) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
         """Return the nodes with their pods' use, and the pending pods."""
         pods = self._cluster.pods()
         bound = [pod for pod in pods if isinstance(pod, demand.Bound)]
@@ -221,9 +221,9 @@ class Partitioner:
             self._permitted(node)
             for node in self._sightings.on_own_clock(self._cluster.nodes(), now=now)
         ]
-        return partitioning.with_pods(nodes, bound), pending
+        return partitioned.with_pods(nodes, bound), pending
 
-    def _permitted(self, node: partitioning.PartitionedNode) -> partitioning.PartitionedNode:
+    def _permitted(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
         """Mark a node as unusable if the partitioner must not change it."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
@@ -231,7 +231,7 @@ class Partitioner:
             return dataclasses.replace(node, unusable="the API refused to change it")
         return node
 
-    def _log_unusable(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
+    def _log_unusable(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
         """Log changes in why opted-in nodes are unusable: pods get no Event about it."""
         found = {
             node.name: node.unusable
@@ -243,7 +243,7 @@ class Partitioner:
                 _log.warning("node_unusable", node=name, why=why)
         self._unusable = found
 
-    def _follow(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
+    def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
         """Count the outcomes of requests, and follow a former leader's requests."""
         changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
         for node in nodes:
@@ -304,7 +304,7 @@ class Partitioner:
         self._refused[change.node] = now_s + _REFUSED_S
         return Result.REFUSED
 
-    def _base_of(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> Mapping[str, Base]:
+    def _base_of(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> Mapping[str, Base]:
         """Return the base layout on every opted-in node; empty if it does not fit."""
         name, bases = self._settings.base_layout, {}
         for node in nodes if name else ():
@@ -318,7 +318,7 @@ class Partitioner:
         self._bases = {node: self._bases[node] for node in bases}
         return bases
 
-    def _base(self, name: str, node: partitioning.PartitionedNode) -> Base:
+    def _base(self, name: str, node: partitioned.PartitionedNode) -> Base:
         document = self._document
         layouts = document.layouts if document else served.generated(node.gpus)
         try:

@@ -10,7 +10,7 @@ import prometheus_client
 
 import mig_manager
 from mig_manager.agent import pulse as pulses
-from mig_manager.core.fleet import partitioning
+from mig_manager.core.fleet import partitioning, waiting
 
 _STUCK_AFTER_S = 300.0
 _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -76,7 +76,7 @@ class Metrics:
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)
         counts["no-room-possible"] = len(decision.unmet)
-        for reason in (*(each.value for each in partitioning.Wait), "change", "no-room-possible"):
+        for reason in (*(each.value for each in waiting.Wait), "change", "no-room-possible"):
             self._pending.labels(reason=reason).set(counts[reason])
         self._withheld.set(withheld)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
-from mig_manager.core.fleet import partitioning
+from mig_manager.core.fleet import partitioned, partitioning
 from mig_manager.core.node import policy
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
@@ -190,7 +190,7 @@ class PartitionerSettings:
     )
     limits: partitioning.PartitionerLimits
 
-    def selects(self, node: partitioning.PartitionedNode) -> bool:
+    def selects(self, node: partitioned.PartitionedNode) -> bool:
         """Return whether the selector matches a node."""
         return all(each.matches(node.labels) for each in self.node_selector)
 

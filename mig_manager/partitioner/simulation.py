@@ -8,7 +8,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import answers, bar, json_text, messages, model, picture, steps
-from mig_manager.core.fleet import demand, mixes, partitioning
+from mig_manager.core.fleet import demand, mixes, partitioned, partitioning
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 
@@ -19,7 +19,7 @@ _MOST_MIXES = 8  # in the text
 class NodeResult:
     """The simulated change of one opted-in node."""
 
-    node: partitioning.PartitionedNode
+    node: partitioned.PartitionedNode
     change: partitioning.Change | None
     plan: steps.Plan | None
 
@@ -103,7 +103,7 @@ def simulate(
     *,
     now: dt.datetime,
     is_mix: bool = False,
-    selects: Callable[[partitioning.PartitionedNode], bool] = lambda _: True,
+    selects: Callable[[partitioned.PartitionedNode], bool] = lambda _: True,
 ) -> Report:
     """Decide about nodes and pods in the output of ``kubectl get -o json``.
 
@@ -117,10 +117,10 @@ def simulate(
     parsed = [demand.parse(pod) for pod in pods]
     bound = [pod for pod in parsed if isinstance(pod, demand.Bound)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
-    nodes = partitioning.with_pods(
+    nodes = partitioned.with_pods(
         (
             node if selects(node) else dataclasses.replace(node, is_opted_in=False)
-            for node in map(partitioning.parse_node, items)
+            for node in map(partitioned.parse, items)
             if node
         ),
         bound,
@@ -159,7 +159,7 @@ def _items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
     return items
 
 
-def _result(node: partitioning.PartitionedNode, change: partitioning.Change | None) -> NodeResult:
+def _result(node: partitioned.PartitionedNode, change: partitioning.Change | None) -> NodeResult:
     if change is None:
         return NodeResult(node=node, change=None, plan=None)
     (layout,) = config.parse(change.layout, source=node.name).layouts.values()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.fleet import demand, partitioned, partitioning, waiting
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
@@ -165,13 +165,13 @@ def decided(
 
 def seen(
     nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]
-) -> tuple[tuple[partitioning.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
     """Parse nodes, with what bound pods take on them, and pending pods.
 
     Each instance in use is in use by a bound pod.
     """
     parsed = [each for each in map(demand.parse, pods) if each]
-    known = [each for each in map(partitioning.parse_node, nodes) if each]
+    known = [each for each in map(partitioned.parse, nodes) if each]
     bound = [each for each in parsed if isinstance(each, demand.Bound)]
     bound += [
         demand.Bound(
@@ -188,13 +188,13 @@ def seen(
         if gi.placement in node.in_use.get(gpu.uuid, ()) and ci.profile.spans
     ]
     pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
-    return partitioning.with_pods(known, bound), pending
+    return partitioned.with_pods(known, bound), pending
 
 
-def why(decision: partitioning.PartitioningDecision) -> tuple[partitioning.Wait, str]:
+def why(decision: partitioning.PartitioningDecision) -> tuple[waiting.Wait, str]:
     """Return why the only pod waits that does."""
-    (waiting,) = decision.waiting
-    return waiting.reason, waiting.message
+    (pod,) = decision.waiting
+    return pod.reason, pod.message
 
 
 def wanted(change: partitioning.Change, every: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:

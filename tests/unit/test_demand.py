@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.fleet import demand, partitioned
 from mig_manager.core.node import cluster, quantity
 from tests.unit import samples
 from tests.unit.partitions import pod
@@ -221,7 +221,7 @@ def test_a_malformed_pod_is_an_error_of_the_cluster() -> None:
     with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
         demand.parse(broken)
     with pytest.raises(errors.ClusterError):
-        partitioning.parse_node({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})
+        partitioned.parse({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})
 
 
 def test_a_quantity_can_be_counted_in_parts() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import batch, partitioning
+from mig_manager.core.fleet import batch, partitioning, waiting
 from mig_manager.core.layout import config, custom, layouts
 from mig_manager.core.node import cluster
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod, why
 
-Wait = partitioning.Wait
+Wait = waiting.Wait
 LATER = NOW + dt.timedelta(seconds=400)
 
 
@@ -129,8 +129,8 @@ def test_a_node_rests_between_two_changes() -> None:
         ({"spec": {"unschedulable": True}}, "the node is cordoned"),
         ({"labels": {"nvidia.com/mig.strategy": "single"}}, "has MIG strategy single, not mixed"),
         ({"annotations": {cluster.CAPACITY_ANNOTATION: "{"}}, "which instances are in use"),
-        ({"annotations": {cluster.GPUS_ANNOTATION: "{"}}, "has published no GPUs"),
-        ({"allocatable": {"nvidia.com/mig-1g.5gb": "6"}}, "does not offer the published"),
+        ({"annotations": {cluster.GPUS_ANNOTATION: "{"}}, "has published no valid GPUs"),
+        ({"allocatable": {"nvidia.com/mig-1g.5gb": "6"}}, "kubelet's resources differ"),
         ({"labels": {cluster.STATE_LABEL: "pending"}}, "its agent works on layout"),
         (
             {"annotations": {cluster.LAYOUTS_ANNOTATION: '{"version": 1, "layouts": {}}'}},
@@ -144,8 +144,8 @@ def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
     changed: dict[str, Any], message: str
 ) -> None:
     decision = decided([node("a", SMALL, **changed)], [pod("p", "7g.40gb")])
-    waiting = [each.message for each in decision.waiting]
-    (reason,) = [*waiting, *(each.message for each in decision.unmet)]
+    messages = [each.message for each in decision.waiting]
+    (reason,) = [*messages, *(each.message for each in decision.unmet)]
     assert not decision.changes
     assert message in reason
 
@@ -263,7 +263,7 @@ def test_layout_that_just_failed_is_not_requested_again_at_once() -> None:
     assert not decision.changes
     assert why(decision) == (
         Wait.UNUSABLE,
-        "it waits for a (its agent has failed the layout for it)",
+        "it waits for a (its agent failed the layout for it)",
     )
     assert decided([failed], [pod("p", "3g.20gb")], now=soon).changes
 
@@ -292,7 +292,7 @@ def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     every = partitions.gpus("a", EMPTY)
     assert partitions.wanted(withdrawal, every) == {every[0].uuid: samples.want({})}
     assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
-    assert withdrawal.why == "the request that it refused is not needed any more"
+    assert withdrawal.why == "no pod needs the request that its agent failed"
 
 
 def test_one_decision_makes_few_changes_so_that_it_ends_before_its_lease() -> None:

@@ -4,11 +4,11 @@ import datetime as dt
 import json
 from typing import Any
 
-from mig_manager.core.fleet import partitioning
+from mig_manager.core.fleet import waiting
 from mig_manager.core.node import cluster
 from tests.unit.partitions import EMPTY, NOW, decided, node, pod, why
 
-Wait = partitioning.Wait
+Wait = waiting.Wait
 LATER = NOW + dt.timedelta(seconds=400)
 
 

@@ -12,7 +12,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.fleet import demand, partitioning, waiting
 from mig_manager.core.node import resources
 from tests.unit import machine, partitions, samples
 
@@ -200,7 +200,7 @@ def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
         **found.limits,
     )
     served = {pod.uid for change in decision.changes for pod in change.pods}
-    placed = {each.pod.uid for each in again.waiting if each.reason is partitioning.Wait.SCHEDULER}
+    placed = {each.pod.uid for each in again.waiting if each.reason is waiting.Wait.SCHEDULER}
     assert served <= placed
     assert not again.changes
 

@@ -18,7 +18,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, events, node, watch
 from mig_manager.core import timing
-from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.fleet import demand, partitioned, partitioning
 from mig_manager.core.node import cluster
 
 _Item = TypeVar("_Item")
@@ -142,13 +142,13 @@ class Cluster:
         self._clock = clock
         self._reporter = reporter
         self._on_demand = on_demand
-        self._nodes: Collection[partitioning.PartitionedNode] = Collection(
-            kube, "nodes", partitioning.parse_node, self._node_changed, times=times
+        self._nodes: Collection[partitioned.PartitionedNode] = Collection(
+            kube, "nodes", partitioned.parse, self._node_changed, times=times
         )
         self._pods: Collection[demand.Pending | demand.Bound] = Collection(
             kube, "pods", demand.parse, self._pod_changed, times=times
         )
-        self._written: dict[str, tuple[str, partitioning.PartitionedNode]] = {}
+        self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""
 
     def start(self) -> None:
@@ -171,7 +171,7 @@ class Cluster:
         """How long ago the API server last sent data about nodes or pods."""
         return max(self._nodes.last_contact_s, self._pods.last_contact_s)
 
-    def nodes(self) -> tuple[partitioning.PartitionedNode, ...]:
+    def nodes(self) -> tuple[partitioned.PartitionedNode, ...]:
         """Return the nodes as last reported, or as changed by our own write."""
         nodes = {each.name: each for each in self._nodes.items()}
         # A write requires the reported version, so the next reported version includes it.
@@ -201,7 +201,7 @@ class Cluster:
         item = node.patch_version(self._kube, change.node, change.version, metadata)
         if item is None:
             return False
-        after = partitioning.parse_node(item)
+        after = partitioned.parse(item)
         if after is not None and after.version != change.version:
             self._written[change.node] = change.version, after
         return True
@@ -223,8 +223,8 @@ class Cluster:
 
     def _node_changed(
         self,
-        before: partitioning.PartitionedNode | None,
-        now: partitioning.PartitionedNode | None,
+        before: partitioned.PartitionedNode | None,
+        now: partitioned.PartitionedNode | None,
     ) -> None:
         # Kubelet writes a node every few minutes without changing anything.
         if (

@@ -1,4 +1,4 @@
-"""The pending pods of one decision, in their order, and what the nodes have for them."""
+"""The pending pods of one decision, in order, and the room that nodes have for them."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ class Hold:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The pods that a change of a node would make room for."""
+    """The pods for which a change of a node would make room."""
 
     node: partitioned.PartitionedNode
     pods: tuple[int, ...]  # ranks, ascending
@@ -37,7 +37,7 @@ class Offer:
 
 
 class Batch:
-    """Pods by rank, alike ones grouped, and the room for them on each node."""
+    """Pods by rank, grouped by equal needs, and the room for them on nodes."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Batch:
         self.kind = [
             kinds.setdefault(node_room.devices(profiles), len(kinds)) for profiles in self.profiles
         ]
-        """Number of the devices that a group asks for; groups may differ in other needs only."""
+        """By group: the number of its devices; groups of equal devices differ in other needs."""
         self._others = [needs.others for needs in self.needs]
         self._is_known = [not needs.unknown for needs in self.needs]
-        self.left = {node.name: node.left for node in self.nodes}
+        self.available = {node.name: node.available for node in self.nodes}
         self._claims: dict[str, collections.Counter[model.Profile]] = {}
         self._excluded: dict[tuple[int, str], str] = {}
         self._possible: dict[tuple[object, ...], bool] = {}
@@ -74,7 +74,7 @@ class Batch:
         self._states = {node.name: self._states_of(node) for node in self.nodes}
 
     def why_excluded(self, group: int, node: partitioned.PartitionedNode) -> str:
-        """Say why pods of a group cannot run on a node at all; empty if they can."""
+        """Return why pods of a group can never run on a node; empty if they can."""
         key = group, node.name
         if key not in self._excluded:
             self._excluded[key] = demand.why_excluded(
@@ -86,21 +86,21 @@ class Batch:
         """Return whether the scheduler can place a pod of a group on a node as it is."""
         if not node.is_ready or self.why_excluded(group, node):
             return False
-        left = self.left[node.name]
-        return all(left[name] >= count for name, count in self.needs[group].amounts)
+        available = self.available[node.name]
+        return all(available[name] >= count for name, count in self.needs[group].amounts)
 
     def claim(self, group: int, node: partitioned.PartitionedNode) -> None:
-        """Keep for a pod what the node has for it."""
-        self.left[node.name].subtract(dict(self.needs[group].amounts))
+        """Reserve a node's room for a pod."""
+        self.available[node.name].subtract(dict(self.needs[group].amounts))
         claims = self._claims.setdefault(node.name, collections.Counter())
         claims.update(self.profiles[group])
 
     def is_claimed(self, node: partitioned.PartitionedNode) -> bool:
-        """Return whether a pod is going to be placed there."""
+        """Return whether a node has reserved room."""
         return node.name in self._claims
 
     def room(self, node: partitioned.PartitionedNode) -> node_room.NodeRoom:
-        """Return the room of a node beside what is claimed."""
+        """Return the room of a node beside claims."""
         states = self._states[node.name]
         claims = self._claims.get(node.name, collections.Counter())
         total = self.devices(node)
@@ -108,7 +108,7 @@ class Batch:
         schedulable = collections.Counter(claims)
         for profile in total:
             schedulable[profile] += max(
-                0, self.left[node.name][resources.of_profile(profile) or ""]
+                0, self.available[node.name][resources.of_profile(profile) or ""]
             )
         floor = {
             profile: min(count, total[profile]) - (total[profile] - idle[profile])
@@ -118,24 +118,24 @@ class Batch:
             self.search,
             states,
             schedulable=schedulable,
-            taken=claims,
+            claimed=claims,
             floor=dict(node_room.devices(floor)),
         )
 
     def devices(self, node: partitioned.PartitionedNode) -> "collections.Counter[model.Profile]":
-        """Count the devices of the node's GPUs that MIG divides."""
+        """Count the MIG devices of a node."""
         return collections.Counter(device.profile for gpu in node.gpus for device in gpu.devices)
 
     def states(
         self, node: partitioned.PartitionedNode
     ) -> Iterator[tuple[model.Gpu, node_room.GpuState]]:
-        """Yield the GPUs that may be changed."""
+        """Yield the GPUs that a change can include."""
         for gpu in node.gpus:
             if gpu.index in self._states[node.name]:
                 yield gpu, self._states[node.name][gpu.index]
 
     def present(self, node: partitioned.PartitionedNode) -> dict[str, model.DesiredGpu]:
-        """Return the layout of those GPUs as they are, by UUID; what is fixed has its place."""
+        """Return the current state of those GPUs, by UUID; fixed instances have placements."""
         return {
             gpu.uuid: desired(
                 gpu, state.fixed, node_room.devices(collections.Counter(p for p, _ in state.idle))
@@ -146,7 +146,7 @@ class Batch:
     def merged(
         self, node: partitioned.PartitionedNode, base: Mapping[str, model.DesiredGpu]
     ) -> dict[str, model.DesiredGpu]:
-        """Return those GPUs with as much of their base layout as fits beside what is fixed."""
+        """Return those GPUs with as much of their base layout as fits beside fixed instances."""
         wanted = self.present(node)
         for gpu, state in self.states(node):
             goal = base.get(gpu.uuid)
@@ -169,7 +169,7 @@ class Batch:
     def keeps_reserved(
         self, node: partitioned.PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
     ) -> bool:
-        """Return whether a node whose GPUs become so, by UUID, has what is reserved."""
+        """Return whether a node with these states of GPUs, by UUID, keeps reserved devices."""
         before = self.devices(node)
         others = tuple(gpu for gpu in node.gpus if gpu.uuid not in wanted)
         after = self.devices(dataclasses.replace(node, gpus=others))
@@ -188,11 +188,11 @@ class Batch:
         hold: Hold | None = None,
         refused: frozenset[tuple[str, str]] = frozenset(),
     ) -> Offer | None:
-        """Return which of these pods a change of the node can serve; None for none of them.
+        """Return the pods that a change of the node can serve; None if it serves none.
 
-        ``refused`` are pairs of a pod's UID and a node that is not to be tried for it.
+        ``refused`` are pairs of a pod's UID and a node to skip.
         """
-        room, left = self.room(node), collections.Counter(self.left[node.name])
+        room, available = self.room(node), collections.Counter(self.available[node.name])
         failed: set[int] = set()
         full: set[int] = set()  # kinds
         served = []
@@ -206,12 +206,12 @@ class Batch:
                 self.kind[group] in full
                 or not self._is_known[group]
                 or self.why_excluded(group, node)
-                or any(left[name] < count for name, count in self._others[group])
+                or any(available[name] < count for name, count in self._others[group])
             ):
                 failed.add(group)
             elif room.add(self.profiles[group], without=without):
                 served.append(rank)
-                left.subtract(dict(self._others[group]))
+                available.subtract(dict(self._others[group]))
             else:
                 full.add(self.kind[group])
             if len(failed) == len(self.needs):
@@ -221,10 +221,10 @@ class Batch:
     def alike(
         self, node: partitioned.PartitionedNode, refused: frozenset[tuple[str, str]]
     ) -> object:
-        """Return what decides about a node's ``offer``: equal for nodes that offer the same."""
+        """Return a key that is equal for nodes with equal offers."""
         return (
             tuple(sorted((index, id(state)) for index, state in self._states[node.name].items())),
-            demand.to_amounts(self.left[node.name]),
+            demand.to_amounts(self.available[node.name]),
             demand.to_amounts({str(p): n for p, n in self._claims.get(node.name, {}).items()}),
             tuple(not self.why_excluded(group, node) for group in range(len(self.needs))),
             frozenset(uid for uid, name in refused if name == node.name),
@@ -232,25 +232,25 @@ class Batch:
         )
 
     def is_possible(self, group: int, node: partitioned.PartitionedNode) -> bool:
-        """Return whether a node's GPUs could have the devices if everything were idle."""
+        """Return whether an idle node's GPUs could have the devices of a group."""
         empty = self._empty[node.name]
         key = self.kind[group], tuple(state.kind for state in empty.values())
         if key not in self._possible:
-            room = node_room.NodeRoom(self.search, empty, schedulable={}, taken={}, floor={})
+            room = node_room.NodeRoom(self.search, empty, schedulable={}, claimed={}, floor={})
             self._possible[key] = room.add(self.profiles[group])
         return self._is_known[group] and self._possible[key]
 
     def most(self, node: partitioned.PartitionedNode, profile: model.Profile) -> int:
-        """Return how many devices of a profile all its GPUs together could have."""
+        """Return how many devices of a profile an idle node's GPUs could have."""
         return sum(self.search.most(state, profile) for state in self._empty[node.name].values())
 
     def hold_for(self, rank: int, nodes: Iterable[partitioned.PartitionedNode]) -> Hold | None:
-        """Return the GPUs with the least in use that can serve a pod once they are idle."""
+        """Return the least used GPUs that can serve a pod when they are idle."""
         profiles = self.profiles[self.group[rank]]
         if not profiles:
             return None
         largest = min(profiles, key=lambda profile: profile.sort_key)
-        found = []
+        options = []
         for node in nodes:
             indices, in_use, missing = [], 0, profiles[largest]
             for used, index, most in sorted(
@@ -262,11 +262,11 @@ class Batch:
                     indices.append(index)
                     in_use, missing = in_use + used, missing - most
             if indices and missing <= 0:
-                found.append((in_use, node.name, frozenset(indices)))
-        if not found:
+                options.append((in_use, node.name, frozenset(indices)))
+        if not options:
             return None
-        _, name, kept = min(found, key=lambda each: each[:2])
-        return Hold(rank=rank, node=name, indices=kept)
+        _, name, held = min(options, key=lambda each: each[:2])
+        return Hold(rank=rank, node=name, indices=held)
 
     def _states_of(self, node: partitioned.PartitionedNode) -> dict[int, node_room.GpuState]:
         in_use = collections.Counter(
@@ -276,9 +276,9 @@ class Batch:
             if gi.placement in node.in_use.get(gpu.uuid, ())
             for ci in gi.compute_instances
         )
-        taken = ((resources.profile_of(name), count) for name, count in node.taken)
-        # Of these some idle instance has been given to a pod that has not started yet.
-        allocated = frozenset(p for p, count in taken if p and count > in_use[p])
+        requests = ((resources.profile_of(name), count) for name, count in node.allocated)
+        # A pod that has not started yet has an idle instance of these profiles.
+        allocated = frozenset(p for p, count in requests if p and count > in_use[p])
         return {
             gpu.index: state
             for gpu in node.gpus
@@ -290,7 +290,7 @@ class Batch:
 def desired(
     gpu: model.Gpu, fixed: Iterable[placement.Placed], content: node_room.Devices
 ) -> model.DesiredGpu:
-    """Return a GPU with its fixed instances as they are, and this beside them."""
+    """Return the desired state with a GPU's fixed instances and other devices beside them."""
     spans = {span for _, span in fixed}
     pins = collections.Counter(
         model.Pin(profile=ci.profile, start=gi.placement.start)

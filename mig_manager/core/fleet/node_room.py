@@ -1,9 +1,9 @@
-"""Find room on a node for devices that pods ask for, at the price of the fewest idle instances.
+"""Find room on a node for the devices of pods, and destroy the fewest idle instances.
 
-Instances in use stay where they are. Per GPU the search is exact: over the sets of idle instances
-that stay, largest set first, it takes the first beside which the new instances fit. Over the GPUs
-of a node it is greedy, with a bounded search for pods that ask for several devices. Answers are
-remembered by the state of a GPU and its new devices, so equal GPUs cost nothing.
+Instances in use stay. Per GPU the search is exact: it tries the sets of idle instances to keep,
+largest set first, until the new instances fit beside one. Over the GPUs of a node it is greedy,
+with a bounded search for pods that request several devices. A cache by the state of a GPU and its
+new devices makes equal GPUs free.
 """
 
 import collections
@@ -16,8 +16,8 @@ from mig_manager.core.planner import placement
 
 Devices = tuple[tuple[model.Profile, int], ...]
 """Profiles with positive counts, in ``Profile.sort_key`` order."""
-_MOST_LOOKS = 300
-"""At the GPUs of one node for one pod: enough for every pod that a person would write."""
+_MOST_TRIES = 300
+"""Tries of GPUs of one node for one pod: enough for every realistic pod."""
 
 
 def devices(counts: Mapping[model.Profile, int]) -> Devices:
@@ -28,20 +28,20 @@ def devices(counts: Mapping[model.Profile, int]) -> Devices:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class GpuState:
-    """What decides whether devices fit a GPU; equal GPUs have the same one of a ``Search``."""
+    """The facts that decide whether devices fit a GPU; a ``Search`` has one for equal GPUs."""
 
     kind: int  # number of its set of profiles
     fixed: tuple[placement.Placed, ...]  # GPU instances that stay, in placement order
-    idle: tuple[placement.Placed, ...]  # those that may go, largest first
+    idle: tuple[placement.Placed, ...]  # GPU instances that may be destroyed, largest first
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class New:
-    """New devices of one GPU; equal ones are the same one of a ``Search``."""
+    """New devices of one GPU; a ``Search`` has one object for equal devices."""
 
     devices: Devices
     following: "dict[model.Profile, New]" = dataclasses.field(default_factory=dict)
-    """With one device more, as far as that was asked."""
+    """With one device more; filled on demand."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,16 +49,15 @@ class Way:
     """How new devices fit a GPU."""
 
     content: Devices
-    """The devices beside the fixed instances afterwards: new ones and idle ones that stay."""
-    lost: Devices  # idle devices that are gone afterwards
+    """The devices beside the fixed instances afterwards: new ones, and idle ones that stay."""
+    lost: Devices  # idle devices that do not exist afterwards
     destroyed: int
 
 
 class Search:
-    """Answers for all GPUs of a decision."""
+    """Searches the GPUs of one decision, with a cache."""
 
     def __init__(self) -> None:
-        """Start without knowledge."""
         self._kinds: dict[tuple[model.GpuInstanceProfile, ...], int] = {}
         self._capacities: list[placement.Capacity] = []
         self._states: dict[tuple[object, ...], GpuState] = {}
@@ -77,7 +76,7 @@ class Search:
 
     @property
     def count(self) -> int:
-        """How many different questions were answered."""
+        """The number of searches."""
         return len(self._ways)
 
     def state(
@@ -86,10 +85,10 @@ class Search:
         in_use: frozenset[model.Placement],
         kept: frozenset[model.Profile] = frozenset(),
     ) -> GpuState | None:
-        """Return the state of a GPU; None if it should be left alone: it is not understood.
+        """Return the state of a GPU; None if it has an unknown instance and must not change.
 
-        Idle instances of the ``kept`` profiles stay too, and so do those with compute instances
-        that no pod can ask for: another program created them.
+        Idle instances also stay if their profile is ``kept``, or if another program created
+        compute instances in them that no pod can request.
         """
         kind = self._kind(gpu)
         capacity = self._capacities[kind]
@@ -111,22 +110,22 @@ class Search:
         return self._state(kind, tuple(fixed), tuple(idle))
 
     def empty(self, gpu: model.Gpu) -> GpuState:
-        """Return the state that a GPU would have without instances."""
+        """Return the state of a GPU without instances."""
         return self._state(self._kind(gpu), (), ())
 
     def way(self, state: GpuState, new: New, spare: Devices) -> Way | None:
         """Return how new devices fit a GPU; None if they do not.
 
-        ``spare`` says how many idle devices of each profile the node can lose; of the others as
-        many are created again as are destroyed.
+        ``spare`` are the idle devices that the node can lose; other devices that are destroyed
+        must be created again.
         """
         key = state, new, spare
         if key not in self._ways:
-            self._ways[key] = next(self._found(state, new.devices, dict(spare)), None)
+            self._ways[key] = next(self._fits(state, new.devices, dict(spare)), None)
         return self._ways[key]
 
     def most(self, state: GpuState, profile: model.Profile) -> int:
-        """Return how many devices of a profile fit the GPU if it is empty."""
+        """Return how many devices of a profile fit the empty GPU."""
         return self._capacities[state.kind].most(profile)
 
     def _state(
@@ -141,7 +140,7 @@ class Search:
             self._capacities.append(placement.Capacity(profiles))
         return self._kinds[profiles]
 
-    def _found(
+    def _fits(
         self, state: GpuState, new: Devices, spare: Mapping[model.Profile, int]
     ) -> Iterator[Way]:
         capacity = self._capacities[state.kind]
@@ -151,13 +150,12 @@ class Search:
         had = collections.Counter(profile for profile, _ in state.idle)
         for count in range(len(state.idle), -1, -1):
             for stays in itertools.combinations(state.idle, count):
-                left = collections.Counter(profile for profile, _ in stays)
-                gone = had - left
-                again = gone - collections.Counter(spare)
+                kept = collections.Counter(profile for profile, _ in stays)
+                again = had - kept - collections.Counter(spare)
                 if capacity.fits(wanted + again, pinned=(*state.fixed, *stays)):
                     yield Way(
-                        content=devices(wanted + again + left),
-                        lost=devices(gone - again),
+                        content=devices(wanted + again + kept),
+                        lost=devices(had - kept - again),
                         destroyed=len(state.idle) - count,
                     )
 
@@ -171,13 +169,13 @@ class NodeRoom:
         states: Mapping[int, GpuState],
         *,
         schedulable: Mapping[model.Profile, int],
-        taken: Mapping[model.Profile, int],
+        claimed: Mapping[model.Profile, int],
         floor: Mapping[model.Profile, int],
     ) -> None:
         """Build it from the states of its GPUs, by index.
 
-        ``schedulable`` are the idle devices that the scheduler can give to pods, ``taken`` those
-        that it is going to give; ``floor`` is how many idle ones must stay.
+        ``schedulable`` are the idle devices that the scheduler can give to pods, ``claimed`` the
+        devices that it will give; ``floor`` is how many idle devices must stay.
         """
         self._search = search
         self._states = dict(sorted(states.items()))
@@ -186,7 +184,7 @@ class NodeRoom:
         )
         self._schedulable = collections.Counter(schedulable)
         self._floor = collections.Counter(floor)
-        self._taken = collections.Counter(taken)
+        self._claimed = collections.Counter(claimed)
         self._new: dict[int, New] = {}
         self.ways: dict[int, Way] = {}
         """By index of the GPUs that change."""
@@ -199,73 +197,64 @@ class NodeRoom:
     def add(
         self, profiles: Mapping[model.Profile, int], *, without: frozenset[int] = frozenset()
     ) -> bool:
-        """Make room for one pod; return False, and change nothing, if there is none.
+        """Make room for one pod; return False, and change nothing, if it has no room.
 
-        On the GPUs ``without`` nothing is created.
+        No device is created on the GPUs ``without``.
         """
-        free = self._schedulable - self._taken - self._lost()
-        taken = {profile: min(count, free[profile]) for profile, count in profiles.items()}
-        if any(
-            count - taken[profile] > self._most(profile) for profile, count in profiles.items()
-        ):
-            return False  # A pod may ask for any number.
-        items = [
-            profile for profile, count in devices(profiles) for _ in range(count - taken[profile])
-        ]
-        before = self._taken, dict(self._new), dict(self.ways)
-        self._taken = self._taken + collections.Counter(taken)
+        free = self._schedulable - self._claimed - self._lost()
+        reused = {profile: min(count, free[profile]) for profile, count in profiles.items()}
+        missing = [(profile, count - reused[profile]) for profile, count in devices(profiles)]
+        for profile, count in missing:
+            # A pod can request any number.
+            if count > sum(self._search.most(state, profile) for state in self._states.values()):
+                return False
+        items = [profile for profile, count in missing for _ in range(count)]
+        before = self._claimed, dict(self._new), dict(self.ways)
+        self._claimed = self._claimed + collections.Counter(reused)
         indices = [index for index in self._states if index not in without]
-        looks = itertools.count()
-        if self._placed(items, indices, looks):
+        tries = itertools.count()
+        if self._create(items, indices, tries):
             return True
-        self._taken, self._new, self.ways = before
+        self._claimed, self._new, self.ways = before
         return False
 
-    def _most(self, profile: model.Profile) -> int:
-        return sum(self._search.most(state, profile) for state in self._states.values())
-
-    def _placed(
-        self, items: Sequence[model.Profile], indices: Sequence[int], looks: Iterator[int]
+    def _create(
+        self, items: Sequence[model.Profile], indices: Sequence[int], tries: Iterator[int]
     ) -> bool:
-        """Create the devices, the largest first, with all ways back."""
+        """Create the devices, largest first, and backtrack."""
         if not items:
             return True
         item, *rest = items
-        for index, new, way in self._candidates(item, indices, looks):
-            before = self._new.get(index), self.ways.get(index)
+        before = dict(self._new), dict(self.ways)
+        for index, new, way in self._candidates(item, indices, tries):
             self._new[index], self.ways[index] = new, way
-            if self._placed(rest, indices, looks):
+            if self._create(rest, indices, tries):
                 return True
-            self._restore(index, *before)
+            self._new, self.ways = dict(before[0]), dict(before[1])
         return False
 
-    def _restore(self, index: int, new: New | None, way: Way | None) -> None:
-        del self._new[index], self.ways[index]
-        if new is not None and way is not None:
-            self._new[index], self.ways[index] = new, way
-
     def _candidates(
-        self, item: model.Profile, indices: Iterable[int], looks: Iterator[int]
+        self, item: model.Profile, indices: Iterable[int], tries: Iterator[int]
     ) -> list[tuple[int, New, Way]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
-        found: dict[tuple[GpuState, New], tuple[tuple[int, int, int], int, New, Way] | None] = {}
+        ranked: dict[tuple[GpuState, New], tuple[tuple[int, int, int], int, New, Way] | None] = {}
         for index in indices:
             state, had = self._states[index], self._new.get(index, self._search.nothing)
-            if (state, had) in found or next(looks) > _MOST_LOOKS:
+            if (state, had) in ranked or next(tries) > _MOST_TRIES:
                 continue
             new = self._search.plus(had, item)
             way = self._search.way(state, new, self._spare(index) if state.idle else ())
-            found[state, had] = None
+            ranked[state, had] = None
             if way is not None:
                 old = self.ways[index].destroyed if index in self.ways else 0
                 fill = sum(place.size for _, place in state.fixed)
                 fill += sum(count for _, count in had.devices)
-                found[state, had] = (way.destroyed - old, -fill, index), index, new, way
-        ordered = sorted(filter(None, found.values()), key=lambda each: each[0])
+                ranked[state, had] = (way.destroyed - old, -fill, index), index, new, way
+        ordered = sorted(filter(None, ranked.values()), key=lambda each: each[0])
         return [(index, new, way) for _, index, new, way in ordered]
 
     def _lost(self, besides: int | None = None) -> "collections.Counter[model.Profile]":
-        """Count the idle devices that are lost on all GPUs but one."""
+        """Count the idle devices that are lost, except on one GPU."""
         lost: collections.Counter[model.Profile] = collections.Counter()
         for index, way in self.ways.items():
             if index != besides:
@@ -275,11 +264,11 @@ class NodeRoom:
     def _spare(self, index: int) -> Devices:
         """Return how many idle devices of each profile a GPU can lose.
 
-        The scheduler may also give those of GPUs that are left alone.
+        The scheduler can also give devices of GPUs that do not change.
         """
         here = collections.Counter(profile for profile, _ in self._states[index].idle)
         lost = self._lost(index)
         spare = (self._had - lost - self._floor) & (
-            (self._had | self._schedulable) - lost - self._taken
+            (self._had | self._schedulable) - lost - self._claimed
         )
         return devices(spare & here)

@@ -1,4 +1,4 @@
-"""The nodes of a cluster as the API shows them, what a rollout requests of them, and their state.
+"""The nodes of a cluster: their published status, their state, and what a rollout requests.
 
 All state is on the nodes: the label that requests a layout, the agent's status, and an annotation
 with the layout requested before the rollout.
@@ -29,10 +29,10 @@ class Mark:
     """The annotation that a rollout writes on a node, for ``undo``."""
 
     layout: str  # requested by the rollout
-    before: str | None  # requested before it; None: nothing
+    before: str | None  # requested before the rollout; None: nothing
     is_undone: bool = False
     failed_at: dt.datetime | None = None
-    """Start of a run that had failed for the same layout before this request."""
+    """Start of a run that failed for the same layout before this request."""
 
     def to_json(self) -> str:
         """Return the annotation's value."""
@@ -50,8 +50,8 @@ class Node:
     is_ready: bool
     version: str = ""  # ``resourceVersion``
     status: run_status.PublishedStatus | None = None
-    """None: no agent of ours has published one that can be parsed."""
-    status_error: str = ""  # why the status cannot be parsed; empty if it can, or there is none
+    """None: missing or invalid."""
+    status_error: str = ""  # why the status is invalid; empty if it is valid or missing
     mark: Mark | None = None
     requested_by: str = ""  # last writer of the request, by ``managedFields``; empty if unknown
     requested_at: dt.datetime | None = None
@@ -69,7 +69,7 @@ class Node:
 
     @property
     def state(self) -> str:
-        """Label of the last run's state, which NVIDIA's manager sets as well."""
+        """Label of the last run's state, which NVIDIA's manager also sets."""
         return self.view.labels.get(cluster.STATE_LABEL, "")
 
     @property
@@ -89,7 +89,7 @@ class Node:
 
     @property
     def layouts(self) -> tuple[served.Entry, ...]:
-        """The layouts that its agent lists; empty if there is no valid list."""
+        """The layouts that its agent lists; empty without a valid list."""
         try:
             return served.from_json(self.view.annotations.get(cluster.LAYOUTS_ANNOTATION, ""))
         except ValueError:
@@ -97,12 +97,12 @@ class Node:
 
     @property
     def takes_custom(self) -> bool | None:
-        """Whether its agent takes custom layouts; None if it has published no valid list."""
+        """Whether its agent takes custom layouts; None without a valid list."""
         return served.takes_custom(self.view.annotations.get(cluster.LAYOUTS_ANNOTATION, ""))
 
     @property
     def is_reported(self) -> bool:
-        """Whether the status is about the request: its name and, if it is custom, its content."""
+        """Whether the status is about the request: its name and, if custom, its content."""
         if self.status is None or self.status.config != self.requested:
             return False
         expected = custom.Custom.of(self.view).annotation_hash
@@ -128,7 +128,7 @@ class Node:
 
     @property
     def answer(self) -> run_status.PublishedStatus | None:
-        """The status of the requested layout; None: the agent has not reported on the request."""
+        """The status of the requested layout; None if the agent has not reported on it."""
         published = self.status
         if published is None or not self.is_reported:
             return None
@@ -149,24 +149,24 @@ class Node:
 
     @property
     def has_responded(self) -> bool:
-        """Whether its agent works on the requested layout, or has worked on it."""
+        """Whether its agent has started on the requested layout."""
         return self.state in _CHANGING or self.answer is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a rollout requests: one layout, or (an undo) of each node what it had before."""
+    """The request of a rollout: one layout, or, to undo, every node's former layout."""
 
-    layout: str | None  # None: an undo, which concerns the nodes with a rollout's mark
+    layout: str | None  # None: undo on the nodes with a rollout's mark
 
     def target(self, node: Node) -> str | None:
-        """Return the label's value; None: no label."""
+        """Return the label's value; None to remove it."""
         if self.layout is not None:
             return self.layout
         return node.mark.before if node.mark else node.requested
 
     def mark(self, node: Node) -> Mark | None:
-        """Return what to write on a node with the request."""
+        """Return the mark to write with the request."""
         if self.layout is not None:
             failed_at, last = None, node.status
             if last and last.config == self.layout and last.state is model.State.FAILED:
@@ -176,13 +176,13 @@ class Goal:
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
     def is_superseded(self, node: Node) -> bool:
-        """Return whether an undo finds that another layout was requested since the rollout."""
+        """Return whether another layout was requested between a rollout and its undo."""
         if self.layout is not None or node.mark is None:
             return False
         return node.requested not in (node.mark.layout, node.mark.before)
 
     def includes(self, node: Node) -> bool:
-        """Return whether the rollout includes a node; an undo does not if superseded after it."""
+        """Return whether the rollout includes a node; an undo omits one superseded after it."""
         if self.layout is not None:
             return True
         return node.mark is not None and not (node.mark.is_undone and self.is_superseded(node))
@@ -227,11 +227,11 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
 
 
 NO_FILE = config.Document(source="the node's list", layouts={})
-"""Stands for a layout file that is missing: what a node lists as generated needs none."""
+"""In place of a layout file: generated layouts need none."""
 
 
 def is_listed(nodes: Iterable[Node], name: str) -> bool:
-    """Return whether any node lists a layout of that name, or takes it from its annotation."""
+    """Return whether any node lists a layout, or takes it from its annotation."""
     return any(
         (name == cluster.CUSTOM_LAYOUT and node.takes_custom)
         or any(name == entry.name for entry in node.layouts)
@@ -240,11 +240,10 @@ def is_listed(nodes: Iterable[Node], name: str) -> bool:
 
 
 def require_layout(nodes: Iterable[Node], document: config.Document, name: str) -> None:
-    """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has such a layout."""
+    """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
     every = tuple(nodes)
     if not is_listed(every, name):
-        known = (_published_gpus(node) for node in every)
-        document.layout(name, [gpus for gpus in known if gpus])
+        document.layout(name, [*filter(None, map(published_gpus, every))])
 
 
 def layout_of(
@@ -252,9 +251,13 @@ def layout_of(
 ) -> config.Layout:
     """Return the layout that a node with these GPUs serves under a name.
 
-    That is one of the document, unless the node lists it with the content of a generated one, or
-    takes it from its annotation. LayoutError (UNKNOWN_CONFIG) if it is in neither; ConfigError or
-    LayoutError (NO_CUSTOM_LAYOUT) about the annotation.
+    It is from the document, unless the node lists the content of a generated layout, or takes it
+    from its annotation.
+
+    Raises:
+        ConfigError: The annotation is invalid.
+        LayoutError: The annotation is missing (NO_CUSTOM_LAYOUT), or the layout is unknown
+            (UNKNOWN_CONFIG).
     """
     if name == cluster.CUSTOM_LAYOUT and node.takes_custom:
         return custom.Custom.of(node.view).layout()[0]
@@ -293,16 +296,16 @@ _MAX_WORD = 80
 
 
 class NodeState(enum.Enum):
-    """How request and node agree; the values are a public contract."""
+    """Whether a node has the requested layout; the values are a public contract."""
 
     APPLIED = "applied"
     CHANGING = "changing"
     FAILED = "failed"
-    DRIFTED = "drifted"  # the layout was applied, and the GPUs were changed since
+    DRIFTED = "drifted"  # the GPUs changed after the layout was applied
     WAITING = "waiting"  # the agent has not reported on the requested layout
-    STALE = "stale"  # A run started long ago and the agent has not reported its end
-    UNREADABLE = "unreadable"  # the status cannot be parsed
-    NO_AGENT = "no-agent"  # A layout is requested, and no agent has ever reported
+    STALE = "stale"  # a run started long ago and the agent has not reported its end
+    UNREADABLE = "unreadable"  # the status is invalid
+    NO_AGENT = "no-agent"  # a layout is requested, and no agent has ever reported
     NO_REQUEST = "no-request"
 
     @property
@@ -311,7 +314,8 @@ class NodeState(enum.Enum):
         return self in (NodeState.APPLIED, NodeState.NO_REQUEST)
 
 
-def _published_gpus(node: Node) -> model.ObservedGpus | None:
+def published_gpus(node: Node) -> model.ObservedGpus | None:
+    """Return the GPUs that an agent has published; None if they are missing or invalid."""
     try:
         return gpu_codec.from_json(node.gpus or "")
     except ValueError:
@@ -324,12 +328,12 @@ class Report:
 
     node: Node
     state: NodeState
-    gpus: model.ObservedGpus | None  # as published; None if they are missing or cannot be parsed
-    notes: tuple[str, ...]  # sentences about what is unusual or unknown
+    gpus: model.ObservedGpus | None  # as ``published_gpus``
+    notes: tuple[str, ...]  # sentences about unusual or missing facts
 
 
 def report(node: Node, now: dt.datetime) -> Report:
-    """Compare a node's request with its status, and note what is unusual or unknown."""
+    """Compare a node's request with its status, and note unusual or missing facts."""
     state = _state(node, now)
     notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []
     gpus: model.ObservedGpus | None = None
@@ -337,8 +341,8 @@ def report(node: Node, now: dt.datetime) -> Report:
         try:
             gpus = gpu_codec.from_json(node.gpus)
         except ValueError as error:
-            why_not = messages.printable(str(error)[:_MAX_WORD])
-            notes.append(f"the published GPUs cannot be read: {why_not}")
+            detail = messages.printable(str(error)[:_MAX_WORD])
+            notes.append(f"the published GPUs cannot be read: {detail}")
     elif node.has_gpus:
         notes.append("no agent has published the GPUs of this node")
     notes += _notes(node, state, now)
@@ -369,7 +373,7 @@ def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> No
         case model.State.PENDING | model.State.REBOOTING:
             started_at = published.started_at
             is_old = started_at is None or now - started_at > _LONGEST_RUN
-            # An agent may wait long for a slot.
+            # An agent can wait long for a slot.
             has_slot = published.phase != model.Phase.WAIT.value
             return NodeState.STALE if is_old and has_slot else NodeState.CHANGING
 

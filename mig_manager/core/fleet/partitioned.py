@@ -1,4 +1,4 @@
-"""A node as the partitioner sees it: its GPUs, what is in use, why it cannot be changed now."""
+"""A node for the partitioner: its GPUs, instances in use, and why it cannot be changed now."""
 
 import collections
 import dataclasses
@@ -12,44 +12,43 @@ from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import cluster, resources
-from mig_manager.core.records import capacity, gpu_codec
+from mig_manager.core.records import capacity
 
 _MIXED = "mixed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedNode:
-    """A node with MIG devices, or one that is opted in, as the API shows it."""
+    """A node that has MIG devices or is opted in."""
 
     name: str
     version: str  # ``resourceVersion``
     labels: Mapping[str, str]
-    taints: tuple[demand.Taint, ...]  # that keep pods off; a cordon is one
+    taints: tuple[demand.Taint, ...]  # as ``demand.parse_taints``
     is_ready: bool = True
     allocatable: demand.Amounts
-    taken: demand.Amounts = ()  # by the pods bound to it; see ``with_pods``
+    allocated: demand.Amounts = ()  # requests of the pods bound to it; see ``with_pods``
     is_opted_in: bool
     unusable: str = ""
-    """Why it cannot be repartitioned now, whatever pods ask for; empty if it can."""
-    is_changing: bool = False  # whether its agent works, or is to work, on a request
-    asked_at: dt.datetime | None = None
-    """When something was requested that its agent has not responded to; None: it has, or the
-    time is unknown."""
-    began_at: dt.datetime | None = None  # when its agent began the last run
+    """Why it cannot be repartitioned now; empty if it can."""
+    is_changing: bool = False  # whether its agent has not finished with a request
+    requested_at: dt.datetime | None = None
+    """Time of a request that its agent has not responded to; None: none, or time unknown."""
+    started_at: dt.datetime | None = None  # start of its agent's last run
     is_published: bool = True  # whether its GPUs are known
     gpus: tuple[model.Gpu, ...] = ()  # with MIG enabled and no pending mode
     in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
     """By UUID; a GPU whose use is unknown is missing."""
-    changed_at: dt.datetime | None = None  # end of its agent's last run
-    refused: str = ""  # content hash of the custom layout that its agent has failed at last
-    was_in_use: bool = False  # whether it failed because of an instance in use, which may end
+    finished_at: dt.datetime | None = None  # end of its agent's last run
+    refused: str = ""  # content hash of the custom layout, if its agent's last run failed
+    was_in_use: bool = False  # whether that run failed because an instance was in use
 
     @property
-    def left(self) -> "collections.Counter[str]":
-        """What the scheduler can still give to pods."""
-        left = collections.Counter(dict(self.allocatable))
-        left.subtract(dict(self.taken))
-        return left
+    def available(self) -> "collections.Counter[str]":
+        """Allocatable resources that no bound pod requests."""
+        available = collections.Counter(dict(self.allocatable))
+        available.subtract(dict(self.allocated))
+        return available
 
 
 def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
@@ -64,12 +63,14 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         taints = demand.parse_taints(item.get("spec") or {})
     if not (is_opted_in or any(resources.is_mig(name) for name, _ in allocatable)):
         return None
-    every = _gpus(node.gpus) or ()
-    known = _use(node.view.annotations.get(cluster.CAPACITY_ANNOTATION), every)
+    gpus = fleet_nodes.published_gpus(node) or ()
+    in_use = _in_use(node.view.annotations.get(cluster.CAPACITY_ANNOTATION), gpus)
     published = node.status
     has_failed = published is not None and published.state is model.State.FAILED
     is_custom = published is not None and published.config == cluster.CUSTOM_LAYOUT
-    changing = why_changing(node)
+    is_retried = node.answer is not None and node.answer.is_retried
+    changing = _why_changing(node, is_retried=is_retried)
+    retrying = f"its agent retries layout {node.requested}" if is_retried else ""
     return PartitionedNode(
         name=node.name,
         version=node.version,
@@ -79,15 +80,15 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         allocatable=allocatable,
         is_opted_in=is_opted_in,
         unusable=changing
-        or why_retrying(node)
-        or next(_why_unusable(node, every, known, dict(allocatable)), ""),
+        or retrying
+        or next(_why_unusable(node, gpus, in_use, dict(allocatable)), ""),
         is_changing=bool(changing),
-        asked_at=None if node.has_responded else node.requested_at,
-        began_at=published.started_at if published else None,
-        is_published=bool(every),
-        gpus=tuple(gpu for gpu in every if _is_divisible(gpu)),
-        in_use=known or {},
-        changed_at=published.finished_at if published else None,
+        requested_at=None if node.has_responded else node.requested_at,
+        started_at=published.started_at if published else None,
+        is_published=bool(gpus),
+        gpus=tuple(gpu for gpu in gpus if _is_divisible(gpu)),
+        in_use=in_use or {},
+        finished_at=published.finished_at if published else None,
         refused=published.config_hash if published and has_failed and is_custom else "",
         was_in_use=published is not None and published.reason == errors.Reason.IN_USE.value,
     )
@@ -96,42 +97,68 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
 def with_pods(
     nodes: Iterable[PartitionedNode], bound: Iterable[demand.Bound]
 ) -> tuple[PartitionedNode, ...]:
-    """Return the nodes with what these pods take on them."""
-    taken: dict[str, collections.Counter[str]] = {}
+    """Return the nodes with the requests of these pods."""
+    requests: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for pod in bound:
-        taken.setdefault(pod.node_name, collections.Counter()).update(dict(pod.amounts))
+        requests[pod.node_name].update(dict(pod.amounts))
     return tuple(
-        dataclasses.replace(node, taken=demand.to_amounts(taken.get(node.name, {})))
+        dataclasses.replace(node, allocated=demand.to_amounts(requests[node.name]))
         for node in nodes
     )
 
 
-def why_changing(node: fleet_nodes.Node) -> str:
-    """Say why an agent is not at rest; empty if it is."""
+class Sightings:
+    """Replaces times that agents report by the partitioner's own clock.
+
+    Clocks of nodes and of the API server can be hours off, or not set yet. A reported time only
+    distinguishes requests and runs; its age counts from when this process first saw it.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[PartitionedNode, PartitionedNode]] = {}
+        """By node: as reported, and with times by our clock."""
+
+    def on_own_clock(
+        self, nodes: Iterable[PartitionedNode], *, now: dt.datetime
+    ) -> tuple[PartitionedNode, ...]:
+        """Return the nodes with times by our clock; forget nodes that are gone."""
+        self._before = {node.name: (node, self._dated(node, now)) for node in nodes}
+        return tuple(dated for _, dated in self._before.values())
+
+    def _dated(self, node: PartitionedNode, now: dt.datetime) -> PartitionedNode:
+        reported, dated = self._before.get(node.name, (None, None))
+        requested_at = started_at = finished_at = None
+        if node.requested_at:
+            # Another request does not restart a silent agent's time.
+            requested_at = (dated and dated.requested_at) or now
+        if node.started_at:
+            is_known = reported and reported.started_at == node.started_at
+            started_at = dated.started_at if dated and is_known else now
+        if node.finished_at and reported and dated:
+            is_known = reported.finished_at == node.finished_at
+            finished_at = dated.finished_at if is_known else now
+        elif node.finished_at:
+            # The run ended before this process knew the node, so only the agent's clock shows
+            # when. At worst a cooldown is too short or starts now.
+            finished_at = min(node.finished_at, now)
+        return dataclasses.replace(
+            node, requested_at=requested_at, started_at=started_at, finished_at=finished_at
+        )
+
+
+def _why_changing(node: fleet_nodes.Node, *, is_retried: bool) -> str:
+    """Return why an agent has not finished; empty if it has."""
     if node.state in (model.State.PENDING.value, model.State.REBOOTING.value):
         return f"its agent works on layout {node.requested}"
-    if not (node.is_finished or why_retrying(node)):
+    if not (node.is_finished or is_retried):
         return f"its agent has not reported on layout {node.requested}"
     if slots.is_disrupted(node.view):
         return "a change of it was interrupted"
     return ""
 
 
-def why_retrying(node: fleet_nodes.Node) -> str:
-    """Say that an agent will retry what it has failed; empty if it will not."""
-    is_retried = node.answer is not None and node.answer.is_retried
-    return f"its agent retries layout {node.requested}" if is_retried else ""
-
-
-def _gpus(text: str | None) -> model.ObservedGpus | None:
-    try:
-        return None if text is None else gpu_codec.from_json(text)
-    except ValueError:
-        return None
-
-
 def _is_divisible(gpu: model.Gpu) -> bool:
-    """Return whether a GPU's instances can be changed: MIG is on, stays on, and is its own."""
+    """Return whether a GPU's instances can be changed: MIG is on, stays on, and no vGPU."""
     return (
         gpu.current_mode is model.MigMode.ENABLED
         and not gpu.has_pending_mode
@@ -140,21 +167,21 @@ def _is_divisible(gpu: model.Gpu) -> bool:
     )
 
 
-def _use(
+def _in_use(
     text: str | None, gpus: Iterable[model.Gpu]
 ) -> dict[str, frozenset[model.Placement]] | None:
-    """Return what is in use, by UUID; None if it cannot be read."""
+    """Parse the placements in use, by UUID; None if the text is invalid."""
     try:
         published = capacity.from_json(text or "")
     except ValueError:
         return None
-    found = {}
+    by_uuid = {}
     for gpu in gpus:
         in_use = published.on(gpu.uuid)
-        # Spans that the GPU lacks are of another moment.
+        # Placements that the GPU lacks are of another moment.
         if in_use is not None and in_use <= {gi.placement for gi in gpu.gpu_instances}:
-            found[gpu.uuid] = in_use
-    return found
+            by_uuid[gpu.uuid] = in_use
+    return by_uuid
 
 
 def _why_unusable(
@@ -168,33 +195,29 @@ def _why_unusable(
     if node.view.is_unschedulable:
         yield "it is cordoned"
     if not gpus:
-        yield "its agent has published no GPUs that can be read"
+        yield "its agent has published no valid GPUs"
     if node.takes_custom is False:
         yield "its agent takes no custom layouts (--custom-layouts)"
     if in_use is None:
         yield "its agent has not published which instances are in use"
     if node.strategy not in ("", _MIXED):
         yield f"its device plugin has MIG strategy {node.strategy}, not {_MIXED}"
-    counts = _devices(gpus)
-    differing = sorted(
-        name
-        for name in {*counts, *filter(resources.is_mig, allocatable)}
-        if counts.get(name, 0) != allocatable.get(name, 0)
-    )
-    if differing:
-        yield f"its kubelet does not offer the published instances: {messages.listed(differing)}"
-    if not any(_is_divisible(gpu) for gpu in gpus):
-        yield "none of its GPUs has MIG enabled"
-    elif not any(gpu.uuid in (in_use or ()) for gpu in gpus if _is_divisible(gpu)):
-        yield "which of its instances are in use is unknown"
-
-
-def _devices(gpus: Iterable[model.Gpu]) -> dict[str, int]:
-    """Count the devices of each MIG resource with strategy mixed."""
+    # With strategy mixed.
     names = (
         resources.of_profile(device.profile)
         for gpu in gpus
         if gpu.current_mode is model.MigMode.ENABLED
         for device in gpu.devices
     )
-    return collections.Counter(name for name in names if name)
+    counts = collections.Counter(filter(None, names))
+    differing = sorted(
+        name
+        for name in {*counts, *filter(resources.is_mig, allocatable)}
+        if counts.get(name, 0) != allocatable.get(name, 0)
+    )
+    if differing:
+        yield f"kubelet's resources differ from the instances: {messages.listed(differing)}"
+    if not any(_is_divisible(gpu) for gpu in gpus):
+        yield "none of its GPUs has MIG enabled"
+    elif not any(gpu.uuid in (in_use or ()) for gpu in gpus if _is_divisible(gpu)):
+        yield "which of its instances are in use is unknown"

@@ -1,60 +1,51 @@
-"""Decide which nodes to repartition so that pending pods find the MIG devices they ask for.
+"""Decide which nodes to repartition so that pending pods get the MIG devices they request.
 
-Nodes and pods in, the layouts to request out. An instance in use is never touched, a GPU whose
-use is unknown is never named. The agent has the last word (``disruption: none``).
+No change touches an instance in use or a GPU whose use is unknown. The agent checks again before
+it acts (``disruption: none``).
 
-Pods are served by priority, then by age. Idle instances that serve a pod as they are stay for it.
-For the others one node after the other is chosen: the one that serves the first pod that any node
-can serve, then the one that serves most pods, then the one that destroys the fewest instances.
+Pods are served by priority, then by age. Idle instances that serve a pod stay for it. For the
+other pods the decision chooses nodes one by one. It prefers the node that serves the first pod in
+order, then the node that serves most pods, then the node that destroys the fewest instances.
 
-No pod waits for ever behind others. A small pod that is older than a large one is served first. A
-large pod for which no GPU is idle enough cannot stop the scheduler from placing small pods on
-instances that exist, but after ``hold_after_s`` as many GPUs as it needs get no new instances for
-pods behind it.
+No pod waits for ever. The scheduler can still place small pods on existing instances while a large
+pod waits for idle GPUs. But after ``hold_after_s`` the decision holds as many GPUs as the large
+pod needs: they get no new instances for pods behind it.
 """
 
 import collections
 import dataclasses
 import datetime as dt
-import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import batch, demand, partitioned, rollout, sightings, waiting
+from mig_manager.core.fleet import batch, demand, partitioned, rollout, waiting
 from mig_manager.core.layout import custom
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
 
-PartitionedNode = partitioned.PartitionedNode
-parse_node = partitioned.parse
-with_pods = partitioned.with_pods
-Sightings = sightings.Sightings
-Wait = waiting.Wait
-_MOST_CHANGES = 8  # of one decision; the next one follows soon
+_MOST_CHANGES = 8
+"""In one decision: every change considers all nodes, and a leader must renew its Lease."""
 _SILENCE_S = 300.0
 _LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionerLimits:
-    """What the partitioner may do; seconds."""
+    """Limits of the partitioner; seconds."""
 
     max_unavailable: str = "1"
-    """Nodes under change at once: a number, or a percentage of the opted-in ones, at least one."""
+    """Nodes under change at once: a number, or a percentage of opted-in nodes, at least one."""
     cooldown_s: float = 60.0  # between two changes of a node
     reserved: Mapping[model.Profile, int] = dataclasses.field(default_factory=dict)
-    """Devices of each profile that a change leaves on every node, in use or idle, if it has them
-    before."""
+    """Devices of a profile, in use or idle, that a change keeps on every node that has them."""
     merge_back_after_s: float = 0.0
-    """How long a node is without demand before its idle instances return to the base layout; 0:
-    never."""
+    """Time without demand before idle instances return to the base layout; 0: never."""
     room_timeout_s: float = 300.0
-    """How long room is kept for a pod that the scheduler does not place, and for how long after
-    that it gets none on the same node; also when to ask an agent again for what it failed."""
+    """How long room is kept for a pod that the scheduler does not place, how long the pod then
+    gets none on that node, and when to repeat a request that an agent failed."""
     hold_after_s: float = 600.0
-    """How long the first pod in order waits before other pods get no new room on the GPUs that
-    can serve it once idle."""
+    """How long the first pod in order waits before GPUs are held for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +53,11 @@ class Change:
     """A layout to request of one node."""
 
     node: str
-    version: str  # ``resourceVersion`` of the node as it was seen: the write's precondition
+    version: str  # ``resourceVersion`` of the node: the write's precondition
     layout: str  # the text of the annotation ``mig-manager.io/layout``
     content_hash: str  # of the layout, as in the agent's status
     pods: tuple[demand.Pending, ...]
-    """Those that it makes room for; none: a merge back, or a refused request is withdrawn."""
+    """The pods that it makes room for; none: it merges back, or withdraws a refused request."""
     created: Mapping[model.Profile, int]
     destroyed: Mapping[model.Profile, int]
     why: str  # a sentence
@@ -74,7 +65,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Unmet:
-    """A pod that no opted-in node could serve, even if everything on it were idle."""
+    """A pod that no opted-in node could serve, even if idle."""
 
     pod: demand.Pending
     message: str
@@ -85,40 +76,40 @@ class Waiting:
     """A pod that a node could serve, and that must wait."""
 
     pod: demand.Pending
-    reason: Wait
+    reason: waiting.Wait
     message: str
-    node: str = ""  # that has room for it already, or had; empty for none
+    node: str = ""  # has room for it, or is being changed for it; empty for none
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitioningDecision:
-    """What to do, and what cannot be done."""
+    """The changes to request, and the pods that they do not serve."""
 
     changes: tuple[Change, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
-    """For the next ``History``, without what the changes give."""
+    """For the next ``History``; without the room that the changes make."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a process remembers between decisions; see ``remember``. A new one is empty."""
+    """The memory of a process between decisions; see ``remember``."""
 
     changed_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
-    """By node: when the last change of it was requested."""
+    """By node: time of this process's last request."""
     requested: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """By node: the content hash of the last layout that this process requested."""
     demand_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
-    """By node: when a pod last asked for a device there, or this process first saw the node."""
+    """By node: time of the last demand for its devices, or when this process first saw it."""
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
-    """By UID of a pod that is still pending, by node: since when the node has room for it."""
-    taken: Mapping[str, demand.Amounts] = dataclasses.field(default_factory=dict)
-    """By node: the MIG devices that its pods took at the last decision."""
+    """By UID of a pending pod, by node: since when the node has room for it."""
+    allocated: Mapping[str, demand.Amounts] = dataclasses.field(default_factory=dict)
+    """By node: the MIG devices that its pods requested at the last decision."""
 
 
 def decide(
-    nodes: Iterable[PartitionedNode],
+    nodes: Iterable[partitioned.PartitionedNode],
     pending: Iterable[demand.Pending],
     limits: PartitionerLimits,
     *,
@@ -128,9 +119,13 @@ def decide(
 ) -> PartitioningDecision:
     """Decide which nodes to repartition for these pods.
 
-    ``nodes`` have their pods (``with_pods``), and times by the clock of ``now`` (``Sightings``).
-    ``base`` has, by node and UUID, what to merge idle instances back to. The order of nodes and
-    pods does not matter.
+    Args:
+        nodes: With their pods (``with_pods``), and times by the clock of ``now`` (``Sightings``).
+        pending: In any order.
+        limits: The limits of the partitioner.
+        now: The present time.
+        history: Of the last decision.
+        base: By node and UUID, the state to which idle instances are merged back.
     """
     decider = _Decider(batch.Batch(nodes, pending, limits.reserved), limits, now, history)
     decider.leave_to_scheduler()
@@ -142,50 +137,52 @@ def decide(
 
 def remember(
     history: History,
-    nodes: Iterable[PartitionedNode],
+    nodes: Iterable[partitioned.PartitionedNode],
     pending: Iterable[demand.Pending],
     decision: PartitioningDecision,
     *,
     now: dt.datetime,
 ) -> History:
-    """Return the history after a decision, with only the changes that were really requested.
+    """Return the history after a decision; forget missing nodes and pods that are not pending.
 
-    Nodes that are gone and pods that are not pending any more are forgotten.
+    ``decision`` has only the changes that were requested.
     """
-    waiting = {pod.uid for pod in pending}
-    room_since = {uid: dict(since) for uid, since in decision.room_since.items() if uid in waiting}
+    uids = {pod.uid for pod in pending}
+    room_since = {uid: dict(since) for uid, since in decision.room_since.items() if uid in uids}
     for change in decision.changes:
         for pod in change.pods:
             room_since.setdefault(pod.uid, {})[change.node] = now
-    asked = {name for since in room_since.values() for name in since}
-    taken = {
-        node.name: tuple(item for item in node.taken if resources.is_mig(item[0]))
+    with_demand = {name for since in room_since.values() for name in since}
+    allocated = {
+        node.name: tuple(item for item in node.allocated if resources.is_mig(item[0]))
         for node in nodes
     }
     changed = {change.node: now for change in decision.changes}
     requested = {change.node: change.content_hash for change in decision.changes}
     return History(
         changed_at={
-            name: when for name, when in {**history.changed_at, **changed}.items() if name in taken
+            name: when
+            for name, when in {**history.changed_at, **changed}.items()
+            if name in allocated
         },
         requested={
-            name: each
-            for name, each in {**history.requested, **requested}.items()
-            if name in taken
+            name: content_hash
+            for name, content_hash in {**history.requested, **requested}.items()
+            if name in allocated
         },
         demand_at={
             name: history.demand_at.get(name, now)
-            if name not in asked and history.taken.get(name) == amounts
+            if name not in with_demand and history.allocated.get(name) == amounts
             else now
-            for name, amounts in taken.items()
+            for name, amounts in allocated.items()
         },
         room_since=room_since,
-        taken=taken,
+        allocated=allocated,
     )
 
 
 class _Decider:
-    """One decision in the making."""
+    """Makes one decision."""
 
     def __init__(
         self, pods: batch.Batch, limits: PartitionerLimits, now: dt.datetime, history: History
@@ -197,22 +194,21 @@ class _Decider:
         self._nodes = {node.name: node for node in pods.nodes}
         own = self._own = [node for node in pods.nodes if node.is_opted_in]
         most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(own))
-        # Each change costs a look at all nodes, and a leader has to renew its Lease meanwhile.
-        self._budget = min(_MOST_CHANGES, most - sum(map(self._counts, own)))
+        self._budget = min(_MOST_CHANGES, most - sum(map(self._is_counted, own)))
         self._remaining = list(range(len(pods.pods)))
         self._changes: list[Change] = []
         self._waiting: list[Waiting] = []
         self._room_since: dict[str, dict[str, dt.datetime]] = {}
         self._refused = frozenset(self._refusals())
-        self._passed = self._refused
+        self._skipped = self._refused
         """Pairs as in ``Batch.offer``."""
         self._alike: dict[str, object] = {}
-        self._wanted_again: set[str] = set()
-        """Nodes whose refused request would be made again."""
+        self._still_refused: set[str] = set()
+        """Nodes for which this decision would repeat a refused request too early."""
         self._causes = waiting.Causes(pods, self._why_not_now)
 
     def decision(self) -> PartitioningDecision:
-        """Return the decision, with the reasons of all pods that are not served."""
+        """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[Unmet] = []
         for rank in self._remaining:
             pod = self._batch.pods[rank]
@@ -229,29 +225,29 @@ class _Decider:
             room_since=self._room_since,
         )
 
-    def _counts(self, node: PartitionedNode) -> bool:
+    def _is_counted(self, node: partitioned.PartitionedNode) -> bool:
         """Return whether a node counts against the budget: its agent works, or soon will.
 
-        One that has been silent for long would keep all other nodes from a change.
+        An agent that has been silent for long must not keep all other nodes from a change.
         """
-        since, longest_s = node.asked_at, _SILENCE_S
+        since, longest_s = node.requested_at, _SILENCE_S
         if since is None:
-            since, longest_s = node.began_at, _LONGEST_RUN_S
+            since, longest_s = node.started_at, _LONGEST_RUN_S
         is_silent = since and (self._now - since).total_seconds() > longest_s
         return node.is_changing and not is_silent
 
     # -- pods that need no change --------------------------------------------------------------
 
     def leave_to_scheduler(self) -> None:
-        """Keep what nodes have for pods, and wait for changes that were made for them."""
-        self._remaining = [rank for rank in self._remaining if not self._is_left(rank)]
+        """Keep room for pods on nodes that have it, or are being changed for them."""
+        self._remaining = [rank for rank in self._remaining if not self._keep_room(rank)]
 
-    def _is_left(self, rank: int) -> bool:
+    def _keep_room(self, rank: int) -> bool:
         pod, group = self._batch.pods[rank], self._batch.group[rank]
         since = self._history.room_since.get(pod.uid, {})
         for name, when in since.items():
             node = self._nodes.get(name)
-            if node and node.is_changing and self._keeps_room(when):
+            if node and node.is_changing and self._is_recent(when):
                 message = f"node {name} is being changed for it"
                 self._wait_at(rank, node, when, message)
                 return True
@@ -261,25 +257,27 @@ class _Decider:
             if (pod.uid, node.name) in self._refused or not self._batch.has_room(group, node):
                 continue
             self._batch.claim(group, node)
-            kept = since.get(node.name)
-            when = kept if kept and self._keeps_room(kept) else self._now
-            message = f"node {node.name} has what it asks for: the scheduler is to place it"
+            known = since.get(node.name)
+            when = known if known and self._is_recent(known) else self._now
+            message = f"node {node.name} has room: the scheduler will place the pod"
             self._wait_at(rank, node, when, message)
             return True
         return False
 
-    def _wait_at(self, rank: int, node: PartitionedNode, since: dt.datetime, message: str) -> None:
+    def _wait_at(
+        self, rank: int, node: partitioned.PartitionedNode, since: dt.datetime, message: str
+    ) -> None:
         pod = self._batch.pods[rank]
         self._room_since.setdefault(pod.uid, {})[node.name] = since
         self._waiting.append(
-            Waiting(pod=pod, reason=Wait.SCHEDULER, message=message, node=node.name)
+            Waiting(pod=pod, reason=waiting.Wait.SCHEDULER, message=message, node=node.name)
         )
 
-    def _keeps_room(self, since: dt.datetime) -> bool:
+    def _is_recent(self, since: dt.datetime) -> bool:
         return (self._now - since).total_seconds() <= self._limits.room_timeout_s
 
     def _refusals(self) -> Iterator[tuple[str, str]]:
-        """Yield pods with the nodes that had room for them in vain, and note those."""
+        """Yield pods with nodes where the scheduler did not place them; remember these."""
         for pod in self._batch.pods:
             for name, since in self._history.room_since.get(pod.uid, {}).items():
                 age_s = (self._now - since).total_seconds()
@@ -290,7 +288,7 @@ class _Decider:
     # -- changes -------------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Choose one node after the other, as long as any serves a pod."""
+        """Choose nodes one by one as long as a change serves a pod."""
         candidates = [node for node in self._own if not self._why_not_now(node)[1]]
         self._alike = {node.name: self._batch.alike(node, self._refused) for node in candidates}
         hold = self._hold()
@@ -307,47 +305,48 @@ class _Decider:
                 if offer is None or not {*offer.pods} & {*best.pods}
             }
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
-            # All GPUs, also those that stay: a reboot destroys what the layout does not name.
+            # All GPUs: a reboot destroys instances that the layout does not name.
             wanted = self._batch.present(best.node)
             wanted |= {
                 gpu.uuid: batch.desired(gpu, state.fixed, best.room.ways[gpu.index].content)
                 for gpu, state in self._batch.states(best.node)
                 if gpu.index in best.room.ways
             }
-            if self._change(best.node, wanted, pods, f"room for {waiting.pods(len(pods))}"):
+            count = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
+            if self._change(best.node, wanted, pods, f"room for {count}"):
                 self._remaining = [rank for rank in self._remaining if rank not in best.pods]
-            elif best.node.name in self._wanted_again:
-                # Its agent has failed that: the node may still serve the pods behind the first.
-                self._passed |= {(pods[0].uid, best.node.name)}
-                self._alike[best.node.name] = self._batch.alike(best.node, self._passed)
+            elif best.node.name in self._still_refused:
+                # The node may still serve the pods behind the first.
+                self._skipped |= {(pods[0].uid, best.node.name)}
+                self._alike[best.node.name] = self._batch.alike(best.node, self._skipped)
                 candidates.append(best.node)
 
     def _offer(
         self,
-        node: PartitionedNode,
+        node: partitioned.PartitionedNode,
         hold: batch.Hold | None,
         known: dict[object, batch.Offer | None],
     ) -> batch.Offer | None:
-        """Return a node's offer; ``known`` has those that are still right, of nodes alike."""
+        """Return a node's offer; ``known`` has the valid offers of equal nodes."""
         key = self._alike[node.name], hold is not None and hold.node == node.name
         if key not in known:
-            known[key] = self._batch.offer(node, self._remaining, hold=hold, refused=self._passed)
+            known[key] = self._batch.offer(node, self._remaining, hold=hold, refused=self._skipped)
         offer = known[key]
         return offer and dataclasses.replace(offer, node=node)
 
     def _change(
         self,
-        node: PartitionedNode,
+        node: partitioned.PartitionedNode,
         wanted: Mapping[str, model.DesiredGpu],
         pods: tuple[demand.Pending, ...],
         why: str,
         *,
         is_withdrawal: bool = False,
     ) -> bool:
-        """Add a change, unless its agent has failed this very layout at last.
+        """Add a change, unless its agent's last run failed this layout.
 
-        What was in use then may be idle again: after ``room_timeout_s`` it is requested again,
-        in another text, or the annotation would be the same and the agent would not notice.
+        Instances that were in use then can be idle now, so the request is repeated after
+        ``room_timeout_s``. Its text differs, because the agent ignores an equal annotation.
         """
         try:
             plan = planner.plan(node.gpus, wanted)
@@ -360,18 +359,18 @@ class _Decider:
             for step in plan.steps
         )
         if document.content_hash == node.refused:
-            ended_at = node.changed_at if node.was_in_use else None
-            if ended_at is None or self._keeps_room(ended_at):
-                self._wanted_again.add(node.name)
+            finished_at = node.finished_at if node.was_in_use else None
+            if finished_at is None or self._is_recent(finished_at):
+                self._still_refused.add(node.name)
                 return False
-            document = custom.written(wanted, addition=f"after {ended_at}")
+            document = custom.written(wanted, addition=f"after {finished_at}")
         if plan.is_empty is not is_withdrawal or not is_safe:
             return False
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
         where = f" on GPU {', '.join(gpus)}" if gpus else ""
         created = (s.profile for s in plan.steps if isinstance(s, steps.CreateGpuInstance))
-        ended = (s.profile for s in plan.steps if isinstance(s, steps.DestroyGpuInstance))
+        destroyed = (s.profile for s in plan.steps if isinstance(s, steps.DestroyGpuInstance))
         self._changes.append(
             Change(
                 node=node.name,
@@ -380,14 +379,14 @@ class _Decider:
                 content_hash=document.content_hash,
                 pods=pods,
                 created=dict(collections.Counter(created)),
-                destroyed=dict(collections.Counter(ended)),
+                destroyed=dict(collections.Counter(destroyed)),
                 why=f"{why}{where}",
             )
         )
         return True
 
     def _hold(self) -> batch.Hold | None:
-        """Return the GPUs to hold for the first pod that has waited long and has no room."""
+        """Return the GPUs to hold for the first pod that has waited long without room."""
         usable = [node for node in self._own if not node.unusable]
         blocked: set[int] = set()
         for rank in self._remaining:
@@ -403,41 +402,39 @@ class _Decider:
                 return self._batch.hold_for(rank, able)
         return None
 
-    def _why_not_now(self, node: PartitionedNode) -> tuple[Wait | None, str]:
-        """Say why a node cannot be changed now; empty if it can."""
+    def _why_not_now(self, node: partitioned.PartitionedNode) -> waiting.Cause:
+        """Return why a node cannot be changed now; empty if it can."""
+        wait = waiting.Wait
         if any(change.node == node.name for change in self._changes):
-            return Wait.CHANGING, "it is being changed for other pods"
+            return wait.CHANGING, "it is being changed for other pods"
         if node.unusable:
-            return Wait.CHANGING if node.is_changing else Wait.UNUSABLE, node.unusable
-        if self._idle_s(node) < self._limits.cooldown_s:
-            return Wait.CHANGING, f"it was changed less than {self._limits.cooldown_s:g} s ago"
-        if node.name in self._wanted_again:
-            return Wait.UNUSABLE, "its agent has failed the layout for it"
+            return wait.CHANGING if node.is_changing else wait.UNUSABLE, node.unusable
+        cooldown_s = self._limits.cooldown_s
+        for changed_at in (node.finished_at, self._history.changed_at.get(node.name)):
+            if changed_at and (self._now - changed_at).total_seconds() < cooldown_s:
+                return wait.CHANGING, f"it was changed less than {cooldown_s:g} s ago"
+        if node.name in self._still_refused:
+            return wait.UNUSABLE, "its agent failed the layout for it"
         return None, ""
 
-    def _idle_s(self, node: PartitionedNode) -> float:
-        """Return the time since the last change of a node; inf if none is known."""
-        times = filter(None, (node.changed_at, self._history.changed_at.get(node.name)))
-        return min(((self._now - each).total_seconds() for each in times), default=math.inf)
-
     def withdraw(self) -> None:
-        """Replace requests of this process that were refused and that no pod needs any more.
+        """Replace refused requests of this process that no pod needs.
 
-        A later agent would serve them, and until then the node would count as failed.
+        Otherwise the node counts as failed, until a later agent serves an obsolete request.
         """
         changed = {change.node for change in self._changes}
         for node in self._own:
             is_stale = node.refused and node.refused == self._history.requested.get(node.name)
-            if not is_stale or node.name in changed | self._wanted_again:
+            if not is_stale or node.name in changed | self._still_refused:
                 continue
             if self._budget > 0 and not self._why_not_now(node)[1]:
-                why = "the request that it refused is not needed any more"
+                why = "no pod needs the request that its agent failed"
                 self._change(node, self._batch.present(node), (), why, is_withdrawal=True)
 
     # -- idle instances without demand ---------------------------------------------------------
 
     def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
-        """Return idle instances to the base layout where nothing has been asked for long."""
+        """Return idle instances to the base layout on nodes without demand for long."""
         changed = {change.node for change in self._changes}
         for node in self._own if self._limits.merge_back_after_s else ():
             since = self._history.demand_at.get(node.name)
@@ -449,4 +446,4 @@ class _Decider:
                 continue
             wanted = self._batch.merged(node, base.get(node.name, {}))
             if self._batch.keeps_reserved(node, wanted):
-                self._change(node, wanted, (), "no pod has asked for its idle instances")
+                self._change(node, wanted, (), "no pod has requested its idle instances")

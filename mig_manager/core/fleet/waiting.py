@@ -1,4 +1,4 @@
-"""Say why pods have no room: what they wait for, or what no opted-in node could ever give them."""
+"""Explain why pods have no room: what they wait for, or why no opted-in node can serve them."""
 
 import enum
 from collections.abc import Callable
@@ -12,33 +12,33 @@ from mig_manager.core.planner import placement
 class Wait(enum.Enum):
     """Why a pod waits; the values are a public contract."""
 
-    SCHEDULER = "scheduler"  # a node has what it asks for, or is being changed for it
+    SCHEDULER = "scheduler"  # a node has room, or is being changed for it
     LIMITED = "limited"  # by the budget of nodes under change
     CHANGING = "changing"  # nodes that could have room are under change, or in their cooldown
     NOT_SCHEDULED = "not-scheduled"  # it had room, and the scheduler did not place it
-    IN_USE = "in-use"  # what it asks for is in use by others
-    UNUSABLE = "unusable"  # nodes that could have room are not ready, or not known well enough
+    IN_USE = "in-use"  # other pods use the devices
+    UNUSABLE = "unusable"  # nodes that could have room are not ready, or their use is unknown
 
 
 _ORDER = tuple(Wait)
 Cause = tuple[Wait | None, str]
-"""Without a reason, no change could help."""
+"""A reason and a message; without a reason, no change can help."""
 
 
 class Causes:
-    """The reasons of the pods of one batch; alike pods share them."""
+    """The causes for the pods of one batch; pods with equal needs share them."""
 
     def __init__(
         self, pods: batch.Batch, why_not_now: Callable[[partitioned.PartitionedNode], Cause]
     ) -> None:
-        """Build it; ``why_not_now`` says why a node cannot be changed now, empty if it can."""
+        """Build it; ``why_not_now`` returns why a node cannot be changed now, empty if it can."""
         self._batch = pods
         self._why_not_now = why_not_now
         self._known: dict[tuple[int, frozenset[str]], Cause] = {}
         self._has_room: dict[tuple[int, str], bool] = {}
 
     def why(self, rank: int, refused: frozenset[str]) -> Cause:
-        """Say why a pod is not served; on the ``refused`` nodes it had room in vain."""
+        """Return why a pod is not served; the scheduler did not place it on ``refused`` nodes."""
         key = self._batch.group[rank], refused
         if key not in self._known:
             self._known[key] = self._why(rank, refused)
@@ -72,7 +72,11 @@ class Causes:
     ) -> Cause:
         group = self._batch.group[rank]
         if never := self.why_never(group, node):
-            is_served = self._is_served(group, node)
+            # The node can serve the pod without a change when other pods end.
+            is_enough = not demand.why_short(
+                self._batch.needs[group].amounts, dict(node.allocatable)
+            )
+            is_served = is_enough and not self._batch.why_excluded(group, node)
             return (Wait.IN_USE, "what it has is in use") if is_served else (None, never)
         if not node.is_published:
             return Wait.UNUSABLE, node.unusable
@@ -83,8 +87,8 @@ class Causes:
 
     def _why_no_room(self, rank: int, node: partitioned.PartitionedNode) -> Cause:
         group = self._batch.group[rank]
-        left = self._batch.left[node.name]
-        if short := demand.why_short(self._batch.needs[group].others, left):
+        available = self._batch.available[node.name]
+        if short := demand.why_short(self._batch.needs[group].others, available):
             return Wait.IN_USE, short
         key = self._batch.kind[group], node.name
         if key not in self._has_room:
@@ -94,9 +98,9 @@ class Causes:
         return Wait.IN_USE, "too much of its GPUs is in use"
 
     def why_never(self, group: int, node: partitioned.PartitionedNode) -> str:
-        """Say why an opted-in node could not serve pods of a group, even idle; empty if it could.
+        """Return why a node could not serve pods of a group, even if idle; empty if it could.
 
-        A node whose GPUs are not known could.
+        A node with unknown GPUs could.
         """
         if not node.is_opted_in:
             return "it is not opted in"
@@ -107,17 +111,10 @@ class Causes:
             return short.replace(" is left", "")
         if not node.is_published or self._batch.is_possible(group, node):
             return ""
-        if not node.gpus:
-            return node.unusable
-        return self._what_lacks(group, node)
+        return self._missing(group, node) if node.gpus else node.unusable
 
-    def _is_served(self, group: int, node: partitioned.PartitionedNode) -> bool:
-        """Return whether a node could serve pods of a group as it is, once others have ended."""
-        amounts = self._batch.needs[group].amounts
-        is_enough = not demand.why_short(amounts, dict(node.allocatable))
-        return is_enough and not self._batch.why_excluded(group, node)
-
-    def _what_lacks(self, group: int, node: partitioned.PartitionedNode) -> str:
+    def _missing(self, group: int, node: partitioned.PartitionedNode) -> str:
+        """Return why a node's GPUs cannot have the devices of a group."""
         for profile, count in self._batch.profiles[group].items():
             most = self._batch.most(node, profile)
             if not most:
@@ -125,8 +122,3 @@ class Causes:
             if most < count:
                 return f"its GPUs can have at most {most} x {profile}"
         return "its GPUs cannot have all of it together"
-
-
-def pods(count: int) -> str:
-    """Return a number of pods in words."""
-    return f"{count} pod" if count == 1 else f"{count} pods"
