@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
@@ -151,13 +152,11 @@ class Allowance:
     def __init__(self, *, burst: int, pause_s: float) -> None:
         self._burst_s = burst * pause_s
         self._pause_s = pause_s
-        self._spent: float | None = None
-        """The acts gained up to this time are spent."""
+        self._spent = -math.inf  # the acts gained up to this time are spent
 
     def take(self, now: float) -> bool:
         """Take one act; return False if none is available."""
-        spent = now - self._burst_s if self._spent is None else self._spent
-        spent = max(spent, now - self._burst_s) + self._pause_s
+        spent = max(self._spent, now - self._burst_s) + self._pause_s
         if spent > now:
             return False
         self._spent = spent

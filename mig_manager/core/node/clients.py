@@ -21,11 +21,6 @@ from mig_manager.core.node import cluster
 
 VERSION = "v1"
 
-_DEPLOY_LABEL = re.compile(
-    re.escape(cluster.DEPLOY_LABEL_PREFIX) + r"[A-Za-z0-9._-]{0,51}[A-Za-z0-9]"
-)
-"""At most 63 characters may follow the slash, including ``gpu.deploy.``."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraClient:
@@ -67,7 +62,7 @@ def _client(item: yaml_tree.Node) -> ExtraClient:
         fields.fail(labels, f"labels must be a mapping such as {example}")
     namespace, deploy = node.get("namespace"), node.get("deploy-label")
     deploy_label = None if deploy is None else _text(deploy, "deploy-label")
-    if deploy is not None and not _DEPLOY_LABEL.fullmatch(deploy_label or ""):
+    if deploy is not None and not cluster.is_deploy_label(deploy_label or ""):
         fields.fail(
             deploy,
             f"deploy-label must begin with '{cluster.DEPLOY_LABEL_PREFIX}' and be a label's key, "

@@ -49,6 +49,8 @@ The scheduler and the DaemonSet controller honour it, and it evicts no pod. A co
 people: ``kubectl drain`` does not change a cordoned node, and a manager that uncordons it
 afterwards undoes that drain.
 """
+LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""A label's value to the API unless it is empty, and a label's key after the slash."""
 READY_CONDITION = "MigReady"
 RESOURCE_PREFIX = "nvidia.com/"
 PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
@@ -248,6 +250,12 @@ def listed(
         with as_cluster_error(what):
             items += map(parse, page["items"] or ())
     return items
+
+
+def is_deploy_label(key: str) -> bool:
+    """Return whether a key is a deploy label that the API accepts."""
+    name = key.partition("/")[2]
+    return key.startswith(DEPLOY_LABEL_PREFIX) and LABEL_VALUE.fullmatch(name) is not None
 
 
 def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:

@@ -22,7 +22,6 @@ from mig_manager import errors
 from mig_manager.core.node import cluster
 
 _ANY_LAYOUT = "*"
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class Eviction(enum.Enum):
@@ -81,7 +80,7 @@ def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
     configs: dict[str, str] = {}
     for pair in filter(None, map(str.strip, text.split(","))):
         layout, equals, config = (part.strip() for part in pair.partition("="))
-        if not (layout and equals and _LABEL_VALUE.fullmatch(config)):
+        if not (layout and equals and cluster.LABEL_VALUE.fullmatch(config)):
             hint = "LAYOUT=CONFIG with a config name that can be a label's value"
             raise errors.UsageError(f"{origin}: {pair!r} is not {hint}")
         if layout in configs:
@@ -91,7 +90,7 @@ def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
 
 
 _TAINT_KEY = re.compile(
-    rf"(?:(?P<domain>[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)/)?{_LABEL_VALUE.pattern}"
+    rf"(?:(?P<domain>[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)/)?{cluster.LABEL_VALUE.pattern}"
 )
 _KUBERNETES_OWN = ("node.kubernetes.io", "node.cloudprovider.kubernetes.io", "readiness.k8s.io")
 """Domains of the taints that Kubernetes' controllers add and remove themselves."""

@@ -7,7 +7,6 @@ The journal is the agent's undo stack: each member is something to restore or to
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,9 +22,6 @@ must not change the meaning of existing ones."""
 
 _MAX_GPUS = 64
 _MOST_SERVICES = 256  # of the host: a full list, and services that systemd stops with them
-
-_LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
-"""A label's value to the API, and its key after the slash."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +175,10 @@ class Journal:
         if data.get("version") not in _READABLE:
             raise ValueError("not a journal of a version this agent knows")
         paused = data.get("pausedLabels")
+        # One invalid label would make the API server refuse the whole restore.
         if not isinstance(paused, dict) or not all(
-            _is_deploy_label(key, value) for key, value in paused.items()
+            cluster.is_deploy_label(key) and _is_label_value(value)
+            for key, value in paused.items()
         ):
             raise ValueError("pausedLabels is not a map of deploy labels")
         hold, name = data.get("holdTaint"), data.get("config")
@@ -293,14 +291,7 @@ def _plugin_config(data: object) -> PluginConfig | None:
     return PluginConfig(before=before, now=str(now))
 
 
-def _is_deploy_label(key: str, value: object) -> bool:
-    """Check as the API server does: one invalid label makes it refuse the whole restore."""
-    return (
-        key.startswith(cluster.DEPLOY_LABEL_PREFIX)
-        and _LABEL_NAME.fullmatch(key.partition("/")[2]) is not None
-        and _is_label_value(value)
-    )
-
-
 def _is_label_value(value: object) -> bool:
-    return isinstance(value, str) and _LABEL_NAME.fullmatch(value) is not None
+    return isinstance(value, str) and (
+        not value or cluster.LABEL_VALUE.fullmatch(value) is not None
+    )
