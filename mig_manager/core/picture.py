@@ -5,6 +5,7 @@ Equal GPUs are drawn once. Colour only repeats what the characters show.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, model, steps
@@ -328,7 +329,7 @@ def _with_free_room(
     cells: Iterable[bar.Cell], gpu: model.Gpu, slices: int
 ) -> tuple[bar.Cell, ...]:
     """Fill the gaps: room that some profile can still take, and room that none can."""
-    drawn = sorted(cells, key=lambda cell: cell.start)
+    drawn = [*cells]
     taken = {slice_ for cell in drawn for slice_ in range(cell.start, cell.end)}
     usable = {
         slice_
@@ -337,22 +338,19 @@ def _with_free_room(
         if taken.isdisjoint(range(place.start, place.end))
         for slice_ in range(place.start, place.end)
     }
-    room = [slice_ for slice_ in range(slices) if slice_ not in taken]
-    for slice_ in room:
-        is_usable = slice_ in usable
-        title, fill = (_FREE_ROOM, FREE) if is_usable else (_NO_FIT, _UNUSABLE)
-        last = drawn[-1] if drawn else None
-        if last and last.start in room and (last.end, last.title) == (slice_, title):
-            drawn[-1] = dataclasses.replace(last, size=last.size + 1)
-        else:
+    for (is_taken, is_usable), run in itertools.groupby(
+        range(slices), key=lambda slice_: (slice_ in taken, slice_ in usable)
+    ):
+        if not is_taken:
+            start, *more = run
             drawn.append(
                 bar.Cell(
-                    start=slice_,
-                    size=1,
-                    title=title,
+                    start=start,
+                    size=1 + len(more),
+                    title=_FREE_ROOM if is_usable else _NO_FIT,
                     short="" if is_usable else _NO_FIT_SHORT,
                     tone=bar.Tone.FAINT,
-                    fill=fill,
+                    fill=FREE if is_usable else _UNUSABLE,
                 )
             )
     return tuple(sorted(drawn, key=lambda cell: cell.start))
