@@ -61,7 +61,7 @@ class Reason(enum.Enum):
 
     @property
     def remedy(self) -> str:
-        """What a person can do on a node with an agent: one line, or empty."""
+        """The remedy on a node with an agent: one line, or empty."""
         return _REMEDIES.get(self, "")
 
     @property
@@ -164,7 +164,7 @@ _REMEDIES = {
     ),
     Reason.SLOTS_TAKEN: "No action needed: the agent continues when a slot is free.",
     Reason.DRIFTED: (
-        "Apply the layout again (see --heal-drift), or find out what changed the GPUs."
+        "Apply the layout again (see --heal-drift), or find the program that changed the GPUs."
     ),
     Reason.INTERNAL: "This is a bug in mig-manager; please report it with the log.",
 }
@@ -316,7 +316,7 @@ class HardwareError(MigManagerError):
 
 
 class GpuInUseError(HardwareError):
-    """Processes use what a plan destroys; no step was run."""
+    """Processes use instances or GPUs that a plan changes; no step was run."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason=Reason.IN_USE)
@@ -414,7 +414,7 @@ class Superseded(Exception):  # noqa: N818 - control flow, not a failure
 
 
 class Rebooting(Superseded):
-    """The machine reboots for this run: the journal stays, and nothing is restored now."""
+    """The machine reboots for this run: the journal stays, and the restore waits."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, is_replaced=False, is_stopping=True)

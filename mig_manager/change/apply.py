@@ -31,7 +31,7 @@ def apply(
     Raises:
         ConfigError: The layout or hooks file is invalid.
         HostError: A reset was refused, device files are not up to date, or a hook failed.
-        GpuInUseError: Processes use what it would destroy; nothing was changed.
+        GpuInUseError: Processes use instances to be destroyed; nothing was changed.
         HardwareError: NVML refused or failed; RESET_REQUIRED or REBOOT_REQUIRED when the new mode
             is pending; VERIFY_FAILED when the layout is not active afterwards.
         LayoutError: The layout is unknown, or impossible on these GPUs.

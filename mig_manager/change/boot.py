@@ -35,7 +35,7 @@ class Problem:
 class Restored:
     """The outcome of a boot."""
 
-    layout: str  # empty when there was nothing to restore
+    layout: str  # empty: there was no layout to restore
     rounds: tuple[plans.Planned, ...]
     """The plans that were executed; empty if all GPUs had the layout."""
     problems: tuple[Problem, ...]

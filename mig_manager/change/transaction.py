@@ -1,9 +1,9 @@
 """One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
 
-Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ in where they keep
-the journal (``UndoStack``) and in what they do before and after.
+Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They keep the journal in
+different places (``UndoStack``), and differ before and after the transaction.
 
-A rollback removes only what the change created. It names and keeps instances of other
+A rollback removes only instances that the change created. It names and keeps instances of other
 programs.
 """
 
@@ -121,7 +121,7 @@ class Transaction:
             The GPUs afterwards, and the plans that were executed.
 
         Raises:
-            GpuInUseError: Processes use what the plan destroys; nothing was touched.
+            GpuInUseError: Processes use instances to be destroyed; nothing was touched.
             StalePlanError: An instance that the plan creates exists; nothing was touched.
             HardwareError: A step failed, or the layout is not active although all succeeded
                 (VERIFY_FAILED). The message says how the rollback went. A mode that needs a reset

@@ -1,7 +1,7 @@
 """Bars drawn to scale: rows of cells in one box, as text with or without colour.
 
-A bar knows slices and titles, nothing of GPUs. Rows that lie on each other share a border, so
-that a boundary which stays is one unbroken line and one that moves shows as a step.
+A bar knows slices and titles, but no GPUs. Adjacent rows share a border: a boundary that stays is
+an unbroken line, and a boundary that moves is a step.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ class Style:
 
     colour: bool = False  # whether to use ANSI colours, which only repeat the text
     unicode: bool = True  # whether box-drawing characters can be encoded
-    columns: int | None = None  # of the terminal; None where nothing limits a line, as in a file
+    columns: int | None = None  # of the terminal; None: lines have no limit, as in a file
 
     @property
     def width(self) -> int:
@@ -62,7 +62,7 @@ class Style:
 
     @property
     def table_width(self) -> int | None:
-        """Columns of tables; None where nothing limits them."""
+        """Columns of tables; None without a limit."""
         return None if self.columns is None else max(self.columns, _LEAST_WIDTH)
 
     def wrapped(self, text: str, *, indent: str = "", further: str = "", margin: int = 0) -> str:

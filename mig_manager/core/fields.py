@@ -66,7 +66,7 @@ def required(node: yaml_tree.Mapping, key: str, *, example: str = "") -> yaml_tr
 
 
 def natural(node: yaml_tree.Node, what: str) -> int:
-    """Return a whole number, 0 or more; ConfigError about ``what`` if it is something else."""
+    """Return a whole number, 0 or more; ConfigError about ``what`` for any other node."""
     number = whole(node)
     if number is None or number < 0:
         fail(node, f"{what} must be a whole number, 0 or more, not {shown(node)}")

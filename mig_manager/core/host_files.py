@@ -25,11 +25,11 @@ VERSION = "v1"
 class Point(enum.Enum):
     """When hooks run."""
 
-    APPLY_START = "apply-start"  # first of all, also when nothing is going to change
+    APPLY_START = "apply-start"  # first, even if the layout is already active
     PRE_APPLY_MODE = "pre-apply-mode"  # before MIG mode changes
     PRE_APPLY_CONFIG = "pre-apply-config"  # before instances are destroyed and created
     APPLY_EXIT = "apply-exit"
-    """Last of all, also after a failure, unless it was that of a hook of the first point."""
+    """Last, even after a failure, unless a hook of ``apply-start`` failed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Settings of the agent for the machine: services, GPU reset, reboot, device files.
 
-Names and variables are those of NVIDIA's ``nvidia-mig-manager`` wherever it has one.
+Names and variables are the same as of NVIDIA's ``nvidia-mig-manager``, if it has the option.
 """
 
 import dataclasses

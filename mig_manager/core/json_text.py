@@ -1,4 +1,4 @@
-"""JSON that other programs wrote: annotations, files, answers. Nothing in it is trusted."""
+"""Parse untrusted JSON of other programs: annotations, files, answers."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Turn the exceptions of decoding values of wrong types into a ValueError: not ``what``."""
+    """Turn the exceptions from values of wrong types into a ValueError: not ``what``."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:

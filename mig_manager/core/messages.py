@@ -11,8 +11,8 @@ def printable(text: str, instead: str = "?") -> str:
 
 LONGEST_BYTES = 4096  # of a message in the status annotation
 LONGEST_EVENT_BYTES = 1024
-"""What the API server takes as the ``note`` of events.k8s.io/v1, in bytes (kubernetes/kubernetes,
-``NoteLengthLimit`` in ``pkg/apis/core/validation/events.go``); v1 has no limit."""
+"""Limit of the ``note`` of events.k8s.io/v1, in bytes (kubernetes/kubernetes, ``NoteLengthLimit``
+in ``pkg/apis/core/validation/events.go``); v1 has no limit."""
 _MOST_NAMED = 5
 _ELLIPSIS = " ... "
 _END_MARKS = (".", "?", "!")

@@ -231,7 +231,7 @@ class Gpu:
     profiles: tuple[GpuInstanceProfile, ...] | None
     """None: this driver lists none while MIG is disabled (R535 and older)."""
     gpu_instances: tuple[GpuInstance, ...]
-    """Ascending by placement, also those without a compute instance."""
+    """Ascending by placement, including GPU instances without a compute instance."""
     virtualization: Virtualization = Virtualization.NONE
 
     @property

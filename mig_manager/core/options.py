@@ -28,7 +28,7 @@ SPEC = "SPEC"  # the GPUs of a simulated node
 
 _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
 _FALSE = frozenset({"0", "f", "F", "false", "False", "FALSE"})
-"""What Go's ParseBool takes: variables of NVIDIA's tools are written for it."""
+"""Values of Go's ParseBool, for which variables of NVIDIA's tools are written."""
 _LAST_PORT = 65535
 _MAX_DIGITS = 5
 _MAX_S = 366 * 86400.0
@@ -45,7 +45,7 @@ class Option:
     short: str = ""  # its letter
     help: str  # its purpose, without default and variable
     metavar: str = ""
-    """Stands for the value and decides what completion offers; empty for a switch."""
+    """Stands for the value in help, and selects the completions; empty for a switch."""
     words: tuple[str, ...] = ()  # the values to choose from
     variable: str = ""  # A variable of NVIDIA's tool or of Kubernetes; it comes before ours
     parse: Callable[[str], object] = str  # Raises ValueError, such as "is not a port"

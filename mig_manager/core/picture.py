@@ -1,6 +1,6 @@
 """Draw the slices of GPUs as text: a node now, and after a plan.
 
-Equal GPUs are drawn once. Colour only repeats what the characters show.
+Equal GPUs are drawn once. Colour only repeats the characters' meaning.
 """
 
 import collections
@@ -174,7 +174,7 @@ def _appearance(gpu: model.Gpu) -> Hashable:
 
 def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
     first = alike[0]
-    # What distinguishes GPUs of one node: ``GPU-`` and the first group of digits.
+    # ``GPU-`` and the first group of digits distinguish the GPUs of one node.
     short = "-".join(first.uuid.split("-")[:2])
     who = f"{len(alike)} alike" if len(alike) > 1 else short
     title = f"GPU {indices(alike)}"

@@ -42,7 +42,8 @@ class Gpus(Protocol):
         Raises:
             StalePlanError: Before the first step of a plan that requires idle GPUs: a GPU instance
                 that it creates exists already.
-            GpuInUseError: Before the first step of such a plan: processes use what it destroys.
+            GpuInUseError: Before the first step of such a plan: processes use instances that it
+                destroys.
             HardwareError: A step failed on a reachable GPU. The message names GPU, operation and
                 code of each failure, for IN_USE also the processes that NVML lists.
         """

@@ -51,8 +51,8 @@ class Wait:
     clock: Clock
     timeout_s: float = 0.0  # 0: one attempt; inf: no deadline
     sleep: Callable[[float], object] | None = None
-    """Pauses, and reports that the caller is alive; its exceptions end the wait. None: the
-    clock's, which nothing interrupts."""
+    """Pauses, and reports that the caller is alive; its exceptions end the wait. None: the clock's
+    uninterruptible wait."""
     backoff: Backoff = _BACKOFF
     on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
     """Called once by ``retry``, before the first pause."""

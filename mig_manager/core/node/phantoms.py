@@ -25,12 +25,12 @@ def find(
 ) -> dict[str, int]:
     """Return the phantom devices that a node offers: their number by resource.
 
-    Resources that the owner renamed are not recognised. Nothing is reported while a GPU is
-    unreachable, because the device may belong to it.
+    Resources that the owner renamed are not recognised. Empty while a GPU is unreachable, because
+    the devices may belong to it.
 
     Args:
         gpus: The node's GPUs.
-        node: What it offers.
+        node: The node, with its advertised devices.
         strategy: How the device plugin names MIG devices; None: unknown.
         kubelet: Returns the healthy devices by resource, None if kubelet does not answer. Called
             only if something is in doubt.

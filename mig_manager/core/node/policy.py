@@ -25,7 +25,7 @@ _ANY_LAYOUT = "*"
 
 
 class Eviction(enum.Enum):
-    """What the Eviction API answered."""
+    """An answer of the Eviction API."""
 
     ACCEPTED = "accepted"
     GONE = "gone"

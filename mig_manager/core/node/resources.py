@@ -116,7 +116,7 @@ class DeviceKind:
 
     resource: str  # such as ``nvidia.com/mig-1g.5gb``
     count: int  # devices of this kind that the node has
-    pods: Mapping[str, int]  # how many each pod requests, by ``namespace/name``
+    pods: Mapping[str, int]  # number that a pod requests, by ``namespace/name``
 
     @property
     def requested(self) -> int:
@@ -267,7 +267,7 @@ def is_plugin_stale(
 def _why_not_counted(
     gpus: Sequence[model.Gpu], node: cluster.NodeView, changed: Collection[str] | None
 ) -> str:
-    """Compare the node's counts with what the plugin should register by one of its strategies."""
+    """Compare the node's counts with the plugin's expected devices by one of its strategies."""
     sliced, whole = expected_devices(gpus)
     allocatable = devices_of(node.allocatable)
     total = sum(allocatable.values())

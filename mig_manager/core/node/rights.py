@@ -40,14 +40,14 @@ RIGHTS = (
         "",
         "pods",
         "create",
-        "evict pods that use what a change destroys",
+        "evict pods that use devices to be destroyed",
         subresource="eviction",
     ),
     Right(
         "policy",
         "poddisruptionbudgets",
         "list",
-        "count what PodDisruptionBudgets grant before the first eviction",
+        "count the evictions that PodDisruptionBudgets grant",
         is_needed=False,
     ),
     Right(
@@ -61,7 +61,7 @@ RIGHTS = (
         "resource.k8s.io",
         "resourceslices",
         "list",
-        "verify what the DRA driver advertises",
+        "verify the devices that the DRA driver advertises",
         is_needed=False,
     ),
     Right(

@@ -1,1 +1,1 @@
-"""What is kept between processes: status, journal snapshot, GPUs of a node, checkpoints."""
+"""Data that outlive a process: status, request, journal, GPUs of a node, checkpoints."""

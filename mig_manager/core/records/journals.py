@@ -34,7 +34,7 @@ class PluginConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What must be restored; written before the change."""
+    """The undo stack of a change, written before the change."""
 
     config: str
     annotation_hash: str = ""  # as in ``status.Status``
@@ -246,7 +246,7 @@ class VerifiedLayout:
     config_hash: str
     boot_id: str  # the boot in which it was verified
     snapshot: tuple[model.GpuSnapshot, ...]
-    """All GPUs of the node, also those that the layout does not select."""
+    """All GPUs of the node, even if the layout does not select them."""
 
     def to_json(self) -> str:
         """Return the text to keep."""

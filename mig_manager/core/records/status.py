@@ -1,6 +1,6 @@
 """The status of a run, for people and other programs, as JSON on the node.
 
-``Status`` is what the agent writes, ``parse`` is its only reader.
+The agent writes a ``Status``; ``parse`` is its only reader.
 """
 
 import collections
