@@ -78,53 +78,6 @@ def test_page_fits_a_desk_and_a_phone_and_needs_no_network(
         assert [url for url in page.requests() if not url.startswith(here)] == []
 
 
-@pytest.mark.parametrize(
-    ("damage", "complaint"),
-    [
-        ("document.body.style.width = '1400px'", "the page is 1400 pixels wide"),
-        ("row.closest('.md-typeset__scrollwrap').style.overflow = 'hidden'", "is cut"),
-        ("row.cells[0].style.position = 'static'", "does not stay visible"),
-        ("row.cells[2].innerHTML = '<span style=position:relative;left:9rem>no'", "leaves"),
-        ("row.style.fontSize = '9px'", "is too small"),
-        ("row.style.color = '#999'", "has a contrast of 2.8"),
-        ("text.style.cssText = 'width: 3rem; overflow-wrap: anywhere'", "success is broken"),
-        ("picture.style.width = '20rem'", "too small to read"),
-        ("picture.parentElement.style.overflow = 'hidden'", "may end: cut"),
-        ("picture.src = 'none.svg'", "no picture"),
-    ],
-)
-def test_a_page_that_does_not_fit_is_found(
-    page: browser.Page, site: pathlib.Path, damage: str, complaint: str
-) -> None:
-    show(page, site, "reconfiguration", width=PHONE)
-    assert page.evaluate(LAYOUT) == []
-
-    page.evaluate(
-        "const [row, text, picture] = "
-        "['tbody tr', 'article p', 'article img'].map(each => document.querySelector(each));"
-        f"(async () => {{ {damage}; await picture.decode().catch(() => 0) }})()"
-    )
-
-    assert complaint in "\n".join(page.evaluate(LAYOUT))
-
-
-def test_a_table_that_scrolls_on_a_desk_is_found(page: browser.Page, site: pathlib.Path) -> None:
-    show(page, site, "reconfiguration", width=DESK)
-    page.evaluate("document.querySelector('tbody tr').style.whiteSpace = 'nowrap'")
-    assert "is wider than the text" in "\n".join(page.evaluate(LAYOUT))
-
-
-def test_an_error_and_a_request_to_another_host_are_found(
-    page: browser.Page, site: pathlib.Path
-) -> None:
-    show(page, site, "index", width=DESK)
-
-    page.evaluate("fetch('https://example.invalid/font').catch(error => console.error('no font'))")
-
-    assert "https://example.invalid/font" in page.requests()
-    assert "no font" in str(page.errors())
-
-
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_search_leads_from_a_word_to_its_page_without_a_server(
     page: browser.Page, site: pathlib.Path, width: int
