@@ -19,14 +19,13 @@ from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
-from tests import journals, waiting
+from tests import journals, operator_pod, waiting
 from tests.cluster import envtest
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PACKAGED = ROOT / "profiles" / "mig-parted.yaml"
 NODE = stages.NODE_NAME
-OPERATOR_NAMESPACE = "gpu-operator"
 AGENT_TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
 QUICK = sandbox_node.NodeOptions(
@@ -59,7 +58,7 @@ class Account:
 
 
 OURS = Account(namespace="mig-manager", name="mig-manager")
-OPERATORS = Account(namespace=OPERATOR_NAMESPACE, name="nvidia-mig-manager")
+OPERATORS = Account(namespace=operator_pod.NAMESPACE, name="nvidia-mig-manager")
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OURS.namespace}/leases"
 NAMESPACES = ("default", "kube-system", OURS.namespace, OPERATORS.namespace)
 
@@ -75,6 +74,11 @@ class Rights:
     def allow(self, right: Right, namespace: str) -> bool:
         is_within = namespace == self.account.namespace
         return right in self.everywhere or (is_within and right in self.within)
+
+    def authorize(self, access: apiserver.Access) -> bool:
+        """Decide on a request to the embedded API server; other clients than the agent may all."""
+        right = access.group, access.full_resource, access.verb
+        return access.token != AGENT_TOKEN or self.allow(right, access.namespace)
 
     def without(self, right: Right) -> "Rights":
         return dataclasses.replace(
@@ -127,12 +131,7 @@ class Embedded:
     @contextlib.contextmanager
     def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
         """Give the agent these rights and no other; what came into being goes at the end."""
-
-        def authorize(access: apiserver.Access) -> bool:
-            right = access.group, access.full_resource, access.verb
-            return access.token != AGENT_TOKEN or rights.allow(right, access.namespace)
-
-        with apiserver.serve(apiserver.ApiServer(authorizer=authorize)) as self._server:
+        with apiserver.serve(apiserver.ApiServer(authorizer=rights.authorize)) as self._server:
             yield stages.Credentials(
                 people=self._server.kubeconfig(folder / "people"),
                 agent=self._server.kubeconfig(folder / "agent", token=AGENT_TOKEN),
@@ -217,7 +216,7 @@ class Real:
             for plural in ("pods", "events")
         ]
         paths += [
-            f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/daemonsets",
+            f"/apis/apps/v1/namespaces/{operator_pod.NAMESPACE}/daemonsets",
             "/apis/apps/v1/namespaces/kube-system/daemonsets",
             LEASES,
             BUDGETS,

@@ -7,30 +7,16 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.sandbox import stages
+from tests import operator_pod
 from tests.cluster import clusters
 
 LAYOUT = "all-1g.5gb"
 LAYOUTS = f"{clusters.NODE}-mig-config"
 """The ConfigMap that NVIDIA's agent writes, too."""
-OPERATORS_ENVIRONMENT = {
-    "NODE_NAME": clusters.NODE,
-    "POD_NAME": "nvidia-mig-manager-x7k2p",
-    "POD_NAMESPACE": clusters.OPERATOR_NAMESPACE,
-    "GPU_CLIENTS_FILE": "/gpu-clients/clients.yaml",
-    "DEFAULT_GPU_CLIENTS_NAMESPACE": clusters.OPERATOR_NAMESPACE,
-    "WITH_REBOOT": "false",
-    "WITH_SHUTDOWN_HOST_GPU_CLIENTS": "false",
-    "NVIDIA_VISIBLE_DEVICES": "all",
-    "NVIDIA_MIG_CONFIG_DEVICES": "all",
-    "NVIDIA_DRIVER_CAPABILITIES": "utility",
-    "NVIDIA_DISABLE_REQUIRE": "true",
-}
 
 
 class OperatorsStage(stages.Stage):
     """A stage whose agent learns of node and config by the operator's variables alone."""
-
-    config_variable = "CONFIG_FILE"
 
     def agent_arguments(self) -> list[str]:
         # What a container has by itself, and the backoff that tests need.
@@ -45,32 +31,21 @@ class OperatorsStage(stages.Stage):
 
     def start_agent(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in OPERATORS_ENVIRONMENT.items():
+            own = {"NODE_NAME": clusters.NODE, "CONFIG_FILE": str(self.config_file)}
+            for name, value in (operator_pod.ENVIRON | own).items():
                 patch.setenv(name, value)
-            patch.setenv(self.config_variable, str(self.config_file))
             super().start_agent()
 
 
-class DefaultConfigStage(OperatorsStage):
-    """Without a ConfigMap of the user's the operator names its default in another variable."""
-
-    config_variable = "DEFAULT_CONFIG_FILE"
-
-
-@pytest.mark.parametrize("kind", [OperatorsStage, DefaultConfigStage])
 def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, kind: type[stages.Stage]
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(
-        where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=kind
+        where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=OperatorsStage
     ) as stage:
-        namespace = f"/api/v1/namespaces/{clusters.OPERATOR_NAMESPACE}"
-        name = OPERATORS_ENVIRONMENT["POD_NAME"]
-        containers = [{"name": "nvidia-mig-manager", "image": "mig-manager"}]
+        namespace = f"/api/v1/namespaces/{operator_pod.NAMESPACE}"
         # On no node, where the agent would take it for another manager.
-        pod = stage.api.post(
-            f"{namespace}/pods", {"metadata": {"name": name}, "spec": {"containers": containers}}
-        )
+        pod = stage.api.post(f"{namespace}/pods", operator_pod.POD)
 
         clusters.apply(stage, LAYOUT)
 
@@ -85,7 +60,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         (found,) = written()
         assert found["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
         assert LAYOUT in config.parse(found["data"]["config.yaml"], source=LAYOUTS).layouts
-        stage.api.delete(f"{namespace}/pods/{name}", {"gracePeriodSeconds": 0})
+        stage.api.delete(f"{namespace}/pods/{operator_pod.NAME}", {"gracePeriodSeconds": 0})
         stage.api.delete(f"{config_maps}/{LAYOUTS}")
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         assert clusters.event_reasons(stage) == set()
@@ -134,7 +109,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
 def test_nothing_is_touched_beside_the_operators_own_manager(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    pods = f"/api/v1/namespaces/{clusters.OPERATOR_NAMESPACE}/pods"
+    pods = f"/api/v1/namespaces/{operator_pod.NAMESPACE}/pods"
     name = "nvidia-mig-manager-abcde"
     image = "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.15.0"
     containers = [{"name": "nvidia-mig-manager", "image": image}]
@@ -149,7 +124,7 @@ def test_nothing_is_touched_beside_the_operators_own_manager(
         status = clusters.failure(stage, LAYOUT)
 
         assert status["reason"] == "ForeignManager"
-        named = f"{clusters.OPERATOR_NAMESPACE}/{name} (NVIDIA's mig-manager)"
+        named = f"{operator_pod.NAMESPACE}/{name} (NVIDIA's mig-manager)"
         assert named in status["message"]
         assert stage.gpus.observe() == before
         stage.api.delete(f"{pods}/{name}", {"gracePeriodSeconds": 0})

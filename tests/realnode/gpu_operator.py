@@ -15,11 +15,12 @@ import yaml
 
 from tests import programs, waiting
 from tests.cluster import clusters, envtest
-from tests.realnode import images, rig
+from tests.realnode import images, operator, rig
 
 NAMESPACE = PROGRAM = "gpu-operator"
 MANAGER = "nvidia-mig-manager"
 PLUGIN = "nvidia-device-plugin-daemonset"
+DCGM = "stand-in-for-dcgm"
 _SHIPPED = clusters.DEPLOY / "overlays/gpu-operator/values.yaml"
 _MODULE = "github.com/NVIDIA/gpu-operator"
 _VALIDATIONS = "/run/nvidia/validations"
@@ -60,6 +61,21 @@ class Operator:
         labels = (f"{key}={value}" for key, value in _LABELS.items())
         cluster.kubectl("label", "--overwrite", "node", rig.NODE, *labels)
         self._helm("install", "--create-namespace", values=_VALUES)
+
+    def run_dcgm(self) -> str:
+        """Run what the operator's label for DCGM starts and stops; return its pod's UID.
+
+        The operator deletes a DaemonSet of DCGM's own name, since that operand is off.
+        """
+        pod = {"containers": [{"name": DCGM, "image": images.PAUSE}]}
+        self._cluster.apply(operator.operand(DCGM, "dcgm", pod))
+        return self.uid(DCGM)
+
+    def uid(self, name: str) -> str:
+        """Wait for the one ready pod of a DaemonSet; return its UID."""
+        self._cluster.wait_for_daemons(NAMESPACE, name)
+        (pod,) = self._cluster.pods(NAMESPACE, app=name)
+        return str(pod["metadata"]["uid"])
 
     def use_ours(self) -> None:
         """Install our overlay and our values, as the owner does."""

@@ -41,6 +41,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     cluster: rig.Cluster, operator: gpu_operator.Operator
 ) -> None:
     agent = operator.awaited(MANAGER, images.AGENT)
+    monitor, labels = operator.run_dcgm(), operands(cluster)
     requests = cluster.listen()
 
     cluster.request("all-1g.5gb")
@@ -50,6 +51,8 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
     assert requests.evicted() == []
     assert operator.awaited(MANAGER, images.AGENT)["uid"] == agent["uid"]
+    assert operator.uid(gpu_operator.DCGM) != monitor
+    assert operands(cluster) == labels
 
 
 def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(

@@ -5,10 +5,9 @@ import pathlib
 import pytest
 
 from mig_manager.sandbox.driver import state_file
-from testkit import nvml_faults
 from tests import programs, waiting
 from tests.cluster import clusters
-from tests.realnode import images, judging, manifests, operator, rig
+from tests.realnode import images, judging, manifests, rig
 
 pytestmark = pytest.mark.realnode
 
@@ -110,52 +109,6 @@ def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     programs.output(helm, "uninstall", "mig-manager", "--wait", *where, cwd=tmp_path)
     plugin.kubectl("delete", "namespace", "mig-manager")
     assert_nothing_is_left(plugin)
-
-
-def test_agent_in_the_operators_place_pauses_and_resumes_its_operands(
-    cluster: rig.Cluster,
-) -> None:
-    cluster.kubectl("delete", "-n", "kube-system", "daemonsets", "--all")
-    labels = [f"{key}={value}" for key, value in operator.DEPLOY_LABELS.items()]
-    cluster.kubectl("label", "node", rig.NODE, *labels)
-    cluster.apply(operator.objects()[0])
-    cluster.install("gpu-operator")
-    cluster.apply(*operator.objects())
-    operands = (operator.MANAGER, operator.PLUGIN, operator.DCGM)
-    cluster.wait_for_daemons(operator.NAMESPACE, *operands)
-    before = operands_of(cluster)
-    cluster.driver.gpus.add_fault(
-        nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", hang_s=4.0)
-    )
-
-    cluster.request("all-1g.10gb")
-
-    waiting.until(lambda: cluster.driver.gpus.faults()[0].fired > 0, "the change")
-    # The agent waits until their containers have ended; kubelet deletes the pods right after.
-    waiting.until(lambda: len(operands_of(cluster)) == 1, "the operands' pods to go", within_s=3)
-    assert operands_of(cluster).keys() == {operator.MANAGER}
-    assert cluster.outcome("all-1g.10gb")["state"] == "success"
-    assert cluster.driver.profiles() == [["1g.10gb"] * 4] * 2
-    assert cluster.allocatable() == {"mig-1g.10gb": 8}
-    assert operator.DEPLOY_LABELS.items() <= cluster.labels().items()
-    cluster.wait_for_daemons(operator.NAMESPACE, *operands)
-    after = operands_of(cluster)
-    assert {name for name in operands if after[name] == before[name]} == {operator.MANAGER}
-    assert cluster.taints() == []
-
-    cluster.withdraw()
-    cluster.uninstall("gpu-operator")
-    cluster.kubectl("delete", "namespace", operator.NAMESPACE)
-    cluster.kubectl("delete", "clusterrole,clusterrolebinding", operator.MANAGER)
-    assert_nothing_is_left(cluster)
-
-
-def operands_of(cluster: rig.Cluster) -> dict[str, str]:
-    """Return the UIDs of the operator's pods by their label ``app``."""
-    return {
-        pod["metadata"]["labels"]["app"]: pod["metadata"]["uid"]
-        for pod in cluster.pods(operator.NAMESPACE)
-    }
 
 
 def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(cluster: rig.Cluster) -> None:

@@ -1,7 +1,6 @@
 """The rights that are shipped, and the agent with them alone or in the operator's place."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -19,73 +18,28 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import plain_node, programs
-from tests.shipped.overlays import OVERLAYS, ROOT, Object, kustomize, overlay
+from tests import operator_pod, plain_node, programs
+from tests.cluster import clusters
+from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
 from tests.shipped.unit_files import agent_settings
 
-AGENT_TOKEN = "sandbox"  # noqa: S105 - identifies requests of the agent
 LAYOUT = "all-1g.5gb"
-OPERATOR_NAMESPACE = "gpu-operator"
-
-Right = tuple[str, str, str]
-"""API group, resource with its subresource, verb."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rights:
-    """What roles give: cluster-wide, and beyond that within one namespace."""
-
-    everywhere: frozenset[Right]
-    namespace: str = ""
-    within: frozenset[Right] = frozenset()
-
-    def allow(self, access: apiserver.Access) -> bool:
-        asked = (access.group, access.full_resource, access.verb)
-        is_within = bool(self.namespace) and access.namespace == self.namespace
-        return asked in self.everywhere or (is_within and asked in self.within)
-
-
-def rights_to(resource: str, *verbs: str) -> frozenset[Right]:
-    return frozenset(("", resource, verb) for verb in verbs)
-
-
-def granted(role: Object) -> frozenset[Right]:
-    return frozenset(
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    )
-
-
-STOCK_OPERATOR = Rights(
-    everywhere=rights_to("nodes", "get", "list", "watch", "update", "patch")
-    | rights_to("pods", "list"),
-    namespace=OPERATOR_NAMESPACE,
-    within=rights_to("pods", "get", "list", "watch", "delete")
-    | rights_to("configmaps", "create", "get", "list", "update", "patch"),
-)
-"""What NVIDIA's GPU operator gives its MIG manager."""
 
 
 @contextlib.contextmanager
-def alone(rights: Rights, folder: pathlib.Path) -> Iterator[tuple[apiserver.ApiServer, str]]:
+def alone(
+    rights: clusters.Rights, folder: pathlib.Path
+) -> Iterator[tuple[apiserver.ApiServer, str]]:
     """A cluster of one node without GPUs in which the agent has these rights and no more."""
-
-    def authorize(access: apiserver.Access) -> bool:
-        return access.token != AGENT_TOKEN or rights.allow(access)
-
-    with apiserver.serve(apiserver.ApiServer(authorizer=authorize)) as server:
+    with apiserver.serve(apiserver.ApiServer(authorizer=rights.authorize)) as server:
         server.store.create(plain_node.NODE)
-        yield server, str(server.kubeconfig(folder / "kubeconfig"))
+        yield server, str(server.kubeconfig(folder / "kubeconfig", token=clusters.AGENT_TOKEN))
 
 
 def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib.Path) -> None:
     simulated = overlay("simulated")
-    rights = Rights(everywhere=granted(simulated.by_kind["ClusterRole"]))
     command = [sys.executable, "-m", "mig_manager", *simulated.container["args"]]
-    with alone(rights, tmp_path) as (server, kubeconfig):
+    with alone(clusters.SHIPPED, tmp_path) as (server, kubeconfig):
         environ = simulated.environ | {
             "NODE_NAME": "plain",
             "KUBECONFIG": kubeconfig,
@@ -104,10 +58,9 @@ def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib
 
 
 def test_every_overlay_grants_the_same_rights() -> None:
-    shipped = granted(overlay("unprivileged").by_kind["ClusterRole"])
-
-    for name in ("privileged", "gpu-operator", "simulated"):
-        assert granted(overlay(name).by_kind["ClusterRole"]) == shipped
+    for name in (*AGENTS, "gpu-operator"):
+        role = overlay(name).by_kind["ClusterRole"]
+        assert clusters.rights_of(role) == clusters.SHIPPED.everywhere
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -150,17 +103,7 @@ def conditions_of(objects: list[Object], *, of_partitioner: bool = False) -> lis
 
 # -- in the place of the operator's own MIG manager -------------------------------------------
 
-OPERATOR_ENVIRON = {
-    "NODE_NAME": "plain",
-    "POD_NAME": "nvidia-mig-manager-x7k2p",
-    "POD_NAMESPACE": OPERATOR_NAMESPACE,
-    "CONFIG_FILE": "/mig-parted-config/config.yaml",
-    "GPU_CLIENTS_FILE": "/gpu-clients/clients.yaml",
-    "DEFAULT_GPU_CLIENTS_NAMESPACE": OPERATOR_NAMESPACE,
-    "CDI_ENABLED": "true",
-    "NVIDIA_CDI_HOOK_PATH": "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
-}
-"""What the operator's DaemonSet sets, with a config of the user's own and with CDI."""
+OPERATOR_ENVIRON = operator_pod.ENVIRON | {"NODE_NAME": "plain"}
 DRIVER_READY = {
     "host": {"IS_HOST_DRIVER": "true"}
     | dict.fromkeys(("NVIDIA_DRIVER_ROOT", "NVIDIA_DEV_ROOT"), "/")
@@ -212,14 +155,6 @@ def image_commands(folder: pathlib.Path) -> None:
         (folder / name).chmod(0o755)
 
 
-AGENTS_POD = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "metadata": {"name": OPERATOR_ENVIRON["POD_NAME"], "namespace": OPERATOR_NAMESPACE},
-    "spec": {"containers": [{"name": "nvidia-mig-manager", "image": "mig-manager"}]},
-}
-
-
 @pytest.mark.parametrize("variable", ["CONFIG_FILE", "DEFAULT_CONFIG_FILE"])
 def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
     variable: str, tmp_path: pathlib.Path
@@ -228,8 +163,8 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
     (tmp_path / "driver-ready").write_text(ready, encoding="utf-8")
     (tmp_path / "bin").mkdir()
     image_commands(tmp_path / "bin")
-    with alone(STOCK_OPERATOR, tmp_path) as (server, kubeconfig):
-        pod = server.store.create(AGENTS_POD)
+    with alone(clusters.STOCK_OPERATOR, tmp_path) as (server, kubeconfig):
+        pod = server.store.create(operator_pod.POD)
         environ = OPERATOR_ENVIRON | {
             "CONFIG_FILE": "",
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -247,10 +182,10 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
 
             assert node.wait_for_end("all-1g.6gb") == "success"
             status = json.loads(objects.annotations(node.node())[cluster.STATUS_ANNOTATION])
-            node.wait(lambda: bool(server.objects(resources.CONFIG_MAPS, OPERATOR_NAMESPACE)))
+            node.wait(lambda: bool(server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)))
     is_default = variable == "DEFAULT_CONFIG_FILE"
     assert (status["origin"] == "generated for NVIDIA A30") is is_default
-    (written,) = server.objects(resources.CONFIG_MAPS, OPERATOR_NAMESPACE)
+    (written,) = server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)
     assert written["metadata"]["name"] == "plain-mig-config"
     assert written["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
     layouts = config.parse(written["data"]["config.yaml"], source="ConfigMap").layouts
@@ -268,9 +203,13 @@ def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts() -> No
 
     assert shipped.keys() == {"ClusterRole", "ClusterRoleBinding", "ConfigMap"}
     assert shipped["ClusterRoleBinding"]["subjects"] == [
-        {"kind": "ServiceAccount", "name": "nvidia-mig-manager", "namespace": OPERATOR_NAMESPACE}
+        {
+            "kind": "ServiceAccount",
+            "name": "nvidia-mig-manager",
+            "namespace": operator_pod.NAMESPACE,
+        }
     ]
-    assert shipped["ConfigMap"]["metadata"]["namespace"] == OPERATOR_NAMESPACE
+    assert shipped["ConfigMap"]["metadata"]["namespace"] == operator_pod.NAMESPACE
     assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
     added = {each["name"]: each["value"] for each in values["env"]}
     parsed = agent_settings(["agent"], OPERATOR_ENVIRON | added)
