@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from tests import fakes, scenes
+from tests import fakes, scenes, swept_scenes
 
 Make = Callable[[], fakes.NodeRig]
 Move = tuple[model.Phase, model.Phase]
@@ -218,14 +218,14 @@ def _queued(story: Story) -> None:
 def played() -> Story:
     """Return what runs do that are not killed."""
     story = Story()
-    for make, layout in scenes.SCENARIOS.values():
+    for make, layout in swept_scenes.SCENARIOS.values():
         _play(make(), layout, story)
     _refused(story)
     _queued(story)
     _rebooted(story)
     for name in ("first-layout", "one-slice-on-a-busy-node", "host-services", "reset"):
-        _with_every_call_failing(*scenes.SCENARIOS[name], story)
-    _superseded_at_every_check(*scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
+        _with_every_call_failing(*swept_scenes.SCENARIOS[name], story)
+    _superseded_at_every_check(*swept_scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
     return story
 
 
@@ -233,5 +233,5 @@ def played() -> Story:
 def recovered() -> Story:
     """Return what the runs do that come after one that was killed."""
     story = Story()
-    _killed_everywhere(*scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
+    _killed_everywhere(*swept_scenes.SCENARIOS["one-slice-on-a-busy-node"], story)
     return story

@@ -13,21 +13,18 @@ from mig_manager.core.node import clients, cluster
 from tests import fake_ports, fakes
 from tests.scenes import (
     BROKEN,
-    DCGM,
-    SCENARIOS,
-    SWEPT,
     assert_ends,
     assert_nothing_taken,
     broken,
     busy_node,
     calls,
     is_as_before,
-    monitored_node,
     node,
     reconciler,
     refuse,
     run,
 )
+from tests.swept_scenes import DCGM, SCENARIOS, SWEPT, monitored_node
 
 
 @pytest.mark.parametrize("ends_well", [True, False])

@@ -9,7 +9,7 @@ from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests import gpu_values, scenes
+from tests import gpu_values, scenes, swept_scenes
 from tests.scenes import assert_ends
 
 ALL_1G = "all-1g.5gb"
@@ -111,7 +111,7 @@ def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
 
 @pytest.mark.parametrize("may_reset", [True, False])
 def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) -> None:
-    rig = scenes.resetting_node()
+    rig = swept_scenes.resetting_node()
     rig.has_reset = may_reset
     rig.reset_refusal = "GPU 0 is in use by dcgm (pid 7)"
 
@@ -205,7 +205,7 @@ def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
 
 @pytest.mark.parametrize("is_resumed", [True, False])
 def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resumed: bool) -> None:
-    rig = scenes.resetting_node()
+    rig = swept_scenes.resetting_node()
     rig.has_persistence = True
 
     def kill() -> None:

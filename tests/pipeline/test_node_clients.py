@@ -10,18 +10,20 @@ from tests import fakes
 from tests.scenes import (
     BROKEN,
     CONFIG,
-    DCGM,
-    EXPORTER,
-    GFD,
-    SAMPLER,
     assert_ends,
     assert_superseded,
     busy_node,
-    monitored_node,
     node,
     reconciler,
     refuse,
     run,
+)
+from tests.swept_scenes import (
+    DCGM,
+    EXPORTER,
+    GFD,
+    SAMPLER,
+    monitored_node,
     sharing_node,
     watched_node,
 )

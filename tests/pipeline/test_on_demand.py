@@ -11,7 +11,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
-from tests import fakes, scenes
+from tests import fakes, scenes, swept_scenes
 from tests.pipeline.test_custom_layouts import BALANCED, ON, document, published, requested, run
 
 ON_DEMAND = requested(is_on_demand=True)
@@ -83,7 +83,7 @@ def used_by(rig: fakes.NodeRig, home: str, *, profile: str = "2g.10gb") -> dict[
 
 
 def add_monitor(rig: fakes.NodeRig) -> str:
-    selector = {scenes.DCGM: "true"}
+    selector = {swept_scenes.DCGM: "true"}
     return rig.add_pod("dcgm", node_selector=selector, owner_kind="DaemonSet", is_ready=True)
 
 

@@ -15,12 +15,11 @@ from tests.scenes import (
     assert_ends,
     busy_node,
     device,
-    guarded_node,
     node,
     reconciler,
     run,
-    whole_node,
 )
+from tests.swept_scenes import guarded_node, whole_node
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -13,8 +12,8 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
-from tests import fakes, gpu_values, scenes
-from tests.scenes import LAYOUT, assert_ends
+from tests import fakes, gpu_values, scenes, swept_scenes
+from tests.scenes import LAYOUT
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
 
@@ -26,13 +25,13 @@ def assert_says_the_truth(rig: fakes.NodeRig) -> None:
 
 
 def kills(scenario: str) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
-    make, layout = scenes.SCENARIOS[scenario]
+    make, layout = swept_scenes.SCENARIOS[scenario]
     return scenes.kills(make, lambda rig: scenes.run(rig, layout))
 
 
-@pytest.mark.parametrize("scenario", scenes.SWEPT)
+@pytest.mark.parametrize("scenario", swept_scenes.SWEPT)
 def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
-    _, layout = scenes.SCENARIOS[scenario]
+    _, layout = swept_scenes.SCENARIOS[scenario]
     resumed = 0
     for index, rig, _ in kills(scenario):
         assert_says_the_truth(rig)
@@ -53,7 +52,7 @@ def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
 @pytest.mark.parametrize(
     ("scenario", "wanted"),
     [
-        *(pytest.param(*each.values, None, marks=each.marks) for each in scenes.SWEPT),
+        *(pytest.param(*each.values, None, marks=each.marks) for each in swept_scenes.SWEPT),
         ("one-slice-on-a-busy-node", "too-much"),
         ("first-layout", "all-balanced"),
         ("dra-driver", "all-disabled"),
@@ -67,7 +66,7 @@ def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
 def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
     scenario: str, wanted: str | None
 ) -> None:
-    _, layout = scenes.SCENARIOS[scenario]
+    _, layout = swept_scenes.SCENARIOS[scenario]
     for _, rig, before in kills(scenario):
         was_applied = scenes.has_layout(rig, layout)
         if wanted is None:
@@ -119,107 +118,6 @@ def test_failing_change_killed_at_any_call_ends_as_if_undisturbed() -> None:
         scenes.assert_nothing_taken(rig)
 
 
-def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
-    """A change has failed, and so has its rollback."""
-    rig = scenes.busy_node()
-    before = rig.gpus
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    outcome = scenes.run(rig)
-    assert outcome.is_unfinished
-    assert outcome.should_retry
-    rig.step_error = lambda _step: None
-    return rig, before
-
-
-def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
-    rig, _ = unlucky_node()
-
-    message = rig.statuses[-1]
-    assert "still to do: GPU 0" in message
-    assert "create GPU instance 2g.10gb at" in message
-    assert cluster.APPLIED_LABEL not in rig.labels
-    text = rig.annotations.pop(cluster.JOURNAL_ANNOTATION)
-    journal = journals.Journal.from_json(text)
-    assert journal == journal.remaining
-    scenes.assert_nothing_taken(rig)
-
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
-    successor = scenes.reconciler(rig)
-    successor.recover(LAYOUT)
-    assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
-    assert_says_the_truth(rig)
-
-
-@pytest.mark.parametrize("wanted", [*IMPOSSIBLE, None])
-def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
-    rig, before = unlucky_node()
-    if wanted:
-        scenes.resume(rig, wanted)
-    else:
-        scenes.undo(rig)
-
-    assert scenes.is_as_before(rig, before)
-    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_nothing_taken(rig)
-
-
-@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
-def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
-    rig, _ = unlucky_node()
-    rig.boot_id = boot_id
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-
-    assert scenes.undo(rig)  # and is retried
-
-    assert not any("restored what" in message for message in rig.messages)
-
-
-def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
-    rig = scenes.busy_node()
-    before = rig.gpus
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    ours = scenes.reconciler(rig)
-    scenes.run(rig, by=ours)
-    rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
-
-    outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=ours, attempt=2)
-
-    assert not outcome.is_unfinished
-    assert scenes.is_as_before(rig, before)
-    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
-
-
-def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
-    rig, before = unlucky_node()
-    text = f"{scenes.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    ours = scenes.reconciler(rig, text)
-    ours.recover(LAYOUT)
-
-    assert_ends(rig, Reason.APPLIED, layout="second-only", by=ours)
-
-    assert rig.gpus[1].current_mode is model.MigMode.DISABLED
-    assert scenes.is_as_before(rig, before[:1])
-
-
-def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
-    rig, _ = unlucky_node()
-    ours = scenes.reconciler(rig)
-    ours.recover(LAYOUT)
-    error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
-    stopped = fakes.FakeRequest(rig.clock)
-
-    def stop() -> bool:
-        rig.refusing = {"workloads.list": error}
-        return True
-
-    stopped.ends_when = stop
-
-    with pytest.raises(errors.Superseded):
-        scenes.run(rig, by=ours, request=stopped)
-
-    assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
-
-
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("requested", [LAYOUT, "all-1g.5gb"])
 def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated: bool) -> None:
@@ -241,50 +139,6 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated
         assert rig.schedulable == {"nvidia.com/gpu": resources.expected_devices(rig.gpus)[0]}
         scenes.assert_nothing_taken(rig)
     assert unfinished > 0
-
-
-def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
-    rig = scenes.busy_node()
-    had = {gi.placement for gi in rig.gpus[0].gpu_instances}
-    created: list[steps.Step] = []
-
-    def refuse_after_one_creation(step: steps.Step) -> Exception | None:
-        if created:
-            return errors.HardwareError("no", reason=Reason.INSUFFICIENT_RESOURCES)
-        if isinstance(step, steps.CreateComputeInstance):
-            created.append(step)
-        return None
-
-    rig.step_error = refuse_after_one_creation
-    assert scenes.run(rig).is_unfinished
-    rig.step_error = lambda _step: None
-    (odd,) = (
-        ci.uuid or ""
-        for gi in rig.gpus[0].gpu_instances
-        if gi.placement not in had
-        for ci in gi.compute_instances
-    )
-    rig.add_pod("newcomer", devices=frozenset({odd}))
-    gpus = rig.gpus
-
-    outcome = scenes.resume(rig, "too-much")
-
-    assert rig.gpus == gpus
-    assert "default/newcomer" in outcome.message
-    assert outcome.should_retry
-    assert "newcomer" in rig.pod_names
-
-
-def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
-    rig, before = unlucky_node()
-    newer = json.loads(rig.annotations[cluster.JOURNAL_ANNOTATION])
-    newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = json.dumps(newer)
-
-    scenes.reconciler(rig).recover(None)
-
-    assert scenes.is_as_before(rig, before)
-    scenes.assert_nothing_taken(rig)
 
 
 def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
@@ -442,15 +296,6 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
     published = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
     assert gpu_values.geometry(published) == gpu_values.geometry(before)
-
-
-def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
-    rig = scenes.busy_node()
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=10**9)
-
-    scenes.run(rig)
-
-    assert rig.statuses.count("restoring the previous instances") == 1
 
 
 def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:

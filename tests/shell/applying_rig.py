@@ -218,3 +218,9 @@ class Node(fakes.NodeRig):
 
 def is_creation(step: steps.Step) -> bool:
     return isinstance(step, steps.CreateGpuInstance)
+
+
+def once(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
+    """Return what holds for the first such step only."""
+    remaining = [True]
+    return lambda step: bool(remaining) and is_step(step) and remaining.pop()

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -12,8 +11,7 @@ from mig_manager.core import model, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 from tests import fakes, gpu_values, scenes
-from tests.shell.applying_rig import Node, is_creation
-from tests.unit import samples
+from tests.shell.applying_rig import Node, is_creation, once
 
 OFF = model.MigMode.DISABLED
 
@@ -306,28 +304,23 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Nod
     assert node.journal.text is None
 
 
-def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node: Node) -> None:
-    assert node.cut_off("off", at=list(kill_points("off"))[-1])
-    now = node.shape
-    assert now[0] == (OFF, OFF)
-
-    with pytest.raises(errors.LayoutError, match="is not undone, because that resets a GPU"):
-        node.change_to("too-much", may_reset=False)
-
-    assert node.shape == now
-    assert node.journal.text is not None
-
-
-def test_a_rollback_without_a_reset_is_done_where_resets_are_forbidden(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("layout", "at", "is_undone"), [("off", kill_points("off")[-1], False), ("wanted", 3, True)]
+)
+def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
+    node: Node, layout: str, at: int, *, is_undone: bool
+) -> None:
     before = node.shape
-    assert node.cut_off("wanted", at=3)
-    assert node.shape != before
+    assert node.cut_off(layout, at=at)
+    now = node.shape
+    assert now != before
 
-    with pytest.raises(errors.LayoutError, match="is undone now"):
+    message = "is undone now" if is_undone else "is not undone, because that resets a GPU"
+    with pytest.raises(errors.LayoutError, match=message):
         node.change_to("too-much", may_reset=False)
 
-    assert node.shape == before
-    assert node.journal.text is None
+    assert node.shape == (before if is_undone else now)
+    assert (node.journal.text is None) is is_undone
 
 
 def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
@@ -389,112 +382,6 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
 
     assert node.shape == [empty, before[1]]
     assert node.journal.text is None
-
-
-def once(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
-    remaining = [True]
-    return lambda step: bool(remaining) and is_step(step) and remaining.pop()
-
-
-# -- instances that another program created, or that the driver listed too late -------------------
-
-
-def with_foreign(node: Node, start: int) -> model.Placement:
-    """Create an instance of one slice on the first GPU, as another program does."""
-    first, *others = node.gpus
-    (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
-    instances = sorted((*first.gpu_instances, foreign), key=lambda gi: gi.placement)
-    node.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
-    return foreign.placement
-
-
-def test_rollback_keeps_and_names_an_instance_missed_before(node: Node) -> None:
-    """One observation misses it, as on a driver that lists too few."""
-    listed = node.gpus
-    place = with_foreign(node, start=2)
-    complete, before = node.gpus, node.shape
-    node.gpus = listed
-
-    def list_all() -> None:
-        if node.log[-1] == "gpus.execute" and node.gpus is listed:
-            node.gpus = complete
-
-    node.on_call = list_all
-    node.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
-
-    with pytest.raises(errors.HardwareError) as caught:
-        node.change_to("wanted")
-
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert "1g.5gb at 2:1 on GPU 0 is new, and is kept" in caught.value.message
-    assert node.shape == before
-    assert node.journal.text is not None
-
-    second = node.gpus[1].uuid
-    node.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
-    with pytest.raises(errors.HardwareError, match="the former instances are restored"):
-        node.change_to("other")
-    assert node.shape == before
-    assert not node.journal.text
-    node.change_to("other")
-    assert node.has("other")
-
-
-def test_rollback_keeps_an_instance_created_during_the_change(node: Node) -> None:
-    node.fails = once(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
-
-    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
-        node.change_to("wanted")
-
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert 3 in {gi.placement.start for gi in node.gpus[0].gpu_instances}
-    assert node.journal.text is not None
-
-
-def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> None:
-    before = node.shape
-    assert node.cut_off("wanted", at=4)
-    place = with_foreign(node, start=3)
-
-    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
-        node.change_to("too-much")
-
-    first = node.gpus[0]
-    others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
-    assert len(others) < len(first.gpu_instances)
-    node.gpus = (dataclasses.replace(first, gpu_instances=others), *node.gpus[1:])
-    assert node.shape == before
-    assert node.journal.text is not None
-
-    # Once that instance is removed, nothing is left to undo.
-    with pytest.raises(errors.LayoutError, match=r"too-much|fit"):
-        node.change_to("too-much")
-    assert node.journal.text is None
-
-
-def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: Node) -> None:
-    before = node.shape
-    node.is_stale = True
-
-    with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
-        node.change_to("wanted")
-
-    assert caught.value.reason.is_transient
-    assert (node.steps, node.shape, node.journal.text) == (0, before, None)
-    node.change_to("wanted")
-    assert node.has("wanted")
-
-
-def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -> None:
-    assert node.cut_off("wanted", at=4)
-    place = with_foreign(node, start=3)
-    node.is_stale = True
-
-    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
-        node.change_to("other")
-
-    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
-    assert node.journal.text is not None
 
 
 def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: Node) -> None:

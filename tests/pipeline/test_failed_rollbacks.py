@@ -1,0 +1,168 @@
+"""What a rollback that failed leaves, and how it is completed later."""
+
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model, steps
+from mig_manager.core.node import cluster
+from mig_manager.core.records import journals
+from mig_manager.errors import Reason
+from tests import fakes, scenes
+from tests.pipeline.test_recovery import IMPOSSIBLE, assert_says_the_truth
+from tests.scenes import LAYOUT, assert_ends
+
+
+def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
+    """A change has failed, and so has its rollback."""
+    rig = scenes.busy_node()
+    before = rig.gpus
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    outcome = scenes.run(rig)
+    assert outcome.is_unfinished
+    assert outcome.should_retry
+    rig.step_error = lambda _step: None
+    return rig, before
+
+
+def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
+    rig, _ = unlucky_node()
+
+    message = rig.statuses[-1]
+    assert "still to do: GPU 0" in message
+    assert "create GPU instance 2g.10gb at" in message
+    assert cluster.APPLIED_LABEL not in rig.labels
+    text = rig.annotations.pop(cluster.JOURNAL_ANNOTATION)
+    journal = journals.Journal.from_json(text)
+    assert journal == journal.remaining
+    scenes.assert_nothing_taken(rig)
+
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
+    successor = scenes.reconciler(rig)
+    successor.recover(LAYOUT)
+    assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
+    assert_says_the_truth(rig)
+
+
+@pytest.mark.parametrize("wanted", [*IMPOSSIBLE, None])
+def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
+    rig, before = unlucky_node()
+    if wanted:
+        scenes.resume(rig, wanted)
+    else:
+        scenes.undo(rig)
+
+    assert scenes.is_as_before(rig, before)
+    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    scenes.assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
+    rig, _ = unlucky_node()
+    rig.boot_id = boot_id
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+
+    assert scenes.undo(rig)  # and is retried
+
+    assert not any("restored what" in message for message in rig.messages)
+
+
+def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
+    rig = scenes.busy_node()
+    before = rig.gpus
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    ours = scenes.reconciler(rig)
+    scenes.run(rig, by=ours)
+    rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+
+    outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=ours, attempt=2)
+
+    assert not outcome.is_unfinished
+    assert scenes.is_as_before(rig, before)
+    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+
+
+def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
+    rig, before = unlucky_node()
+    text = f"{scenes.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
+    ours = scenes.reconciler(rig, text)
+    ours.recover(LAYOUT)
+
+    assert_ends(rig, Reason.APPLIED, layout="second-only", by=ours)
+
+    assert rig.gpus[1].current_mode is model.MigMode.DISABLED
+    assert scenes.is_as_before(rig, before[:1])
+
+
+def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
+    rig, _ = unlucky_node()
+    ours = scenes.reconciler(rig)
+    ours.recover(LAYOUT)
+    error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
+    stopped = fakes.FakeRequest(rig.clock)
+
+    def stop() -> bool:
+        rig.refusing = {"workloads.list": error}
+        return True
+
+    stopped.ends_when = stop
+
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, by=ours, request=stopped)
+
+    assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
+
+
+def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
+    rig = scenes.busy_node()
+    had = {gi.placement for gi in rig.gpus[0].gpu_instances}
+    created: list[steps.Step] = []
+
+    def refuse_after_one_creation(step: steps.Step) -> Exception | None:
+        if created:
+            return errors.HardwareError("no", reason=Reason.INSUFFICIENT_RESOURCES)
+        if isinstance(step, steps.CreateComputeInstance):
+            created.append(step)
+        return None
+
+    rig.step_error = refuse_after_one_creation
+    assert scenes.run(rig).is_unfinished
+    rig.step_error = lambda _step: None
+    (odd,) = (
+        ci.uuid or ""
+        for gi in rig.gpus[0].gpu_instances
+        if gi.placement not in had
+        for ci in gi.compute_instances
+    )
+    rig.add_pod("newcomer", devices=frozenset({odd}))
+    gpus = rig.gpus
+
+    outcome = scenes.resume(rig, "too-much")
+
+    assert rig.gpus == gpus
+    assert "default/newcomer" in outcome.message
+    assert outcome.should_retry
+    assert "newcomer" in rig.pod_names
+
+
+def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
+    rig, before = unlucky_node()
+    newer = json.loads(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = json.dumps(newer)
+
+    scenes.reconciler(rig).recover(None)
+
+    assert scenes.is_as_before(rig, before)
+    scenes.assert_nothing_taken(rig)
+
+
+def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
+    rig = scenes.busy_node()
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=10**9)
+
+    scenes.run(rig)
+
+    assert rig.statuses.count("restoring the previous instances") == 1

@@ -1,0 +1,113 @@
+"""``apply`` beside instances that another program created, or that the driver listed too late."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from tests.shell.applying_rig import Node, is_creation, once
+from tests.unit import samples
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def with_foreign(node: Node, start: int) -> model.Placement:
+    """Create an instance of one slice on the first GPU, as another program does."""
+    first, *others = node.gpus
+    (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
+    instances = sorted((*first.gpu_instances, foreign), key=lambda gi: gi.placement)
+    node.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
+    return foreign.placement
+
+
+def test_rollback_keeps_and_names_an_instance_missed_before(node: Node) -> None:
+    """One observation misses it, as on a driver that lists too few."""
+    listed = node.gpus
+    place = with_foreign(node, start=2)
+    complete, before = node.gpus, node.shape
+    node.gpus = listed
+
+    def list_all() -> None:
+        if node.log[-1] == "gpus.execute" and node.gpus is listed:
+            node.gpus = complete
+
+    node.on_call = list_all
+    node.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.change_to("wanted")
+
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert "1g.5gb at 2:1 on GPU 0 is new, and is kept" in caught.value.message
+    assert node.shape == before
+    assert node.journal.text is not None
+
+    second = node.gpus[1].uuid
+    node.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
+    with pytest.raises(errors.HardwareError, match="the former instances are restored"):
+        node.change_to("other")
+    assert node.shape == before
+    assert not node.journal.text
+    node.change_to("other")
+    assert node.has("other")
+
+
+def test_rollback_keeps_an_instance_created_during_the_change(node: Node) -> None:
+    node.fails = once(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
+
+    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
+        node.change_to("wanted")
+
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert 3 in {gi.placement.start for gi in node.gpus[0].gpu_instances}
+    assert node.journal.text is not None
+
+
+def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=4)
+    place = with_foreign(node, start=3)
+
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
+        node.change_to("too-much")
+
+    first = node.gpus[0]
+    others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
+    assert len(others) < len(first.gpu_instances)
+    node.gpus = (dataclasses.replace(first, gpu_instances=others), *node.gpus[1:])
+    assert node.shape == before
+    assert node.journal.text is not None
+
+    # Once that instance is removed, nothing is left to undo.
+    with pytest.raises(errors.LayoutError, match=r"too-much|fit"):
+        node.change_to("too-much")
+    assert node.journal.text is None
+
+
+def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: Node) -> None:
+    before = node.shape
+    node.is_stale = True
+
+    with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
+        node.change_to("wanted")
+
+    assert caught.value.reason.is_transient
+    assert (node.steps, node.shape, node.journal.text) == (0, before, None)
+    node.change_to("wanted")
+    assert node.has("wanted")
+
+
+def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -> None:
+    assert node.cut_off("wanted", at=4)
+    place = with_foreign(node, start=3)
+    node.is_stale = True
+
+    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
+        node.change_to("other")
+
+    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+    assert node.journal.text is not None

@@ -1,0 +1,128 @@
+"""The scenes that are played dozens of times, and their nodes."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
+from tests import fakes
+from tests.scenes import busy_node, dra_node, hooked, hosted_node, node
+
+
+def guarded_node() -> fakes.NodeRig:
+    """A budget protects the affected pod, and the policy allows force."""
+    rig = busy_node()
+    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+    rig.policy = policies.Policy(is_forced=True)
+    return rig
+
+
+def waiting_node() -> fakes.NodeRig:
+    """No pod may be evicted; the affected pod finishes after a while."""
+    rig = busy_node()
+    rig.policy = policies.Policy(drain=policies.Drain.NONE)
+    (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
+
+    def finish() -> None:
+        if rig.clock.now_s > 1 and affected in rig.pods:
+            rig.pods[affected] = dataclasses.replace(rig.pods[affected], phase="Succeeded")
+
+    rig.clock.on_wait.append(finish)
+    return rig
+
+
+def whole_node() -> fakes.NodeRig:
+    rig = busy_node()
+    rig.policy = policies.Policy(drain=policies.Drain.NODE)
+    return rig
+
+
+GFD, DCGM, EXPORTER = (
+    cluster.DEPLOY_LABEL_PREFIX + name
+    for name in ("gpu-feature-discovery", "dcgm", "dcgm-exporter")
+)
+
+
+def monitored_node() -> fakes.NodeRig:
+    """The operator's monitors and its validator; one monitor is deployed nowhere."""
+    rig = busy_node()
+    rig.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
+    rig.deploy_daemons |= {GFD: True, EXPORTER: True}
+    rig.loose_daemons.add("nvidia-operator-validator")
+    rig.live()
+    return rig
+
+
+EXTRA_CLIENTS = """
+version: v1
+clients:
+- labels: {app: watcher}
+- labels: {app: sampler}
+  namespace: default
+  deploy-label: nvidia.com/gpu.deploy.sampler
+"""
+
+
+SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
+
+
+def watched_node() -> fakes.NodeRig:
+    """Extra GPU clients, one with a deploy label and one without."""
+    rig = busy_node()
+    rig.extra_clients = EXTRA_CLIENTS
+    rig.labels[SAMPLER] = "true"
+    rig.deploy_daemons[SAMPLER] = True
+    rig.loose_daemons.add("watcher")
+    rig.live()
+    return rig
+
+
+def sharing_node() -> fakes.NodeRig:
+    rig = busy_node()
+    rig.labels[cluster.PLUGIN_CONFIG_LABEL] = "whole"
+    rig.policy = policies.Policy(plugin_configs={"one-slice-changed": "sliced"})
+    return rig
+
+
+def resetting_node() -> fakes.NodeRig:
+    """A MIG mode change takes effect only after a reset."""
+    rig = node()
+    rig.mode_waits = rig.has_reset = True
+    return rig
+
+
+_SWEPT_BY_DEFAULT = (
+    "first-layout",
+    "one-slice-on-a-busy-node",
+    "host-services",
+    "hooks",
+    "dra-driver",
+)
+
+SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
+    "first-layout": (node, "all-1g.5gb"),
+    "first-layout-ungated": (lambda: node(gated=False), "all-1g.5gb"),
+    "one-slice-on-a-busy-node": (busy_node, "one-slice-changed"),
+    "mode-off": (busy_node, "all-disabled"),
+    "by-force": (guarded_node, "one-slice-changed"),
+    "no-eviction": (waiting_node, "one-slice-changed"),
+    "whole-node": (whole_node, "one-slice-changed"),
+    "monitors": (monitored_node, "one-slice-changed"),
+    "extra-clients": (watched_node, "one-slice-changed"),
+    "host-services": (hosted_node, "one-slice-changed"),
+    "hooks": (lambda: hooked(hosted_node()), "one-slice-changed"),
+    "hooks-of-the-mode": (lambda: hooked(node()), "all-1g.5gb"),
+    "reset": (resetting_node, "all-1g.5gb"),
+    "plugin-config": (sharing_node, "one-slice-changed"),
+    "dra-driver": (dra_node, "all-balanced"),
+    "dra-driver-ungated": (lambda: dra_node(gated=False), "all-balanced"),
+}
+
+
+SWEPT = [
+    pytest.param(name, marks=() if name in _SWEPT_BY_DEFAULT else pytest.mark.slow)
+    for name in SCENARIOS
+]
+"""The scenes for tests that play each of them dozens of times."""
