@@ -1,7 +1,7 @@
 """Brings what the pages have from the code up to date: ``python -m docs.generator``.
 
 With ``--check`` nothing is written, and the exit status is 1 if something is not up to date. The
-demonstration's timeline is looked at with ``--demo`` alone, because it takes some seconds.
+demonstrations run with ``--demo`` alone, because they take half a minute.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import difflib
 import logging
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
@@ -24,7 +24,7 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
     """Return everything that is generated, and what it must be.
 
     Args:
-        with_demo: Whether to run the demonstration for its picture.
+        with_demo: Whether to run the demonstrations for their pictures.
 
     Raises:
         MissingWordsError: A person has to write something; the message says what.
@@ -47,21 +47,24 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
     yield PICTURES / "plan.svg", pictures.plan()
     yield PICTURES / "top.svg", pictures.top()
     if with_demo:
-        yield _demo()
+        yield _played("demo.svg", pictures.demo_lines(), pictures.demo)
+        yield _played("demo-nodes.svg", pictures.cluster_demo_lines(), pictures.cluster_demo)
 
 
-def _demo() -> tuple[pathlib.Path, str]:
-    path, lines = PICTURES / "demo.svg", pictures.demo_lines()
+def _played(
+    name: str, lines: Sequence[str], draw: Callable[[Sequence[str]], str]
+) -> tuple[pathlib.Path, str]:
+    path = PICTURES / name
     if path.exists() and not pictures.differences(old := path.read_text("utf-8"), lines):
         return path, old
-    return path, pictures.demo(lines)
+    return path, draw(lines)
 
 
 def main() -> int:
     """Write what is not up to date, or report it."""
     parser = argparse.ArgumentParser(prog="python -m docs.generator", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if need be")
-    parser.add_argument("--demo", action="store_true", help="the demonstration, too")
+    parser.add_argument("--demo", action="store_true", help="the demonstrations, too")
     chosen = parser.parse_args()
     # The runs that are played log as runs do.
     quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)

@@ -21,13 +21,14 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 
 _TIME = re.compile(r"\d+\.\d\d s")
+_PENDING = re.compile(r"(pending): .*")
 _POD_SUFFIX = re.compile(r"(daemonset)-[0-9a-z]{5}\b")
 _ALIKE = "8xA100-SXM4-40GB"
 _MIXED = "4xA100-SXM4-40GB+2xA30"
 _AT = "2026-11-24T12:00:00Z"
 
 
-def _run(*arguments: str, home: str) -> list[str]:
+def _run(*arguments: str, home: str, **environ: str) -> list[str]:
     done = subprocess.run(  # noqa: S603 - our own program and our own arguments
         [sys.executable, "-m", "mig_manager", *arguments],
         env={
@@ -35,6 +36,7 @@ def _run(*arguments: str, home: str) -> list[str]:
             "PATH": os.defpath,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYTHONUTF8": "1",
+            **environ,
         },
         capture_output=True,
         encoding="utf-8",
@@ -160,11 +162,26 @@ def demo(lines: Sequence[str]) -> str:
     )
 
 
+def cluster_demo_lines() -> list[str]:
+    """Run the demonstration of several nodes; return all that it writes."""
+    with tempfile.TemporaryDirectory() as home:
+        return _run("demo", "--nodes", "5", "--color", "always", home=home, COLUMNS="100")
+
+
+def cluster_demo(lines: Sequence[str]) -> str:
+    """Return the picture of the demonstration of several nodes."""
+    return terminal.draw(
+        [_prompt("mig-manager demo --nodes 5"), *lines],
+        title="mig-manager demo --nodes 5: a rollout that a budget stops, its undo, and a node "
+        "that is recut for pending pods",
+    )
+
+
 def differences(picture: str, lines: Sequence[str]) -> list[str]:
     """Return the lines that only one of a picture and a timeline has.
 
-    Times do not count, nor does the order: threads of the simulated node write as they get to it,
-    and how fast that is, is this machine's affair.
+    Times do not count, nor do the order and the steps that a node shows on its way: they depend on
+    how fast the machine is.
     """
     drawn, printed = _masked(_description(picture)), _masked("\n".join(map(terminal.plain, lines)))
     return sorted([*(drawn - printed).elements(), *(printed - drawn).elements()])
@@ -176,5 +193,5 @@ def _description(picture: str) -> str:
 
 
 def _masked(text: str) -> collections.Counter[str]:
-    masked = _POD_SUFFIX.sub(r"\1-N", _TIME.sub("T", text))
+    masked = _PENDING.sub(r"\1", _POD_SUFFIX.sub(r"\1-N", _TIME.sub("T", text)))
     return collections.Counter(" ".join(line.split()) for line in masked.splitlines())
