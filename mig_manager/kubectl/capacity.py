@@ -183,7 +183,7 @@ def _of_node(report: nodes.Report) -> NodeCapacity:
         notes.append(f"the published use cannot be read: {messages.fit(str(error), 80)}")
     found, unknown = [], []
     for gpu in report.gpus or () if use else ():
-        in_use = use.on(gpu.uuid) if use else None
+        in_use = use.in_use.get(gpu.uuid) if use else None
         measured = None if in_use is None else _of_gpu(gpu, in_use)
         if measured:
             found.append(measured)

@@ -166,8 +166,8 @@ def test_use_round_trips_with_the_room_beside_it() -> None:
 
     use = capacity.from_json(text)
     assert use.at == dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
-    assert use.on("GPU-0") == IN_USE["GPU-0"]
-    assert use.on("GPU-1") == frozenset()
+    assert use.in_use.get("GPU-0") == IN_USE["GPU-0"]
+    assert use.in_use.get("GPU-1") == frozenset()
     first = {"uuid": "GPU-0", "inUse": [[4, 2], [6, 1]], "free": 5, "room": ROOM}
     second = {"uuid": "GPU-1", "inUse": [], "free": 0, "room": {}}
     assert json.loads(text)["gpus"] == [
@@ -180,7 +180,10 @@ def test_gpu_of_unknown_use_is_omitted_and_a_whole_gpu_has_no_room() -> None:
     text = capacity.to_json(GPUS, {"GPU-1": {model.Placement(0, 8)}}, at=AT)
 
     use = capacity.from_json(text)
-    assert (use.on("GPU-0"), use.on("GPU-1")) == (None, frozenset({model.Placement(0, 8)}))
+    assert (use.in_use.get("GPU-0"), use.in_use.get("GPU-1")) == (
+        None,
+        frozenset({model.Placement(0, 8)}),
+    )
     assert [gpu["free"] for gpu in json.loads(text)["gpus"]] == [0]
 
 

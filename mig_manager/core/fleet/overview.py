@@ -125,7 +125,7 @@ def _in_use(
     with contextlib.suppress(ValueError):
         known = capacity.from_json(node.view.annotations.get(cluster.CAPACITY_ANNOTATION, ""))
         published = frozenset(
-            (gpu.uuid, placement) for gpu in known.gpus for placement in gpu.in_use
+            (uuid, placement) for uuid, spans in known.in_use.items() for placement in spans
         )
     requested: collections.Counter[str] = collections.Counter()
     has_claims = False

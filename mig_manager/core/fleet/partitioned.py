@@ -177,7 +177,7 @@ def _in_use(
         return None
     by_uuid = {}
     for gpu in gpus:
-        in_use = published.on(gpu.uuid)
+        in_use = published.in_use.get(gpu.uuid)
         # Placements that the GPU lacks are of another moment.
         if in_use is not None and in_use <= {gi.placement for gi in gpu.gpu_instances}:
             by_uuid[gpu.uuid] = in_use

@@ -19,25 +19,14 @@ _MOST = 64  # GPUs, and instances of each
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
-    """The instances in use on one GPU."""
-
-    uuid: str
-    in_use: frozenset[model.Placement]
-    """GPU instances with a compute instance that a pod or a process uses. A span that matches no
-    instance, such as all slices of a GPU without MIG, means that the whole GPU is in use."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
     """The instances in use on a node."""
 
     at: dt.datetime  # of the observation
-    gpus: tuple[GpuUse, ...]
-
-    def on(self, uuid: str) -> frozenset[model.Placement] | None:
-        """Return the instances in use on a GPU; None: unknown."""
-        return next((gpu.in_use for gpu in self.gpus if gpu.uuid == uuid), None)
+    in_use: Mapping[str, frozenset[model.Placement]]
+    """GPU instances with a compute instance that a pod or a process uses, by UUID of the GPU; no
+    entry if the use is unknown. A span that matches no instance, such as all slices of a GPU
+    without MIG, means that the whole GPU is in use."""
 
 
 def to_json(
@@ -45,8 +34,7 @@ def to_json(
 ) -> str:
     """Return the annotation's value; apart from ``at`` the same for the same facts.
 
-    ``in_use`` has the instances in use by GPU UUID, without GPUs whose use is unknown. ``at`` is
-    the time of the observation, as RFC 3339.
+    ``in_use`` as in ``NodeUse``; ``at`` is the time of the observation, as RFC 3339.
     """
     rows = [_row(gpu, in_use[gpu.uuid]) for gpu in gpus if gpu.uuid in in_use]
     return json.dumps({"version": VERSION, "at": at, "gpus": rows}, separators=(",", ":"))
@@ -83,9 +71,10 @@ def from_json(text: str) -> NodeUse:
         at = messages.parse_time(data["at"])
         if at is None:
             raise ValueError("'at' is missing or not a time")
-        return NodeUse(at=at, gpus=tuple(_gpu(row) for row in data["gpus"][:_MOST]))
-
-
-def _gpu(row: Any) -> GpuUse:
-    spans = [model.Placement(int(start), int(size)) for start, size in row["inUse"][:_MOST]]
-    return GpuUse(uuid=messages.printable(str(row["uuid"])), in_use=frozenset(spans))
+        in_use = {
+            messages.printable(str(row["uuid"])): frozenset(
+                model.Placement(int(start), int(size)) for start, size in row["inUse"][:_MOST]
+            )
+            for row in data["gpus"][:_MOST]
+        }
+        return NodeUse(at=at, in_use=in_use)
