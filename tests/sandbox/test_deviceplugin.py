@@ -17,8 +17,8 @@ NONE, SINGLE, MIXED = (
 )
 
 
-def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> device_plugin.SeenGpu:
-    return device_plugin.SeenGpu(
+def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> device_plugin.Gpu:
+    return device_plugin.Gpu(
         index=index,
         uuid=f"GPU-{index}",
         name="NVIDIA A100-SXM4-40GB",
@@ -54,7 +54,7 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> device_p
 )
 def test_each_strategy_names_the_devices_its_way(
     strategy: device_plugin.Strategy,
-    gpus: list[device_plugin.SeenGpu],
+    gpus: list[device_plugin.Gpu],
     expected: dict[str, tuple[str, ...]],
 ) -> None:
     found = device_plugin.enumerate_devices(gpus, strategy)
@@ -74,7 +74,7 @@ def test_each_strategy_names_the_devices_its_way(
     ids=["unequal-modes", "empty", "unequal-profiles", "partial-compute-instance"],
 )
 def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
-    strategy: device_plugin.Strategy, gpus: list[device_plugin.SeenGpu], word: str
+    strategy: device_plugin.Strategy, gpus: list[device_plugin.Gpu], word: str
 ) -> None:
     with pytest.raises(device_plugin.ExitedError, match=word):
         device_plugin.enumerate_devices(gpus, strategy)

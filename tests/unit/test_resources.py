@@ -154,7 +154,7 @@ def refusals(*layouts: Mig) -> dict[resources.Strategy, str]:
 def test_a_layout_is_refused_where_the_plugin_exits(strategy: resources.Strategy) -> None:
     for layouts in itertools.product(LAYOUTS, repeat=2):
         gpus = [
-            device_plugin.SeenGpu(
+            device_plugin.Gpu(
                 index=index,
                 uuid=f"GPU-{index}",
                 name="A100",

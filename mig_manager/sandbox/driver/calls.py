@@ -1,11 +1,11 @@
-"""Simulated C functions: their arguments, sessions with handles, and what a function gets.
+"""Simulated C functions: their arguments, sessions with handles, and views of the node.
 
-A function registers with ``function`` and gets a view of the node followed by the raw C arguments:
+A function registers with ``function``. It receives a view of the node, then the raw C arguments:
 numbers, handles, arrays and strings as ctypes passes them. Queries write to the caller's memory;
 changes also return the GPU's new state. Both raise ``Refused`` for an NVML error code, which
-docstrings name; for a NULL pointer that is INVALID_ARGUMENT. Where the real library would run over
-a buffer or take a struct for a pointer, and crash the process some time later, the simulation
-raises at once.
+docstrings name; for a NULL pointer that is INVALID_ARGUMENT. Where the real library would write
+past a buffer or take a struct for a pointer, and crash the process later, the simulation raises
+at once.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _Body = TypeVar("_Body", bound=Callable[..., Any])
 
 
 class HandleKind(enum.Enum):
-    """What a handle is of."""
+    """The kind of object behind a handle."""
 
     GPU = "gpu"
     MIG_DEVICE = "mig device"
@@ -42,7 +42,7 @@ class Function:
 
     body: Callable[..., Any]
     takes: frozenset[HandleKind]
-    """Kinds of handle its first argument may be; empty: the first argument is no handle."""
+    """Kinds of handle that its first argument may be; empty: the first argument is no handle."""
     latency: str | Callable[..., str]
     """Field of ``Latency`` for the time of a call; may depend on its view and arguments."""
     is_change: bool
@@ -118,7 +118,7 @@ def put(reference: Any, kind: Any, value: Any) -> None:
 
 
 def put_all(reference: Any, kind: Any, values: list[Any]) -> None:
-    """Write values to a caller's array; NVML itself does not know how long that is.
+    """Write values to a caller's array, whose length NVML does not know.
 
     Raises:
         Refused: INVALID_ARGUMENT, the pointer is NULL.
@@ -142,7 +142,7 @@ def put_text(buffer: Any, length: Any, value: str) -> None:
 
 
 def struct(reference: Any, kind: Any, *, version: int | None = None) -> Any:
-    """Return the caller's struct behind a pointer, which must have this version if any."""
+    """Return the caller's struct behind a pointer, and check its version if one is given."""
     target = _pointer(reference, kind).contents
     if version is not None and target.version != version:
         raise states.Refused(states.Code.ARGUMENT_VERSION_MISMATCH)
@@ -164,7 +164,7 @@ def _pointer(reference: Any, kind: Any) -> Any:
 
 
 def _address(argument: Any) -> int:
-    """Return the address that a handle argument holds; 0 for NULL."""
+    """Return the address in a handle argument; 0 for NULL."""
     if argument is None or isinstance(argument, int):
         return argument or 0
     return ctypes.cast(argument, ctypes.c_void_p).value or 0
@@ -186,32 +186,32 @@ class Target:
 
 
 def whole(node: states.MachineState, gpu: int) -> Target:
-    """Return the target of a GPU's handle."""
+    """Return the target of a whole GPU."""
     attachment = node.gpus[gpu].attachments if node.options.reattaches else 0
     return Target(kind=HandleKind.GPU, gpu=gpu, attachment=attachment)
 
 
 def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
-    """Return the target of a MIG device handle."""
+    """Return the target of a MIG device."""
     return Target(
         kind=HandleKind.MIG_DEVICE, gpu=gpu, instance=instance.serial, compute=compute.serial
     )
 
 
 class EventSet:
-    """The GPUs that one event set watches, and the last reported change of each."""
+    """The GPUs that an event set watches, and the last reported change of every one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reported: dict[int, int] = {}
 
     def watch(self, gpu: int, changes: int) -> None:
-        """Report a GPU's changes from now on, unless it is watched already."""
+        """Report a GPU's changes from now on; do nothing for a watched one."""
         with self._lock:
             self._reported.setdefault(gpu, changes)
 
     def take(self, node: states.MachineState) -> int | None:
-        """Return the index of a GPU with an unreported change, and count that as reported.
+        """Return the index of a GPU with an unreported change, and count the change as reported.
 
         Raises:
             Refused: GPU_IS_LOST: a watched GPU has fallen off the bus (``nvml.h``).
@@ -252,7 +252,7 @@ class Session:
             self._depth += 1
 
     def end(self) -> None:
-        """Undo one initialisation; the last one voids all handles."""
+        """Undo one initialisation; undoing the last one voids all handles."""
         with self._lock:
             self._depth -= 1
             if self._depth == 0:
@@ -270,10 +270,10 @@ class Session:
 
     def event_set(self, argument: Any) -> EventSet:
         """Return the event set of a handle argument; INVALID_ARGUMENT: unknown or freed."""
-        found = self._event_sets.get(_address(argument))
-        if found is None:
+        event_set = self._event_sets.get(_address(argument))
+        if event_set is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
-        return found
+        return event_set
 
     def free_event_set(self, argument: Any) -> None:
         """Free an event set; raises as ``event_set``."""
@@ -282,7 +282,7 @@ class Session:
             self._event_sets.pop(_address(argument), None)
 
     def handle(self, target: Target) -> int:
-        """Return the handle for a target; the same each time."""
+        """Return the handle of a target, always the same."""
         with self._lock:
             new = self._FIRST + self._STEP * len(self._handles)
             handle = self._handles.setdefault(target, new)
@@ -290,7 +290,7 @@ class Session:
             return handle
 
     def target(self, argument: Any) -> Target:
-        """Return the target of a handle argument; INVALID_ARGUMENT: of no or another session."""
+        """Return the target of a handle argument; INVALID_ARGUMENT: not of this session."""
         target = self._targets.get(_address(argument))
         if target is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -302,13 +302,13 @@ class Session:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class View:
-    """The node as a function sees it; made for each call, where a frozen class is slow."""
+    """The node as a function sees it; made in every call, where a frozen class is slow."""
 
     session: Session
     node: states.MachineState
     boards: tuple[states.Board, ...]
     read: Callable[[], states.MachineState]
-    """Reads the node again, for calls that take long."""
+    """Reads the node again, for long calls."""
 
     def put_handle(self, reference: Any, target: Target) -> None:
         """Write a handle for the caller."""
@@ -317,7 +317,7 @@ class View:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class DeviceView(View):
-    """A view of the device or instance that the first argument is a handle of."""
+    """A view of the device or instance behind the first argument."""
 
     target: Target
 
@@ -333,7 +333,7 @@ class DeviceView(View):
 
     @property
     def now(self) -> transitions.Situation:
-        """Its GPU as the driver sees it."""
+        """The situation of its GPU."""
         return transitions.Situation(
             board=self.board,
             gpu=self.gpu,
@@ -384,7 +384,7 @@ class DeviceView(View):
         )
 
     def check(self) -> None:
-        """Raise ``Refused`` for the handle of a lost GPU or of something destroyed."""
+        """Raise ``Refused`` for the handle of a lost GPU or of a destroyed instance."""
         if self.gpu.is_lost:
             raise states.Refused(states.Code.GPU_IS_LOST)
         match self.target.kind:

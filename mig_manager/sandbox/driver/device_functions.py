@@ -1,9 +1,8 @@
-"""The C functions about the library, the node, its devices and its events; none changes anything.
+"""The C functions about the library, the node, its devices and its events; all are queries.
 
 Events: ``nvml.h``, chapters "Event Handling Methods" and "Event Types"; the only one here is
-``nvmlEventMigConfigChange``. That old drivers report changes only while MIG is on follows from
-DCGM's cache manager, which tolerates NOT_SUPPORTED there; that a pending switch is reported too
-is inferred.
+``nvmlEventMigConfigChange``. Old drivers report changes only while MIG is on: DCGM's cache manager
+tolerates NOT_SUPPORTED there. Inferred: drivers also report a pending mode change.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ _MIB = 2**20
 _CLIENT_MIB = 512
 _NO_INSTANCE = 0xFFFF_FFFF
 _POLL_S = 0.02
-"""How soon a waiting event set sees a change by another process."""
+"""The longest delay until a waiting event set sees a change by another process."""
 
 _ARCHITECTURES = {
     name: getattr(pynvml, f"NVML_DEVICE_ARCH_{name.upper()}")
@@ -48,7 +47,7 @@ _ERROR_TEXTS: Mapping[int, str] = {
 
 
 def error_text(code: Any) -> bytes:
-    """Return what ``nvmlErrorString`` says of a code; it needs no session."""
+    """Return the text of ``nvmlErrorString`` for a code; needs no session."""
     return _ERROR_TEXTS.get(calls.number(code), "Unknown Error").encode()
 
 
@@ -111,7 +110,7 @@ def _put_whole(view: calls.View, device: Any, index: int) -> None:
 
 @calls.function("nvmlDeviceGetHandleByUUID")
 def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
-    # nvml.h: this initialises every GPU to find the one, and fails where any is lost.
+    # nvml.h: this initialises every GPU during the search, and fails if any is lost.
     if any(gpu.is_lost for gpu in view.node.gpus):
         raise states.Refused(states.Code.GPU_IS_LOST)
     match transitions.find_device(view.node, calls.text(uuid)):
@@ -173,7 +172,7 @@ def _pci_info(view: calls.DeviceView, info: Any) -> None:
         bus=board.pci_bus,
         device=0,
         pciDeviceId=device_id,
-        # Made up: subsystem ids distinguish boards with one chip, which no product here needs.
+        # Invented: subsystem ids distinguish boards with the same chip; no product here needs it.
         pciSubSystemId=device_id,
     )
 
@@ -190,7 +189,7 @@ def _memory_info_v2(view: calls.DeviceView, info: Any) -> None:
 
 
 def _memory(view: calls.DeviceView) -> dict[str, int]:
-    """Return the bytes of memory; each computing client is given the same made-up share."""
+    """Return the bytes of memory; every computing client has the same invented share."""
     mib = (view.board.product if view.is_gpu else view.parent).memory_mib
     used = min(mib, _CLIENT_MIB * len(_computing(view))) * _MIB
     return {"total": mib * _MIB, "used": used, "free": mib * _MIB - used}
@@ -217,7 +216,7 @@ def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
     takes=calls.DEVICE,
 )
 def _processes(view: calls.DeviceView, count: Any, infos: Any) -> None:
-    """Write the processes, or only their number where the caller's array is too short."""
+    """Write the processes, or only their number if the caller's array is too short."""
     clients = _computing(view)
     room = calls.struct(count, ctypes.c_uint).value
     calls.put(count, ctypes.c_uint, len(clients))
@@ -268,12 +267,12 @@ def _event_types(view: calls.DeviceView, types: Any) -> None:
 
 @calls.function("nvmlDeviceRegisterEvents", takes=calls.DEVICE)
 def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None:
-    found = view.session.event_set(event_set)
+    events = view.session.event_set(event_set)
     mask = calls.number(types)
     if mask & ~_event_mask(view):
         raise states.Refused(states.Code.NOT_SUPPORTED)
     if mask:
-        found.watch(view.target.gpu, view.gpu.changes)
+        events.watch(view.target.gpu, view.gpu.changes)
 
 
 def _event_mask(view: calls.DeviceView) -> int:

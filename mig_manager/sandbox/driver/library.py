@@ -1,7 +1,7 @@
-"""A simulated NVML in the place of ``libnvidia-ml.so.1`` beneath pynvml: real wrappers, no GPU.
+"""A simulated NVML instead of ``libnvidia-ml.so.1`` beneath pynvml.
 
-``install`` exchanges the loaded C library, so that everything above it, pynvml included, runs as
-on a GPU node. The node's state is a file which successive and concurrent processes share.
+``install`` replaces the loaded C library, so that all code above it, pynvml included, runs as on
+a GPU node. The node's state is a file that successive and concurrent processes share.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from mig_manager.sandbox.driver import mig_functions as _mig_functions  # noqa: 
 
 
 def create(spec: str, path: pathlib.Path, *, options: states.Options | None = None) -> None:
-    """Create a freshly booted node such as ``4xH100+2xA30``, unless the file holds it already.
+    """Create a freshly booted node such as ``4xH100+2xA30``, unless the file has it already.
 
-    Lock files appear beside the file. An existing node keeps its own options.
+    Lock files appear beside the file. An existing node keeps its options.
 
     Raises:
         UsageError: The spec is malformed, or the file holds a node with another spec.
@@ -39,7 +39,7 @@ def install(path: pathlib.Path) -> "SimulatedLibrary":
 
 
 def load(library: "SimulatedLibrary | None") -> None:
-    """Make a library pynvml's; None: it loads the real one at its next use."""
+    """Make pynvml use a library; None: it loads the real one at its next use."""
     # pynvml caches the function pointers of the first library that it loaded.
     with pynvml.libLoadLock:
         pynvml.nvmlLib = library
@@ -48,7 +48,7 @@ def load(library: "SimulatedLibrary | None") -> None:
 
 
 class EntryPoint:
-    """One C function as ctypes gives it: callable, with a result type that may be set."""
+    """One C function as ctypes returns it: callable, with a result type that may be set."""
 
     def __init__(self, run: Callable[[tuple[Any, ...]], Any]) -> None:
         self._run = run
@@ -62,8 +62,8 @@ class EntryPoint:
 class SimulatedLibrary:
     """A loaded NVML library over the state of a simulated node.
 
-    Attributes are the C functions; one that the simulated driver does not export raises
-    AttributeError, as ctypes does. Safe for use by any number of threads.
+    Its attributes are the C functions. A function that the simulated driver does not export raises
+    AttributeError, as with ctypes. Safe for use by any number of threads.
     """
 
     def __init__(self, state: state_file.SharedState) -> None:
@@ -102,7 +102,7 @@ class SimulatedLibrary:
     def _run(self, attempt: "Attempt") -> None:
         function = attempt.function
         attempt.entered_ns = time.monotonic_ns()
-        # A new session must see whatever happened to the node before.
+        # A new session must see all changes of the node before it.
         node = self.state.read() if function.needs_session else self.state.read_uncached()
         view = self._view(node, attempt.target)
         latency = function.latency
@@ -112,9 +112,8 @@ class SimulatedLibrary:
             self._change(attempt)
         else:
             function.body(view, *attempt.rest)
-        # The time is spent after the act, because a killed process does not stop the driver
-        # either, and because refusals are quick. Our own time counts, so that a loaded machine
-        # does not make the driver slower.
+        # Wait after the change: a killed process does not stop a real driver, and refusals are
+        # quick. Our own time counts, so that a loaded machine does not make the driver slower.
         seconds -= (time.monotonic_ns() - attempt.entered_ns) / 1e9
         if seconds > 0:
             threading.Event().wait(seconds)
@@ -150,15 +149,15 @@ class Attempt:
         self.target: calls.Target | None = None
         self.code = int(states.Code.SUCCESS)
         self.started_ns = self.entered_ns = time.monotonic_ns()
-        """``entered``: when the driver began; for a change, when it had the GPU to itself."""
+        """``entered``: when the driver began; for a change, when it had locked the GPU."""
 
     @property
     def gpu(self) -> int | None:
-        """Index of the call's GPU, if it has one."""
+        """The index of the call's GPU, if it has one."""
         return None if self.target is None else self.target.gpu
 
     def resolve_handle(self, session: calls.Session) -> None:
-        """Resolve the first argument where the function takes a handle."""
+        """Resolve the first argument if the function takes a handle."""
         if self.function.needs_session and not session.is_open:
             raise states.Refused(states.Code.UNINITIALIZED)
         if self.function.takes:

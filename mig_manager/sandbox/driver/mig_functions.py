@@ -174,8 +174,10 @@ def _instances(view: calls.DeviceView, profile_id: Any, handles: Any, count: Any
     transitions.require_permission(view.node.options)
     transitions.require_mig(view.now)
     row = view.board.row(calls.number(profile_id))
-    found = [each for each in view.gpu.instances if each.profile_id == row.profile_id]
-    _put_handles(view, [view.target_of(instance) for instance in found], handles, count)
+    targets = [
+        view.target_of(each) for each in view.gpu.instances if each.profile_id == row.profile_id
+    ]
+    _put_handles(view, targets, handles, count)
 
 
 @calls.function("nvmlDeviceGetGpuInstanceById", takes=calls.GPU)
@@ -231,7 +233,7 @@ def _compute_row(
 
 
 def shared_engines(parent: hardware.GpuProfile) -> dict[str, int]:
-    """Return the struct fields of the engines that compute instances share: all of them."""
+    """Return the struct fields of the engines; compute instances share all of them."""
     return {
         "sharedCopyEngineCount": parent.copy_engines,
         "sharedDecoderCount": parent.engines.decoders,
@@ -295,9 +297,12 @@ def _destroy_compute(view: calls.DeviceView) -> states.GpuState:
 def _computes(view: calls.DeviceView, profile_id: Any, handles: Any, count: Any) -> None:
     transitions.require_permission(view.node.options)
     row = _compute_row(view, profile_id)
-    computes = view.instance.compute_instances
-    found = [each for each in computes if each.profile_id == row.profile_id]
-    _put_handles(view, [view.target_within(compute) for compute in found], handles, count)
+    targets = [
+        view.target_within(each)
+        for each in view.instance.compute_instances
+        if each.profile_id == row.profile_id
+    ]
+    _put_handles(view, targets, handles, count)
 
 
 @calls.function("nvmlGpuInstanceGetComputeInstanceById", takes=calls.GPU_INSTANCE)
@@ -328,7 +333,7 @@ def _put_handles(
 def _put_placements(
     placements: tuple[model.Placement, ...], kind: Any, array: Any, count: Any
 ) -> None:
-    """Write placements and their number; only the number where the caller has no array."""
+    """Write placements and their number; only the number if the caller has no array."""
     if array is not None:
         values = [kind(start=place.start, size=place.size) for place in placements]
         calls.put_all(array, kind, values)

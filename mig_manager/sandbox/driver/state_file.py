@@ -1,8 +1,8 @@
 """The state of a simulated node: one JSON file that all its processes share.
 
 Readers take no lock: the file is replaced, never written in place, and a counter in shared memory
-changes with each write. Writers exclude each other with ``flock``, which works between threads too
-because each writer opens the lock file itself, and which the kernel releases when a process dies.
+changes with every write. Writers exclude each other with ``flock``. It works between threads too,
+because every writer opens the lock file itself, and the kernel releases it when a process dies.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ _FIRST_PID = 4001
 _Version = tuple[int, int, int]
 _COUNTER = struct.Struct("=Q")
 _GOOD_S = 0.001
-"""How long a cached state is good while no write is counted: a killed writer may have written and
-not counted."""
+"""How long a cached state is good without a counted write: a writer may be killed between writing
+and counting."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Cached:
-    """The state as it was last read or written."""
+    """The last state read or written."""
 
     version: _Version
     node: states.MachineState
@@ -44,7 +44,7 @@ class _Cached:
 
 
 class SharedState:
-    """The state file, its locks, and what happens on the node beside NVML: clients, resets, boots.
+    """The state file, its locks, and changes of the node beside NVML's: clients, resets, boots.
 
     Safe for use by any number of threads and processes.
     """
@@ -55,7 +55,7 @@ class SharedState:
         self._writes: mmap.mmap | None = None
 
     def close(self) -> None:
-        """Close what reading has opened; the next reading opens it again."""
+        """Close the counter; the next read opens it again."""
         writes, self._writes = self._writes, None
         if writes is not None:
             writes.close()
@@ -78,13 +78,13 @@ class SharedState:
                 )
 
     def read(self) -> states.MachineState:
-        """Return the state now.
+        """Return the present state.
 
         Raises:
-            FileNotFoundError: There is no file; seen up to 1 ms after its removal.
+            FileNotFoundError: The file is missing; noticed up to 1 ms after its removal.
         """
         cached = self._cached
-        # System calls give the interpreter to other threads, so that most queries do without.
+        # System calls give the interpreter to other threads, so most queries make none.
         if (
             cached is not None
             and cached.writes == self._count_writes()
@@ -94,7 +94,7 @@ class SharedState:
         return self.read_uncached()
 
     def read_uncached(self) -> states.MachineState:
-        """Return the state now, past the cache. Raises FileNotFoundError: there is no file."""
+        """Return the present state, past the cache; raises as ``read``."""
         writes = self._count_writes()
         version = _version(self.path.stat())
         cached = self._cached
@@ -118,7 +118,7 @@ class SharedState:
 
     def _counter(self) -> mmap.mmap:
         if self._writes is None:
-            # Raises where there is no node, so that no counter is left beside it.
+            # Raises without a node, which gets no counter.
             self.path.stat()
             with self.beside("writes").open("a+b") as file:
                 if os.fstat(file.fileno()).st_size < _COUNTER.size:
@@ -127,9 +127,9 @@ class SharedState:
         return self._writes
 
     def update(self, change: Callable[[states.MachineState], tuple[states.MachineState, T]]) -> T:
-        """Replace the state; ``change`` returns the new one and the result of this call.
+        """Replace the state; ``change`` returns the new state and the result of this call.
 
-        ``change`` runs under the lock; when it raises, or returns the same state, nothing is
+        ``change`` runs under the lock. If it raises, or returns the same state, nothing is
         written.
         """
         with self._exclusively("lock"):
@@ -153,7 +153,7 @@ class SharedState:
 
     @property
     def boot_id(self) -> str:
-        """Another UUID after each reboot, as ``/proc/sys/kernel/random/boot_id`` has."""
+        """A new UUID after every reboot, as in ``/proc/sys/kernel/random/boot_id``."""
         node = self.read()
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{node.options.seed}/{node.spec}/{node.boots}"))
 
@@ -172,10 +172,10 @@ class SharedState:
         """
 
         def change(node: states.MachineState) -> tuple[states.MachineState, states.Client]:
-            found = transitions.find_device(node, device_uuid)
-            if found is None:
+            device = transitions.find_device(node, device_uuid)
+            if device is None:
                 raise LookupError(f"the simulated node has no device {device_uuid}")
-            board, instance, compute = found
+            board, instance, compute = device
             client = states.Client(
                 client_id=node.next_serial,
                 pid=_FIRST_PID + node.next_serial if pid is None else pid,
@@ -191,7 +191,7 @@ class SharedState:
         return self.update(change)
 
     def remove_client(self, client: states.Client) -> None:
-        """Remove a client, if it is still there."""
+        """Remove a client, if it exists."""
 
         def change(node: states.MachineState) -> tuple[states.MachineState, None]:
             kept = tuple(c for c in node.clients if c.client_id != client.client_id)
@@ -202,14 +202,14 @@ class SharedState:
     def reset_gpus(self, indices: Sequence[int]) -> transitions.ResetResult:
         """Reset GPUs as ``nvidia-smi --gpu-reset`` does in one command."""
         with contextlib.ExitStack() as stack:
-            # With one lock for all GPUs the first is enough.
+            # With one lock for all GPUs, the first is enough.
             is_shared = self.read().options.serialise_all_gpus
             for index in sorted(set(indices))[: 1 if is_shared else None]:
                 stack.enter_context(self.gpu_lock(index))
             return self.update(lambda node: transitions.reset_gpus(node, indices))
 
     def reboot(self) -> None:
-        """Reboot the node: no clients, no instances, and MIG mode where it persists."""
+        """Reboot the node, which drops clients and instances, and MIG mode unless it persists."""
 
         def change(node: states.MachineState) -> tuple[states.MachineState, None]:
             gpus = tuple(
@@ -226,7 +226,7 @@ class SharedState:
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     def _write(self, node: states.MachineState) -> None:
-        """Replace the file; its time stamp always grows, because it is the version."""
+        """Replace the file; its time stamp always grows, because it tells versions apart."""
         fresh = self.beside("new")
         fresh.write_text(json.dumps(_encode(node)), encoding="utf-8")
         last = self.path.stat().st_mtime_ns if self.path.exists() else 0
@@ -250,7 +250,7 @@ def _version(stat: os.stat_result) -> _Version:
 
 
 def _encode(value: Any) -> Any:
-    """Return frozen values as what ``json.dumps`` takes."""
+    """Return frozen values as values for ``json.dumps``."""
     if isinstance(value, model.Placement):
         return [value.start, value.size]
     if dataclasses.is_dataclass(value):
@@ -262,9 +262,6 @@ def _encode(value: Any) -> Any:
 
 def _decode(raw: dict[str, Any]) -> states.MachineState:
     """Return the node that ``_encode`` wrote."""
-    # From earlier versions, which set them only in tests.
-    for name in ("is_instrumented", "instruments"):
-        raw.pop(name, None)
     options = raw["options"] | {
         "latency": states.Latency(**raw["options"]["latency"]),
         "swapped_gpus": tuple(raw["options"]["swapped_gpus"]),

@@ -1,7 +1,7 @@
 """The state of a simulated node as frozen values: GPUs, instances, clients, options.
 
-MIG UUIDs since R470 are a pure function of GPU, GPU instance and graphics engine, built as the
-open kernel modules do (``gpu_uuid.c``): so a slot that is created again has its old UUID again.
+MIG UUIDs since R470 are a pure function of GPU, GPU instance and graphics engine, as in the open
+kernel modules (``gpu_uuid.c``): a new instance in an old slot has the old UUID.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from mig_manager.core import model
 
 
 class Code(enum.IntEnum):
-    """The ``nvmlReturn_t`` values that the simulation gives (``nvml.h``)."""
+    """The ``nvmlReturn_t`` values that the simulation returns (``nvml.h``)."""
 
     SUCCESS = 0
     UNINITIALIZED = 1
@@ -35,7 +35,7 @@ class Code(enum.IntEnum):
 
 
 class Refused(Exception):  # noqa: N818 - an answer of the driver, caught at the C boundary
-    """The driver answers with a code other than success; nothing has changed."""
+    """The driver returned an error code and changed nothing."""
 
     def __init__(self, code: int) -> None:
         super().__init__(repr(code))
@@ -43,7 +43,7 @@ class Refused(Exception):  # noqa: N818 - an answer of the driver, caught at the
 
 
 class ClientKind(enum.Enum):
-    """What a client does with its device."""
+    """How a client uses its device."""
 
     COMPUTE = "compute"
     """Holds memory and channels; NVML lists it as a running process."""
@@ -56,7 +56,7 @@ class ClientKind(enum.Enum):
 
 
 class Virtualization(enum.Enum):
-    """How the node sees its GPUs; the values are those of ``nvmlGpuVirtualizationMode_t``."""
+    """How the node sees its GPUs, by the values of ``nvmlGpuVirtualizationMode_t``."""
 
     NONE = 0
     PASSTHROUGH = 1
@@ -93,7 +93,7 @@ class Client:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Seconds that calls take; all zero unless asked for."""
+    """Durations of calls, in seconds."""
 
     init_s: float = 0.0
     query_s: float = 0.0
@@ -116,34 +116,34 @@ REALISTIC = Latency(
     mode_with_reset_s=4.5,
     mode_without_reset_s=1.5,
 )
-"""A model of the orders of magnitude seen in the field, not a measurement of one board."""
+"""Orders of magnitude from the field, not a measurement of one board."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The knobs of a simulated node."""
+    """How a simulated node differs from others."""
 
     latency: Latency = dataclasses.field(default_factory=Latency)
     seed: str = ""
     """Distinguishes nodes: UUIDs follow from seed, product and index."""
     swapped_gpus: tuple[int, ...] = ()
-    """NVML indices of boards whose halves are numbered the other way round; about half of the
-    captured seven-slice boards are, so code must never take id order for placement order."""
+    """NVML indices of boards whose halves are numbered in reverse. About half of the captured
+    seven-slice boards are, so code must never take id order for placement order."""
     serialise_all_gpus: bool = False
     """Whether changes on one GPU wait for those on another; the real driver overlaps them."""
     permitted: bool = True
     """False: the caller is neither root nor has the ``mig/config`` capability."""
     virtualization: Virtualization = Virtualization.NONE
     resets_itself: bool = True
-    """False: the driver cannot reset an Ampere GPU as part of a MIG mode change, as where
-    ``nvidia_drm`` is loaded (mig-parted#181); ``nvidia-smi --gpu-reset`` can."""
+    """False: the driver cannot reset an Ampere GPU in a MIG mode change, as where ``nvidia_drm``
+    is loaded (mig-parted#181); ``nvidia-smi --gpu-reset`` can."""
     linked_gpus: tuple[tuple[int, ...], ...] = ()
-    """NVML indices of GPUs that are only reset together: NVLink without Fabric Manager."""
+    """NVML indices of GPUs that can only be reset together: NVLink without Fabric Manager."""
     reattaches: bool = False
-    """Whether a reset and a MIG mode change detach the GPU: handles are void then, and its
-    minor number is another one. ``nvml.h`` reserves that right to the driver."""
+    """Whether a reset or a MIG mode change detaches the GPU, which voids its handles and changes
+    its minor number. ``nvml.h`` reserves that right to the driver."""
     reports_profiles_while_mig_off: bool = True
-    """False plays R535 and older (``NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE``)."""
+    """False: as in R535 and older (``NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE``)."""
     mig_events: MigEvents = MigEvents.ALWAYS
     profile_enum_count: int = 18
     """``NVML_GPU_INSTANCE_PROFILE_COUNT`` of the driver; enums from here on are invalid."""
@@ -177,7 +177,7 @@ class GpuInstance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """What can change of one GPU."""
+    """The variable state of one GPU."""
 
     is_lost: bool = False
     """Whether it has fallen off the bus: ``nvmlDeviceGetCount`` still counts it, and every call
@@ -187,20 +187,20 @@ class GpuState:
     is_pending: bool = False
     instances: tuple[GpuInstance, ...] = ()
     attachments: int = 0
-    """How often it was reset or switched."""
+    """The number of its resets and MIG mode changes."""
     changes: int = 0
-    """How often any of this has changed: two changes that undo each other are two events."""
+    """The number of all changes: two changes that undo each other are two events."""
 
-    def replaced(self, old: GpuInstance, *new: GpuInstance) -> "GpuState":
-        """Return the GPU with one instance exchanged for others, or for none."""
-        kept = tuple(instance for instance in self.instances if instance is not old)
+    def replaced(self, old: GpuInstance | None, *new: GpuInstance) -> "GpuState":
+        """Return the GPU without the old instance, if any, and with the new ones."""
+        kept = (instance for instance in self.instances if instance is not old)
         ordered = sorted((*kept, *new), key=lambda instance: instance.instance_id)
         return dataclasses.replace(self, instances=tuple(ordered))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MachineState:
-    """All that the processes of a simulated node share."""
+    """The state that the processes of a simulated node share."""
 
     spec: str
     options: Options
@@ -210,7 +210,7 @@ class MachineState:
     boots: int = 0
 
     def with_gpu(self, index: int, gpu: GpuState) -> "MachineState":
-        """Return the node with one GPU changed and a serial used up."""
+        """Return the node with a changed GPU and the next serial."""
         counted = dataclasses.replace(gpu, changes=self.gpus[index].changes + 1)
         gpus = (*self.gpus[:index], counted, *self.gpus[index + 1 :])
         return dataclasses.replace(self, gpus=gpus, next_serial=self.next_serial + 1)
@@ -239,22 +239,22 @@ class Board:
     pci_bus: int
     is_swapped: bool
     serial_number: int
-    """The 64-bit device identity burnt into a GPU, from which its UUIDs follow."""
+    """The 64-bit device identity burnt into a GPU; its UUIDs follow from it."""
 
     @property
     def pci_address(self) -> str:
-        """Domain:bus:device.function as NVML spells it."""
+        """Domain:bus:device.function in NVML's spelling."""
         return f"00000000:{self.pci_bus:02X}:00.0"
 
     def row(self, profile_id: int) -> hardware.GpuProfile:
-        """Return the profile with the driver's id; INVALID_ARGUMENT: this GPU has none such."""
+        """Return the profile of a driver's id; INVALID_ARGUMENT: this GPU does not have it."""
         for row in self.product.profiles:
             if row.profile_id == profile_id:
                 return row
         raise Refused(Code.INVALID_ARGUMENT)
 
     def mig_uuid(self, instance: GpuInstance, compute: ComputeInstance) -> str:
-        """Return the UUID of the MIG device of a compute instance."""
+        """Return the UUID of a MIG device."""
         engine = physical_engine(self.product, instance.placement, compute.placement)
         suffix = b"\x0bSMC"
         suffix += instance.instance_id.to_bytes(4, "little") + engine.to_bytes(4, "little")
@@ -276,16 +276,16 @@ def _uuid(chip: int, serial_number: int, suffix: bytes = b"") -> uuid.UUID:
 def physical_engine(
     product: hardware.Product, instance: model.Placement, compute: model.Placement
 ) -> int:
-    """Return the graphics engine that a compute instance runs on; unique within a GPU.
+    """Return the graphics engine of a compute instance, unique within a GPU.
 
-    Inferred: engines follow the compute slices, which begin where the memory slices do.
+    Inferred: engines follow the compute slices, which begin with the memory slices.
     """
     per_engine = 3 if product.grid is hardware.Grid.TWELVE_SLICE else 1
     return instance.start // per_engine + compute.start
 
 
 def booted(spec: str, options: Options) -> MachineState:
-    """Return a node after its first boot. Raises UsageError: the spec is malformed."""
+    """Return a node after its first boot; UsageError: the spec is malformed."""
     return MachineState(
         spec=spec, options=options, gpus=tuple(GpuState() for _ in hardware.parse_node(spec))
     )

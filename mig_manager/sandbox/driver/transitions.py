@@ -1,8 +1,8 @@
 """The simulated driver's transitions of one GPU: pure functions, in the driver's check order.
 
-Each returns the GPU as it is afterwards, or raises ``Refused`` with the code that the driver would
-give. The order of the checks is part of the behaviour: callers see the first that fails. Sources:
-``nvml.h``, ``kernel_mig_manager.c`` of the open kernel modules, captures.
+They return the GPU's new state, or raise ``Refused`` with the driver's code. The order of the
+checks is part of the behaviour: callers see the first failure. Sources: ``nvml.h``,
+``kernel_mig_manager.c`` of the open kernel modules, captures.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ class Situation:
 
 
 def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
-    """Switch MIG mode; dropping all instances is the driver's way of doing so.
+    """Change MIG mode, which drops all instances.
 
-    Ampere resets the GPU, which anything on it prevents: then the switch stays pending. Newer
-    GPUs switch at once or, inferred, not at all while something computes on them.
+    Ampere resets the GPU; clients and instances prevent that, and the change stays pending. Newer
+    GPUs change at once or, inferred, not at all while a client computes on them.
 
     Returns:
         The GPU, and the activation status: SUCCESS, IN_USE or RESET_REQUIRED.
@@ -60,7 +60,7 @@ def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
 
 
 def reset(gpu: states.GpuState) -> states.GpuState:
-    """Return the GPU after a reset: the pending mode is active and there are no instances."""
+    """Return the GPU after a reset: the pending mode is active, and no instance remains."""
     return dataclasses.replace(
         gpu, is_enabled=gpu.is_pending, instances=(), attachments=gpu.attachments + 1
     )
@@ -71,14 +71,14 @@ def reboot(board: states.Board, gpu: states.GpuState) -> states.GpuState:
 
     A reset outside a MIG mode change does the same (MIG User Guide).
     """
-    kept = gpu.is_pending and board.product.mode_persists
-    return reset(dataclasses.replace(gpu, is_pending=kept))
+    is_kept = gpu.is_pending and board.product.mode_persists
+    return reset(dataclasses.replace(gpu, is_pending=is_kept))
 
 
 def create_gpu_instance(
     now: Situation, profile_id: int, placement: model.Placement | None
 ) -> tuple[states.GpuState, states.GpuInstance]:
-    """Create a GPU instance where asked, or where the driver likes.
+    """Create a GPU instance at a placement, or where the driver chooses.
 
     Raises:
         Refused: NO_PERMISSION, NOT_SUPPORTED (MIG is off), INVALID_ARGUMENT, IN_USE (the first
@@ -104,8 +104,7 @@ def create_gpu_instance(
         profile_id=profile_id,
         placement=place,
     )
-    ordered = sorted((*now.gpu.instances, instance), key=lambda each: each.instance_id)
-    return dataclasses.replace(now.gpu, instances=tuple(ordered)), instance
+    return now.gpu.replaced(None, instance), instance
 
 
 def destroy_gpu_instance(now: Situation, instance: states.GpuInstance) -> states.GpuState:
@@ -168,11 +167,11 @@ def destroy_compute_instance(
 def compute_row(
     board: states.Board, instance: states.GpuInstance, profile_id: int
 ) -> hardware.ComputeProfile:
-    """Return the compute-instance profile of a GPU instance.
+    """Return a compute-instance profile of a GPU instance.
 
     Raises:
-        Refused: INVALID_ARGUMENT for an id that NVML does not have, NOT_SUPPORTED for one that
-            this GPU instance does not have.
+        Refused: INVALID_ARGUMENT: NVML does not have this id. NOT_SUPPORTED: this GPU instance
+            does not have it.
     """
     if not 0 <= profile_id < COMPUTE_PROFILE_COUNT:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -185,7 +184,7 @@ def compute_row(
 def mig_devices(
     gpu: states.GpuState,
 ) -> tuple[tuple[states.GpuInstance, states.ComputeInstance], ...]:
-    """Return what MIG devices stand for, by GPU-instance id, then compute-instance id."""
+    """Return the instances of every MIG device, by GPU-instance id, then compute-instance id."""
     return tuple(
         (instance, compute) for instance in gpu.instances for compute in instance.compute_instances
     )
@@ -194,7 +193,7 @@ def mig_devices(
 def find_device(
     node: states.MachineState, uuid: str
 ) -> tuple[states.Board, states.GpuInstance | None, states.ComputeInstance | None] | None:
-    """Return the GPU with a UUID, or that of a MIG device with both instances behind it."""
+    """Return a GPU by its UUID, or by a MIG device's UUID with the device's instances."""
     for board, gpu in zip(states.boards_of(node), node.gpus, strict=True):
         if board.uuid == uuid:
             return board, None, None
@@ -216,21 +215,21 @@ def require_permission(options: states.Options) -> None:
 
 
 def require_capable(now: Situation) -> None:
-    """Refuse what needs a GPU that has MIG and may be configured from here (no vGPU guest)."""
+    """Refuse GPUs without MIG, and GPUs of a vGPU guest, which cannot configure them."""
     is_guest = now.options.virtualization is states.Virtualization.VGPU
     if is_guest or not now.board.product.is_mig_capable:
         raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
 def require_mig(now: Situation) -> None:
-    """Refuse what needs MIG mode on."""
+    """Refuse GPUs whose MIG mode is off."""
     require_capable(now)
     if not now.gpu.is_enabled:
         raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
 def _is_computing(clients: Sequence[states.Client]) -> bool:
-    """Return whether a client has memory or channels on the GPU, or holds an instance of it."""
+    """Return whether a client has memory or channels on the GPU, or uses an instance."""
     return any(
         client.kind is states.ClientKind.COMPUTE or client.gpu_instance_id is not None
         for client in clients
@@ -242,20 +241,20 @@ class ResetResult:
     """The result of a reset command."""
 
     refused: Mapping[int, states.Code] = dataclasses.field(default_factory=dict)
-    """Index of a GPU that could not be reset, and why; empty: all were."""
+    """Codes by index, for GPUs that cannot be reset; empty: all were reset."""
     missing: tuple[int, ...] = ()
-    """The GPUs that would have had to be named as well."""
+    """GPUs that must be reset in the same command."""
 
     @property
     def code(self) -> states.Code:
-        """The first refusal; SUCCESS when all were reset."""
+        """The first refusal; SUCCESS if all were reset."""
         return next(iter(self.refused.values()), states.Code.SUCCESS)
 
 
 def reset_gpus(
     node: states.MachineState, chosen: Sequence[int]
 ) -> tuple[states.MachineState, ResetResult]:
-    """Reset GPUs, named by index, in one command; where one is refused, nothing has changed."""
+    """Reset GPUs, given by index, in one command; one refusal leaves all unchanged."""
     boards = states.boards_of(node)
     refused = {
         index: code
@@ -297,32 +296,32 @@ def _refusal(node: states.MachineState, board: states.Board) -> states.Code:
 
 def _choose(
     candidates: Iterable[model.Placement],
-    taken: Sequence[model.Placement],
+    used: Sequence[model.Placement],
     profiles: Sequence[Sequence[model.Placement]],
 ) -> model.Placement | None:
-    """Return the free span that leaves most (profile, span) pairs free; the lowest of equals.
+    """Return the free placement that keeps most placements of all profiles free; lowest first.
 
-    The driver does not plan ahead: it strands room that another order would have kept, which is
-    why mig-manager names its placements. ``profiles``: the spans of each profile of the GPU.
+    The driver does not plan ahead: it strands slices that another order would have kept, so
+    mig-manager chooses placements itself. ``profiles``: the placements of every profile.
     """
 
-    def left(place: model.Placement) -> int:
-        used = (*taken, place)
-        return sum(_is_free(other, used) for placements in profiles for other in placements)
+    def count_free(place: model.Placement) -> int:
+        after = (*used, place)
+        return sum(_is_free(other, after) for placements in profiles for other in placements)
 
-    free = [place for place in candidates if _is_free(place, taken)]
-    return max(free, key=lambda place: (left(place), -place.start), default=None)
+    free = [place for place in candidates if _is_free(place, used)]
+    return max(free, key=lambda place: (count_free(place), -place.start), default=None)
 
 
-def _is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:
-    return not any(place.overlaps(other) for other in taken)
+def _is_free(place: model.Placement, used: Iterable[model.Placement]) -> bool:
+    return not any(place.overlaps(other) for other in used)
 
 
 def _has_engines(now: Situation, row: hardware.GpuProfile) -> bool:
     """Return whether the media engines allow one more instance."""
     pool = model.Engines.pool(each.engines for each in now.board.product.profiles)
-    drawn = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
-    return sum(drawn, start=row.engines).within(pool)
+    used = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
+    return sum(used, start=row.engines).within(pool)
 
 
 def gpu_instance_id(

@@ -11,12 +11,12 @@ from mig_manager.adapters.nvml import worker
 
 
 def program(state: pathlib.Path | str | None) -> tuple[str, ...]:
-    """Return what starts a worker for the GPUs in a state file; empty without one."""
+    """Return the command of a worker for the GPUs in a state file; empty without one."""
     return () if state is None else subprocesses.python(__name__, str(state))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker on the state file that comes first; return its exit status."""
+    """Run a worker on the state file in the first argument; return the exit status."""
     state, *arguments = argv
     return worker.main(arguments, load_driver=functools.partial(_load, pathlib.Path(state)))
 

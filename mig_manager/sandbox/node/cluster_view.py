@@ -1,7 +1,7 @@
-"""The cluster as the sandbox's components see it: one cached copy, kept current by watches.
+"""The sandbox components' view of the cluster: a cached copy that watches keep current.
 
 All components read and write here. The next read sees a write at once, so a level-triggered loop
-does not do the same thing twice before the event of its own write arrives.
+does not repeat an action before the event of its own write arrives.
 """
 
 import collections
@@ -19,28 +19,28 @@ from mig_manager.sandbox.node import objects
 _log = logging.getLogger(__name__)
 
 _TIMES = watch.Times(watch_s=5.0, stall_s=7.0, steady_s=1.0, first_wait_s=0.01, longest_wait_s=0.2)
-"""Short, for tests let watches stall, and the scenery must not stall for minutes then."""
+"""Short, because tests stall watches and the simulated components must go on within seconds."""
 _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
 """Identifies the requests of the simulated node, as opposed to those of the agent."""
 _JOIN_S = 10.0
 _PARALLEL_WRITES = 4
 """Beside one watch per kind; the connection pool of the API client holds ten."""
 _REMEMBERED = 1_000
-"""Objects that have gone; what is still on the way of any of them comes within moments."""
+"""Deleted objects, whose last events arrive within moments."""
 
 _NOT_FOUND = 404
 _CONFLICT = 409
 
 
 class Kind(enum.Enum):
-    """What is watched; the value is the path of the collection over all namespaces."""
+    """A watched kind; the value is the path of the collection over all namespaces."""
 
     NODE = "/api/v1/nodes"
     POD = "/api/v1/pods"
     DAEMON_SET = "/apis/apps/v1/daemonsets"
 
     def collection(self, namespace: str) -> str:
-        """Return the path of the collection that objects of a namespace are created in."""
+        """Return the path of the collection of a namespace."""
         if self is Kind.NODE:
             return str(self.value)
         root, _, plural = str(self.value).rpartition("/")
@@ -58,13 +58,13 @@ _TYPES = {
 }
 Listener = Callable[[Kind, objects.JsonObject], None]
 Server = str | api.KubeApi
-"""Where the API is: the URL of a server that takes every token, or a connection that is ready."""
+"""The URL of an API server that accepts every token, or a connection to any API server."""
 
 
 class ClusterView:
     """Nodes, pods and DaemonSets of one cluster; safe to use from any thread.
 
-    Its writes raise ``ClusterError`` where the API refuses or does not answer.
+    Its writes raise ``ClusterError`` if the API refuses or does not answer.
 
     Args:
         server: URL of the API server, or a connection to it, which is closed at the end.
@@ -75,8 +75,8 @@ class ClusterView:
         self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
         self._lock = threading.Lock()
         self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}
-        # Deleted objects: older events and answers about them may still arrive.
-        self._gone: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
+        # Older events of deleted objects, and answers with them, may still arrive.
+        self._deleted: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._listeners: list[Listener] = []
         self._watches = [_Collection(self, self._api, kind) for kind in Kind]
 
@@ -102,7 +102,7 @@ class ClusterView:
         self._api.close()
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` for every object added, changed or deleted; return how to stop it."""
+        """Call ``listener`` for every added, changed or deleted object; return how to stop it."""
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
@@ -113,42 +113,39 @@ class ClusterView:
             return tuple(self._objects[kind].values())
 
     def node(self, name: str) -> objects.JsonObject | None:
-        """Return a node; None when it is not there."""
-        found = (node for node in self.list(Kind.NODE) if objects.name(node) == name)
-        return next(found, None)
+        """Return a node; None if it does not exist."""
+        nodes = (node for node in self.list(Kind.NODE) if objects.name(node) == name)
+        return next(nodes, None)
 
     def create(self, kind: Kind, obj: objects.JsonObject) -> None:
-        """Create an object; done when one of its name is there."""
+        """Create an object, unless its name exists."""
         with self._writing, _tolerating(_CONFLICT):
             self._put(kind, self._api.post(kind.collection(objects.namespace(obj)), obj))
 
     def patch(self, kind: Kind, obj: objects.JsonObject, change: Mapping[str, Any]) -> None:
-        """Merge a change into an object; done when the object has gone."""
+        """Merge a change into an object, if it still exists."""
         self._merge(kind, obj, lambda: self._api.patch(kind.path(obj), change))
 
     def patch_status(self, kind: Kind, obj: objects.JsonObject, status: Mapping[str, Any]) -> None:
-        """Merge a change into an object's status, as kubelet does: conditions by their type.
-
-        Done when the object has gone.
-        """
+        """Merge a change into an object's status, if it still exists; conditions by their type."""
         path = f"{kind.path(obj)}/status"
         self._merge(kind, obj, lambda: self._api.patch_lists(path, {"status": status}))
 
     def bind(self, pod: objects.JsonObject, node_name: str) -> None:
-        """Bind a pod to a node; done when it is bound already."""
+        """Bind a pod to a node, unless it is bound."""
         target = {"apiVersion": "v1", "kind": "Node", "name": node_name}
         metadata = {"name": objects.name(pod), "namespace": objects.namespace(pod)}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         path = Kind.POD.path(pod)
         with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
             self._api.post(f"{path}/binding", body)
-            # The answer to a binding is a Status; the pod must be asked for.
+            # The answer to a binding is a Status, not the pod.
             self._put(Kind.POD, self._api.get(path))
 
     def delete(self, kind: Kind, obj: objects.JsonObject, *, now: bool = False) -> None:
-        """Delete an object, guarded by its UID; done when it has gone.
+        """Delete an object by its UID, if it still exists.
 
-        ``now``: without grace, as kubelet does when the containers have ended.
+        ``now``: without grace, as kubelet does after the end of the containers.
         """
         options: objects.JsonObject = {
             "apiVersion": "v1",
@@ -160,7 +157,7 @@ class ClusterView:
         with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
             answer = self._api.delete(kind.path(obj), options)
             metadata = answer.get("metadata") or {}
-            # The object itself answers while it is on its way but still there.
+            # The answer is the object itself while it terminates.
             if (
                 not now
                 and metadata.get("uid") == objects.uid(obj)
@@ -180,7 +177,7 @@ class ClusterView:
         except errors.ClusterError as error:
             if error.status != _NOT_FOUND:
                 raise
-            # It has gone without our having heard of it.
+            # The event of its deletion has not arrived.
             self._remove(kind, obj)
         else:
             self._put(kind, answer)
@@ -189,7 +186,7 @@ class ClusterView:
         with self._lock:
             known = self._objects[kind].get(objects.uid(obj))
             is_old = known is not None and objects.version(known) >= objects.version(obj)
-            if is_old or objects.uid(obj) in self._gone:
+            if is_old or objects.uid(obj) in self._deleted:
                 return
             self._objects[kind][objects.uid(obj)] = obj
         self._notify(kind, obj)
@@ -197,8 +194,8 @@ class ClusterView:
     def _remove(self, kind: Kind, obj: objects.JsonObject) -> None:
         with self._lock:
             self._objects[kind].pop(objects.uid(obj), None)
-            if objects.uid(obj) not in self._gone:
-                self._gone.append(objects.uid(obj))
+            if objects.uid(obj) not in self._deleted:
+                self._deleted.append(objects.uid(obj))
         self._notify(kind, obj)
 
     def _notify(self, kind: Kind, obj: objects.JsonObject) -> None:
@@ -216,28 +213,28 @@ class _Collection(watch.Watch):
         self._kind = kind
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        # Before the list is requested: what we write meanwhile is not in it.
+        # Before the list is requested: it lacks our writes after this.
         before = self._view.list(self._kind)
-        # Real API servers leave the type out of a list's items.
-        found = [{**_TYPES[self._kind], **item} for item in items]
-        present = {objects.uid(obj) for obj in found}
+        # Real API servers omit the type of a list's items.
+        present = [{**_TYPES[self._kind], **item} for item in items]
+        uids = set(map(objects.uid, present))
         for obj in before:
-            if objects.uid(obj) not in present:
+            if objects.uid(obj) not in uids:
                 self._view._remove(self._kind, obj)  # noqa: SLF001 - a part of the view
-        for obj in found:
+        for obj in present:
             self._view._put(self._kind, obj)  # noqa: SLF001
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        keep = self._view._remove if kind == "DELETED" else self._view._put  # noqa: SLF001
-        keep(self._kind, dict(item))
+        apply = self._view._remove if kind == "DELETED" else self._view._put  # noqa: SLF001
+        apply(self._kind, dict(item))
 
     def lost(self, error: Exception) -> None:
-        _log.debug("sandbox reads %s again: %s", self._kind.name, error)
+        _log.debug("sandbox lists %s again: %s", self._kind.name, error)
 
 
 @contextlib.contextmanager
 def _tolerating(*statuses: int) -> Iterator[None]:
-    """Ignore answers that only report a newer state, which the watch delivers."""
+    """Ignore refusals that only report a newer state, which the watch delivers."""
     try:
         yield
     except errors.ClusterError as error:

@@ -1,4 +1,4 @@
-"""The controllers of a cluster, as far as a simulated node needs them; each syncs once a call."""
+"""The controllers that a simulated node needs; a call syncs once."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +14,20 @@ _STANDARD_TOLERATIONS: tuple[Mapping[str, str], ...] = (
     {"key": NOT_READY_TAINT, "operator": "Exists", "effect": "NoExecute"},
     {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
 )
-"""What the DaemonSet controller adds to every daemon, as far as such taints occur here."""
+"""Tolerations by the DaemonSet controller, for the taints that occur here."""
 
 
 def sync_nodes(cluster: cluster_view.ClusterView) -> None:
-    """Remove the taint of new nodes from those that are ready.
+    """Remove the not-ready taint from ready nodes.
 
     A real API server taints every new node as not ready; the node lifecycle controller removes
-    the taint when kubelet says Ready.
+    the taint when kubelet reports Ready.
     """
     for node in cluster.list(Kind.NODE):
         taints = (node.get("spec") or {}).get("taints") or ()
         others = [taint for taint in taints if taint["key"] != NOT_READY_TAINT]
         if len(others) < len(taints) and objects.is_ready(node):
-            # The version guards what others write into the same list meanwhile.
+            # The version protects concurrent writes to the same list.
             version = {"resourceVersion": str(objects.version(node))}
             cluster.patch(Kind.NODE, node, {"metadata": version, "spec": {"taints": others}})
 
@@ -36,7 +36,7 @@ def sync_nodes(cluster: cluster_view.ClusterView) -> None:
 
 
 def sync_scheduler(cluster: cluster_view.ClusterView) -> None:
-    """Bind every pod that fits on a node, oldest first; say in its status why another does not."""
+    """Bind every pod that fits a node, oldest first; publish why the others do not fit."""
     waiting = [
         pod
         for pod in cluster.list(Kind.POD)
@@ -47,7 +47,7 @@ def sync_scheduler(cluster: cluster_view.ClusterView) -> None:
     ]
     nodes = cluster.list(Kind.NODE)
     for pod in sorted(waiting, key=objects.version):
-        # Read for every pod: the one before may just have taken the last device.
+        # Read for every pod: the previous one may have got the last device.
         pods = cluster.list(Kind.POD)
         reasons = [refusal(pod, node, pods) for node in nodes]
         if None in reasons:
@@ -68,7 +68,7 @@ def sync_scheduler(cluster: cluster_view.ClusterView) -> None:
 def refusal(
     pod: Mapping[str, Any], node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """Return why a node cannot take a pod, or None; ``pods`` are those of the whole cluster."""
+    """Return why a pod does not fit a node, or None; ``pods`` are all pods of the cluster."""
     tolerations = pod["spec"].get("tolerations") or ()
     for taint in objects.taints(node):
         is_hard = taint.get("effect") in ("NoSchedule", "NoExecute")
@@ -91,7 +91,7 @@ def refusal(
 
 
 def sync_daemon_sets(cluster: cluster_view.ClusterView) -> None:
-    """Keep the pods of every DaemonSet, and delete those whose DaemonSet has gone."""
+    """Create and delete the pods of every DaemonSet, and delete those of deleted DaemonSets."""
     daemon_sets = cluster.list(Kind.DAEMON_SET)
     pods = cluster.list(Kind.POD)
     nodes = cluster.list(Kind.NODE)
@@ -101,9 +101,9 @@ def sync_daemon_sets(cluster: cluster_view.ClusterView) -> None:
         if owner and owner["kind"] == "DaemonSet" and owner["uid"] not in alive:
             _delete(cluster, pod)
     for daemon_set in daemon_sets:
-        mine = owned(daemon_set, pods)
+        daemons = owned(daemon_set, pods)
         for node in nodes:
-            on_node = [pod for pod in mine if objects.node_name(pod) == objects.name(node)]
+            on_node = [pod for pod in daemons if objects.node_name(pod) == objects.name(node)]
             may_stay = takes(daemon_set, node, is_running=True)
             for pod in on_node:
                 if not may_stay or objects.is_finished(pod):
@@ -111,11 +111,11 @@ def sync_daemon_sets(cluster: cluster_view.ClusterView) -> None:
             # A terminating pod still counts: two daemons never share a node.
             if not on_node and takes(daemon_set, node):
                 cluster.create(Kind.POD, pod_for(daemon_set, node))
-        new = status(daemon_set, nodes, mine)
-        have = daemon_set.get("status") or {}
-        # Real API servers leave out what is 0.
-        if any(have.get(key, 0) != count for key, count in new.items()):
-            cluster.patch_status(Kind.DAEMON_SET, daemon_set, new)
+        after = status(daemon_set, nodes, daemons)
+        before = daemon_set.get("status") or {}
+        # Real API servers omit zeros.
+        if any(before.get(key, 0) != count for key, count in after.items()):
+            cluster.patch_status(Kind.DAEMON_SET, daemon_set, after)
 
 
 def _delete(cluster: cluster_view.ClusterView, pod: objects.JsonObject) -> None:
@@ -126,7 +126,7 @@ def _delete(cluster: cluster_view.ClusterView, pod: objects.JsonObject) -> None:
 def takes(
     daemon_set: Mapping[str, Any], node: Mapping[str, Any], *, is_running: bool = False
 ) -> bool:
-    """Return whether a node gets a pod of the DaemonSet, or keeps the one that is running."""
+    """Return whether a node gets a pod of the DaemonSet, or keeps a running one."""
     effects = ("NoExecute",) if is_running else ("NoSchedule", "NoExecute")
     tolerations = _tolerations(daemon_set)
     selector = daemon_set["spec"]["template"]["spec"].get("nodeSelector")
@@ -182,13 +182,13 @@ def status(
     """Return the status of a DaemonSet that owns ``pods``."""
     desired = {objects.name(node) for node in nodes if takes(daemon_set, node)}
     alive = [pod for pod in pods if not objects.is_terminating(pod)]
-    right = [pod for pod in alive if objects.node_name(pod) in desired]
-    ready = sum(objects.is_ready(pod) for pod in right)
+    scheduled = [pod for pod in alive if objects.node_name(pod) in desired]
+    ready = sum(map(objects.is_ready, scheduled))
     return {
         "desiredNumberScheduled": len(desired),
-        "currentNumberScheduled": len(right),
-        "updatedNumberScheduled": len(right),
-        "numberMisscheduled": len(alive) - len(right),
+        "currentNumberScheduled": len(scheduled),
+        "updatedNumberScheduled": len(scheduled),
+        "numberMisscheduled": len(alive) - len(scheduled),
         "numberReady": ready,
         "numberAvailable": ready,
         "numberUnavailable": len(desired) - ready,

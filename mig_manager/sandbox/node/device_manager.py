@@ -1,6 +1,6 @@
-"""Kubelet's device manager: which devices plugins registered, and which pods have them.
+"""Kubelet's device manager: the devices that plugins registered, and the pods that have them.
 
-``PodResourcesServer`` shows both as kubelet's PodResources v1 service on a unix socket.
+``PodResourcesServer`` serves both as kubelet's PodResources v1 on a unix socket.
 """
 
 import concurrent.futures
@@ -21,7 +21,7 @@ from mig_manager.sandbox.node import objects
 
 
 class ShortageError(Exception):
-    """A pod asks for more devices than are healthy and free."""
+    """A pod requests more devices than are healthy and free."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Allocation:
     namespace: str
     name: str
     containers: Mapping[str, Mapping[str, Sequence[str]]]
-    """Devices by resource by container, containers without devices too."""
+    """Devices by resource by container; includes containers without devices."""
 
     @property
     def device_ids(self) -> frozenset[str]:
@@ -47,13 +47,13 @@ FORGET_S = 300.0
 
 
 class DeviceManager:
-    """Devices of one node; safe to ask from any thread."""
+    """Devices of one node; safe for use by any thread."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._monotonic = monotonic
         self._devices: dict[str, tuple[str, ...]] = {}
-        """By resource, of each plugin that has not ended long ago."""
+        """Of known resources, those of a recently ended plugin included."""
         self._ended_at: dict[str, float] = {}
         """When the plugin of a resource ended."""
         self._forgotten: set[str] = set()
@@ -62,7 +62,7 @@ class DeviceManager:
         self._allocations: dict[str, Allocation] = {}
 
     def register(self, resources: Mapping[str, tuple[str, ...]]) -> None:
-        """Register a plugin's resources; other resources stay as they are."""
+        """Register a plugin's resources; others stay unchanged."""
         with self._lock:
             self._devices.update(resources)
             self._healthy.update(resources)
@@ -76,26 +76,26 @@ class DeviceManager:
             self._end(set(resources))
 
     def lose_power(self) -> None:
-        """Note that the machine went down: no plugin is connected, and no pod has a device."""
+        """Record a power failure: no plugin is connected, and no pod has a device."""
         with self._lock:
             self._allocations.clear()
             self._end(self._healthy)
 
     def admit(self, pod: Mapping[str, Any]) -> Allocation:
-        """Give a pod its devices, once; a second call returns the same ones.
+        """Allocate a pod's devices; another call for the pod returns the same ones.
 
-        A pod gets no device of a resource that was forgotten, and runs nevertheless.
+        A pod gets no device of a forgotten resource, and runs nevertheless.
 
         Raises:
-            ShortageError: Too few devices are healthy and free; nothing has been assigned.
+            ShortageError: Too few devices are healthy and free; nothing was allocated.
         """
         with self._lock:
             known = self._allocations.get(objects.uid(pod))
             if known is not None:
                 return known
-            taken = frozenset[str]().union(*(a.device_ids for a in self._allocations.values()))
+            used = frozenset[str]().union(*(a.device_ids for a in self._allocations.values()))
             free = {
-                resource: [id_ for id_ in device_ids if id_ not in taken]
+                resource: [id_ for id_ in device_ids if id_ not in used]
                 for resource, device_ids in self._allocatable().items()
             }
             containers: dict[str, dict[str, Sequence[str]]] = {}
@@ -118,7 +118,7 @@ class DeviceManager:
             return allocation
 
     def release(self, uid: str) -> None:
-        """Take a pod's devices back; done when it has none."""
+        """Release a pod's devices, if it has any."""
         with self._lock:
             self._allocations.pop(uid, None)
 
@@ -137,8 +137,8 @@ class DeviceManager:
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Return (capacity, allocatable) of the node's next status.
 
-        Kubelet reports once, with 0, that it forgets a resource. After that it knows no more of it
-        than the ``present`` capacity, which it copies into allocatable.
+        Kubelet reports a forgotten resource once, with 0. After that it knows only the ``present``
+        capacity, which it copies into allocatable.
         """
         with self._lock:
             now = self._monotonic()
@@ -152,7 +152,7 @@ class DeviceManager:
             return capacity, {**capacity, **healthy}
 
     def _end(self, resources: set[str]) -> None:
-        """Note that the plugin of some resources has ended; those without a plugin stay so."""
+        """Record the end of the plugin of these resources, where one is connected."""
         for resource in resources & self._healthy:
             self._ended_at[resource] = self._monotonic()
         self._healthy -= resources
@@ -164,14 +164,14 @@ class DeviceManager:
 # -- PodResources -----------------------------------------------------------------------------
 
 _LONGEST_PATH = 107
-"""Bytes of ``sun_path`` on Linux, less the closing zero."""
+"""Bytes of ``sun_path`` on Linux, without the final zero."""
 _STOP_S = 5.0
 
 
 class PodResourcesServer:
-    """Serves List and GetAllocatableResources from ``with`` to its end.
+    """Serves List and GetAllocatableResources; a context manager.
 
-    The socket's directory is created, an old socket replaced.
+    It creates the socket's directory and replaces an old socket.
 
     Raises:
         UsageError: The path is too long for a unix socket.

@@ -1,8 +1,8 @@
 """Programs in pods: NVIDIA's device plugin, and processes that use GPUs.
 
-The plugin's facts are those of k8s-device-plugin v0.20: it looks at the GPUs once, when it starts,
-and advertises what it saw until it ends; while it runs its health watcher holds an NVML client on
-every GPU. Some layouts make it exit instead, which kubelet turns into CrashLoopBackOff.
+The plugin behaves as k8s-device-plugin v0.20: it enumerates the GPUs once, at its start, and
+advertises these devices until it ends. Its health watcher is an NVML client of every GPU. Some
+layouts make it exit, which kubelet turns into CrashLoopBackOff.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ class Strategy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MigDevice:
-    """A compute instance as the device plugin sees it."""
+    """A MIG device in the device plugin's enumeration."""
 
     uuid: str
     profile: model.Profile
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SeenGpu:
-    """One GPU as the device plugin sees it."""
+class Gpu:
+    """A GPU in the device plugin's enumeration."""
 
     index: int
     uuid: str
@@ -55,16 +55,16 @@ class SeenGpu:
 
 
 class SimulatedGpus:
-    """What a device plugin and a CUDA process can do with GPUs, over the simulated NVML's file."""
+    """GPUs as a device plugin or a CUDA process uses them, over the simulated NVML's file."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._state = state_file.SharedState(path)
 
-    def observe(self) -> tuple[SeenGpu, ...]:
-        """Return every GPU that is not lost, ascending by index."""
+    def observe(self) -> tuple[Gpu, ...]:
+        """Return the GPUs except lost ones, ascending by index."""
         node = self._state.read()
         return tuple(
-            SeenGpu(
+            Gpu(
                 index=board.index,
                 uuid=board.uuid,
                 name=board.product.name,
@@ -81,13 +81,13 @@ class SimulatedGpus:
         )
 
     def hold(self, uuid: str, *, process: str, computes: bool) -> Callable[[], None]:
-        """Become a client of a GPU or MIG device; return how to let go, which may be repeated.
+        """Become a client of a GPU or MIG device; return the release, which may be repeated.
 
-        One that computes keeps an instance from being destroyed, one that only watches keeps a
-        GPU from changing its MIG mode.
+        A client that computes prevents the destruction of its instance; a client that only
+        watches prevents a change of MIG mode.
 
         Raises:
-            HardwareError: There is no such device.
+            HardwareError: The device does not exist.
         """
         kind = states.ClientKind.COMPUTE if computes else states.ClientKind.MONITOR
         try:
@@ -97,7 +97,7 @@ class SimulatedGpus:
         return functools.partial(self._state.remove_client, client)
 
     def reboot(self) -> None:
-        """Go through a reboot of the machine: no clients, no MIG devices."""
+        """Reboot the machine, which drops clients and MIG devices."""
         self._state.reboot()
 
 
@@ -111,7 +111,7 @@ def _mig_device(
 
 
 class ExitedError(Exception):
-    """The program ended by itself with a failure; the text is its last word."""
+    """The program exited with a failure; the text is its last message."""
 
 
 class NotStartedError(Exception):
@@ -123,26 +123,26 @@ class Program(Protocol):
 
     @property
     def next_at(self) -> float | None:
-        """When it wants to be polled, in monotonic seconds; None: not at all."""
+        """When to poll it, in monotonic seconds; None: never."""
 
     def start(self, now: float) -> None:
-        """Start, or start again after it has ended.
+        """Start, or restart after its end.
 
         Raises:
             NotStartedError: The container runtime cannot start it.
         """
 
     def poll(self, now: float) -> None:
-        """Let it act. Raises ExitedError: it ended with a failure."""
+        """Let it act; ExitedError: it exited with a failure."""
 
     def stop(self) -> None:
-        """End it; done when it does not run."""
+        """End it, if it runs."""
 
 
 class DeviceUser:
     """A process that uses devices from start to stop: a CUDA workload, or a monitor.
 
-    Its ``device_ids`` are asked for at each start.
+    Every start calls ``device_ids``.
     """
 
     next_at = None
@@ -165,7 +165,7 @@ class DeviceUser:
         """Open the devices.
 
         Raises:
-            NotStartedError: A device does not exist, as when a stale plugin advertised it.
+            NotStartedError: A device does not exist, because a stale plugin advertised it.
         """
         try:
             for uuid in self._device_ids():
@@ -185,10 +185,7 @@ class DeviceUser:
 
 
 class Plugin:
-    """The device plugin as the program of a pod's container.
-
-    It looks at the GPUs ``start_s`` after the start of the container.
-    """
+    """The device plugin, which enumerates the GPUs ``start_s`` after its container's start."""
 
     def __init__(
         self,
@@ -203,12 +200,12 @@ class Plugin:
         self._strategy = strategy
         self._start_s = start_s
         self.next_at: float | None = None
-        """When it will look at the GPUs; None when it has, or does not run."""
+        """When it enumerates the GPUs; None: it has, or does not run."""
         self._clients = contextlib.ExitStack()
         self._registered: tuple[str, ...] = ()
 
     def start(self, now: float) -> None:
-        """Begin to start up; the GPUs are looked at ``start_s`` later."""
+        """Begin to start up."""
         self.next_at = now + self._start_s
 
     def poll(self, now: float) -> None:
@@ -222,7 +219,7 @@ class Plugin:
         self.next_at = None
         try:
             gpus = self._gpus.observe()
-            found = enumerate_devices(gpus, self._strategy)
+            enumeration = enumerate_devices(gpus, self._strategy)
             for gpu in gpus:
                 self._clients.callback(
                     self._gpus.hold(gpu.uuid, process="nvidia-device-plugin", computes=False)
@@ -230,31 +227,31 @@ class Plugin:
         except errors.HardwareError as error:
             self._clients.close()
             raise ExitedError(str(error)) from error
-        for warning in found.warnings:
+        for warning in enumeration.warnings:
             _log.warning("device plugin: %s", warning)
-        self._manager.register(found.resources)
-        self._registered = tuple(found.resources)
+        self._manager.register(enumeration.resources)
+        self._registered = tuple(enumeration.resources)
 
     def stop(self) -> None:
-        """End: let go of the GPUs and disconnect from kubelet."""
+        """Release the GPUs and disconnect from kubelet."""
         self.next_at = None
         self._clients.close()
-        # Only what is still ours: this may be called again when a successor has registered.
+        # Once only: a successor may have registered the same resources before another call.
         self._manager.disconnect(self._registered)
         self._registered = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Enumeration:
-    """What the plugin makes of the GPUs."""
+    """The plugin's resources, and its warnings."""
 
     resources: Mapping[str, tuple[str, ...]]
     """Device ids by resource name; empty: the plugin waits and registers nothing."""
     warnings: tuple[str, ...] = ()
 
 
-def enumerate_devices(gpus: Sequence[SeenGpu], strategy: Strategy) -> Enumeration:
-    """Turn GPUs and MIG devices into resources; ExitedError: the plugin exits over them."""
+def enumerate_devices(gpus: Sequence[Gpu], strategy: Strategy) -> Enumeration:
+    """Turn GPUs and MIG devices into resources; ExitedError: they make the plugin exit."""
     resources: dict[str, list[str]] = {}
     warnings: list[str] = []
     if strategy is Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
@@ -274,7 +271,7 @@ def enumerate_devices(gpus: Sequence[SeenGpu], strategy: Strategy) -> Enumeratio
     return Enumeration(resources=filled, warnings=tuple(warnings))
 
 
-def _check_single(gpus: Sequence[SeenGpu]) -> None:
+def _check_single(gpus: Sequence[Gpu]) -> None:
     if not all(gpu.is_mig_enabled for gpu in gpus):
         raise ExitedError("strategy single: MIG is enabled on some GPUs only")
     empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]
@@ -294,5 +291,5 @@ def _resource_of(profile: model.Profile) -> str:
         raise ExitedError(
             f"MIG profile {name} does not match any resource pattern of strategy mixed"
         )
-    # As the plugin writes it (k8s-device-plugin, addMIGResources), and not as the agent does.
+    # The plugin's spelling (k8s-device-plugin, addMIGResources), not the agent's.
     return "nvidia.com/mig-" + name.replace("+", ".")

@@ -1,4 +1,4 @@
-"""Kubernetes objects as the API gives them, plain JSON: questions about them, and their makers."""
+"""Kubernetes objects as plain JSON: read their fields, and make pods, DaemonSets and statuses."""
 
 import collections
 import enum
@@ -16,16 +16,16 @@ STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 RUN_SECONDS = "sandbox.mig-manager.io/run-seconds"
 """Annotation of a pod: how long its containers run until they succeed, in seconds."""
 MONITORS = "sandbox.mig-manager.io/monitors-gpus"
-"""Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
+"""Annotation of a pod: with ``true``, its process watches every GPU, as DCGM does."""
 
 
 class DeployStyle(enum.Enum):
-    """How the device plugin came to the cluster, which decides how it can be paused."""
+    """How the device plugin was deployed, which decides how it can be paused."""
 
     GPU_OPERATOR = "gpu-operator"
-    """A DaemonSet that the label ``nvidia.com/gpu.deploy.device-plugin=true`` lets in."""
+    """A DaemonSet that selects the label ``nvidia.com/gpu.deploy.device-plugin=true``."""
     PLAIN = "plain"
-    """NVIDIA's static manifest: no label, a toleration for ``nvidia.com/gpu`` and no other."""
+    """NVIDIA's static manifest: no selector, and only the toleration of ``nvidia.com/gpu``."""
 
 
 PLUGIN_NAME = "nvidia-device-plugin-daemonset"
@@ -33,8 +33,7 @@ _PLUGIN_CONTAINERS = {
     DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
     DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
 }
-"""What the plugin's container is called by the GPU operator, and by the static manifest and the
-Helm chart."""
+"""Names by the GPU operator, and by the static manifest and the Helm chart."""
 
 
 def name(obj: Mapping[str, Any]) -> str:
@@ -53,26 +52,26 @@ def uid(obj: Mapping[str, Any]) -> str:
 
 
 def labels(obj: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return ``metadata.labels``, empty when absent."""
+    """Return ``metadata.labels``; empty if missing."""
     return obj["metadata"].get("labels") or {}
 
 
 def annotations(obj: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return ``metadata.annotations``, empty when absent."""
+    """Return ``metadata.annotations``; empty if missing."""
     return obj["metadata"].get("annotations") or {}
 
 
 def version(obj: Mapping[str, Any]) -> int:
     """Return ``metadata.resourceVersion`` as a number.
 
-    Kubernetes promises comparable versions since 1.35 and has had them since ever; the embedded
-    API server counts.
+    Kubernetes promises comparable versions since 1.35 and has always had them; the embedded API
+    server counts.
     """
     return int(obj["metadata"].get("resourceVersion") or 0)
 
 
 def is_terminating(obj: Mapping[str, Any]) -> bool:
-    """Return whether deletion has been asked for."""
+    """Return whether deletion was requested."""
     return bool(obj["metadata"].get("deletionTimestamp"))
 
 
@@ -86,7 +85,7 @@ def controller(obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def node_name(pod: Mapping[str, Any]) -> str:
-    """Return the node that a pod is bound to; empty while it is not."""
+    """Return the node of a pod; empty before it is bound."""
     return str(pod["spec"].get("nodeName") or "")
 
 
@@ -115,7 +114,7 @@ def is_plugin(pod: Mapping[str, Any]) -> bool:
 
 
 def restart_count(pod: Mapping[str, Any]) -> int | None:
-    """Return how often a pod's containers have been started again; None: they never ran."""
+    """Return how often a pod's containers were restarted; None: they never ran."""
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
     return max((int(c["restartCount"]) for c in containers), default=None)
 
@@ -132,15 +131,13 @@ def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
 
 
 def gpu_requests(pod: Mapping[str, Any]) -> collections.Counter[str]:
-    """Return what the containers of a pod need together."""
-    total: collections.Counter[str] = collections.Counter()
-    for container in pod["spec"]["containers"]:
-        total.update(gpu_counts(container))
-    return total
+    """Return the sum of the GPU limits of a pod's containers."""
+    counters = map(collections.Counter, map(gpu_counts, pod["spec"]["containers"]))
+    return sum(counters, start=collections.Counter[str]())
 
 
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
-    """Return whether one of a pod's tolerations matches a taint."""
+    """Return whether a toleration matches a taint."""
     for each in tolerations:
         key, is_exists = each.get("key"), each.get("operator") == "Exists"
         is_same = key == taint["key"] and (each.get("value") or "") == (taint.get("value") or "")
@@ -154,7 +151,7 @@ def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]
 def gpu_pod(
     name: str, resource: str, *, labels: Mapping[str, str] | None = None, grace_s: int = 30
 ) -> JsonObject:
-    """Return the manifest of a pod that wants one device of a resource."""
+    """Return the manifest of a pod that requests one device of a resource."""
     container = {
         "name": "cuda",
         "image": "nvcr.io/nvidia/cuda",
@@ -180,14 +177,14 @@ def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
 
 
 def succeeded(pod: Mapping[str, Any]) -> JsonObject:
-    """Return the status of a pod whose containers have ended by themselves, with success."""
+    """Return the status of a pod whose containers have succeeded."""
     ended = {"exitCode": 0, "reason": "Completed", "finishedAt": store.timestamp()}
     return _status(pod, phase="Succeeded", state={"terminated": ended}, n=0)
 
 
 def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
-    """Return the status of a pod whose containers wait to be started again."""
-    # A container that has run before leaves its pod in phase Running while it waits.
+    """Return the status of a pod whose containers wait for a restart."""
+    # The pod of a container that has run stays in phase Running.
     phase = "Running" if restarts else "Pending"
     state = {"waiting": {"reason": reason, "message": message}}
     return _status(pod, phase=phase, state=state, n=restarts)
@@ -227,12 +224,12 @@ def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def allocatable_devices(node: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many healthy devices of each GPU resource a node's status shows."""
+    """Return the number of healthy devices in a node's status, by GPU resource."""
     return _devices(node, "allocatable")
 
 
 def capacity(node: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many devices of each GPU resource a node's status shows, unhealthy ones too."""
+    """Return the number of devices in a node's status, by GPU resource; unhealthy ones count."""
     return _devices(node, "capacity")
 
 
@@ -257,7 +254,7 @@ def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> 
 
 
 def plugin_daemon_set(style: DeployStyle) -> JsonObject:
-    """Return NVIDIA's device-plugin DaemonSet as that way of deploying it has it."""
+    """Return the DaemonSet of NVIDIA's device plugin."""
     is_gated = style is DeployStyle.GPU_OPERATOR
     labels = {"app": PLUGIN_NAME} if is_gated else {"name": "nvidia-device-plugin-ds"}
     volume = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}

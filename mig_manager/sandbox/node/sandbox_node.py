@@ -1,6 +1,6 @@
 """A GPU node without GPUs: kubelet, device plugin and PodResources, and a tiny control plane.
 
-One thread does everything, woken by the watches, by timers and by the status tick.
+One thread does everything; watches, timers and the status tick wake it.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _JOIN_S = 10.0
 _CRASH_BACKOFF_S = 10.0
-"""First pause before a crashed container starts again; it doubles up to the longest. Kubelet's."""
+"""Kubelet's first pause before it restarts a crashed container; it doubles up to the longest."""
 _CRASH_BACKOFF_MAX_S = 300.0
 
 
@@ -46,9 +46,9 @@ class NodeOptions:
     pod_start_s: float = 0.2
     """From the binding of a pod to its containers running."""
     pod_stop_s: float = 0.1
-    """What a pod needs to stop unless its annotation says otherwise."""
+    """How long a pod needs to stop, unless its annotation has another time."""
     plugin_start_s: float = 0.3
-    """From the start of the plugin's container to its look at the GPUs and its registration."""
+    """From the start of the plugin's container to its registration."""
     pod_resources_socket: pathlib.Path | None = None
     """Where to serve PodResources; at most 107 bytes. None: do not serve."""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -57,17 +57,17 @@ class NodeOptions:
         control_plane.sync_daemon_sets,
         control_plane.sync_scheduler,
     )
-    """Those that run beside kubelet; in a cluster of several nodes each runs on one of them."""
+    """Controllers to run beside kubelet; in a cluster of several nodes, on one of them."""
 
 
 class SandboxNode:
-    """A node of a cluster, from ``with`` to its end.
+    """A node of a cluster; a context manager.
 
     Args:
         server: URL of the API server, or a connection to it, which is closed at the end.
         state_file: Of the simulated NVML.
         options: How the node behaves.
-        cluster: A view of the cluster that is open already; None: one of its own.
+        cluster: An open view of the cluster; None: open another one.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class SandboxNode:
         self._exits.close()
 
     def reboot(self) -> None:
-        """Reboot the machine; return when kubelet has looked at every pod again.
+        """Reboot the machine; return when kubelet has synced every pod.
 
-        An agent on it must have been stopped before.
+        Stop the node's agent before.
 
         Raises:
-            NotReadyError: The API does not answer, so kubelet cannot.
+            NotReadyError: The API does not answer kubelet.
         """
         is_up = threading.Event()
         self._reboots.put(is_up)
@@ -194,7 +194,7 @@ class SandboxNode:
                         sync(cluster)
                     kubelet.sync(now)
                 except errors.ClusterError as error:
-                    _log.warning("sandbox node %s tries again: %s", self.options.name, error)
+                    _log.warning("sandbox node %s retries: %s", self.options.name, error)
                     self._stopping.wait(_RETRY_S)
                 else:
                     while waiting:
@@ -205,11 +205,11 @@ class SandboxNode:
             kubelet.stop()
 
 
-def _node_labels(gpus: Sequence[device_plugin.SeenGpu], options: NodeOptions) -> dict[str, str]:
-    """Return the labels that kubelet and GPU feature discovery put on a node, and the extra ones.
+def _node_labels(gpus: Sequence[device_plugin.Gpu], options: NodeOptions) -> dict[str, str]:
+    """Return the labels by kubelet and GPU feature discovery, and the extra labels.
 
-    Feature discovery follows a change of layout up to a minute late; the labels that depend on
-    the layout are left out.
+    Feature discovery follows a change of layout up to a minute late; labels that depend on the
+    layout are omitted.
     """
     labels = {"kubernetes.io/hostname": options.name, "kubernetes.io/os": "linux"}
     if gpus:
@@ -245,18 +245,18 @@ class _Worker:
     program: device_plugin.Program
     stage: _Stage = _Stage.WAITING
     next_at: float | None
-    """When the stage ends by itself, in monotonic seconds."""
+    """When the stage ends, in monotonic seconds."""
     restarts: int = 0
     stopping_since: float | None = None
     status: objects.JsonObject | None = None
-    """The status to publish; None: it is published."""
+    """The status to publish; None: published."""
 
 
 class Kubelet:
-    """Kubelet: registers the node, admits and runs the pods bound to it, reports both.
+    """Kubelet: registers the node, admits and runs its pods, and reports both.
 
-    Level-triggered: ``sync`` compares the pods with what runs and acts, ``next_at`` is the time
-    of the next action. Nothing here waits. Used by one thread.
+    Level-triggered: ``sync`` compares the pods with the workers and acts; ``next_at`` is the time
+    of the next action. No method waits. Used by one thread.
     """
 
     def __init__(
@@ -276,9 +276,9 @@ class Kubelet:
         self._workers: dict[str, _Worker] = {}
 
     def register(self) -> None:
-        """Create the Node object; where it exists, add the labels that it lacks.
+        """Create the Node object, or add missing labels.
 
-        Labels that it has stay: a pause of the device plugin must survive kubelet.
+        Existing labels stay: a pause of the device plugin must survive kubelet.
         """
         kind = cluster_view.Kind.NODE
         node = self._cluster.node(self._opts.name)
@@ -291,13 +291,13 @@ class Kubelet:
             self._cluster.patch(kind, node, {"metadata": {"labels": labels}})
 
     def tick(self) -> None:
-        """Write the node's status where it differs; register a node that has gone."""
+        """Write the node's status if it differs; register a deleted node again."""
         if self._cluster.node(self._opts.name) is None:
             self.register()
         node = self._cluster.node(self._opts.name)
         status = objects.node_status(*self._manager.status(objects.capacity(node or {})))
         have = (node or {}).get("status") or {}
-        # Others write conditions, too, and the API server adds times to ours and empty fields.
+        # Others write conditions too, and the API server adds times and empty fields to ours.
         (ready,), conditions = status["conditions"], have.get("conditions") or ()
         info, had = status["nodeInfo"], have.get("nodeInfo") or {}
         have = have | {
@@ -308,16 +308,16 @@ class Kubelet:
             self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
 
     def next_at(self) -> float | None:
-        """Return when the next pod has something to do, in monotonic seconds; None: none has."""
+        """Return the time of the next action, in monotonic seconds; None: no action is due."""
         times = [at for w in self._workers.values() for at in (w.next_at, w.program.next_at)]
         return min((at for at in times if at is not None), default=None)
 
     def sync(self, now: float) -> None:
         """Admit, start, report and end the pods of the node.
 
-        After ``stop`` this is kubelet's start on a machine that has booted: pods that ran are
-        admitted and started again. One with devices fails if no plugin has registered them by
-        then, as happens after a reboot (kubernetes/kubernetes#125579).
+        After ``stop`` this is kubelet's start on a booted machine: it admits and starts pods that
+        ran. A pod with devices fails if no plugin has registered them by then, as after a real
+        reboot (kubernetes/kubernetes#125579).
         """
         pods = {
             objects.uid(pod): pod
@@ -336,13 +336,13 @@ class Kubelet:
                 worker.status = None
 
     def stop(self) -> None:
-        """End every program at once without a write to the API: the machine is powered off."""
+        """End every program at once without a write to the API, as if the power failed."""
         for worker in self._workers.values():
             self._end(worker)
         self._workers.clear()
 
     def _admit(self, pod: objects.JsonObject, now: float) -> _Worker | None:
-        """Admit a pod; None if there is nothing to run."""
+        """Admit a pod; None if it does not run."""
         if objects.is_terminating(pod):
             self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
             return None
@@ -364,9 +364,9 @@ class Kubelet:
             program=self._program_of(pod, allocation),
             next_at=now + self._opts.pod_start_s,
         )
-        had_run = objects.restart_count(pod)
-        if had_run is not None:
-            worker.restarts = had_run + 1
+        restarts = objects.restart_count(pod)
+        if restarts is not None:
+            worker.restarts = restarts + 1
             worker.status = objects.waiting(
                 pod, reason="ContainerCreating", message="", restarts=worker.restarts
             )
@@ -422,7 +422,7 @@ class Kubelet:
             worker.stopping_since = now
             worker.stage = _Stage.STOPPING if is_running else _Stage.STOPPED
         if worker.stage is _Stage.STOPPING:
-            # Computed each time: a second deletion may shorten the grace period.
+            # Computed every time: a second deletion may shorten the grace period.
             grace_s = pod["metadata"]["deletionGracePeriodSeconds"]
             own_s = objects.annotations(pod).get(objects.STOP_SECONDS, self._opts.pod_stop_s)
             worker.next_at = worker.stopping_since + min(float(own_s), float(grace_s))
