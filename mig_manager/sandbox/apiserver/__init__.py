@@ -1,6 +1,6 @@
 """An embedded Kubernetes API server: real HTTP on the loopback.
 
-From the outside in: ``server`` answers what ``request`` has parsed; ``registry`` has the rules of
-each verb, with ``content`` for patches and checks; ``store`` keeps the objects and feeds the
-watches; ``rendering`` gives answers their form.
+From the outside in: ``server`` answers requests, which ``request`` parses; ``registry`` has the
+rules of every verb, with ``content`` for patches and validation; ``store`` keeps the objects and
+feeds the watches; ``rendering`` formats answers.
 """

@@ -1,4 +1,4 @@
-"""The content of objects: the checks before one is stored, and patches.
+"""The content of objects: validation and patches.
 
 Syntax rules: Kubernetes documentation, "Object Names and IDs", "Labels and Selectors",
 "Annotations", "Taints and Tolerations". Pod immutability: "Pods", section "Pod update and
@@ -7,8 +7,8 @@ Kubernetes API reference, ``coordination.k8s.io/v1``, and ``metav1.MicroTime``.
 
 JSON merge patch is RFC 7386. Strategic merge patch: Kubernetes documentation, "Update API Objects
 in Place Using kubectl patch"; lists merge by their ``x-kubernetes-patch-merge-key`` in the API's
-OpenAPI document, and of the directives only ``$patch: delete`` in a list is known. A node's taints
-have no key: a patch replaces them as a whole.
+OpenAPI document. Of the directives, only ``$patch: delete`` in a list is supported. A node's
+taints have no key: a patch replaces them as a whole.
 """
 
 import copy
@@ -42,7 +42,7 @@ _MUTABLE_POD_SPEC = (
 
 
 def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
-    """Check an object that replaces ``old``: 400 for wrong types, 422 with a cause a rule."""
+    """Validate an object that replaces ``old``: 400 for wrong types, 422 with every cause."""
     spec = obj.get("spec") or {}
     causes = list(_metadata(obj["metadata"]))
     if resource is resources.NODES:
@@ -182,10 +182,10 @@ def _event(event: Object) -> Iterator[Object]:
             )
     involved = (event.get("involvedObject") or {}).get("namespace", "")
     namespace = event["metadata"].get("namespace", "")
-    # An event about a cluster-wide object, such as a Node, lives in "default"; one that uses
-    # the new API's eventTime may also live in "kube-system".
-    homes = ("default", "kube-system") if event.get("eventTime") else ("default",)
-    if namespace not in ((involved,) if involved else homes):
+    # Events of cluster-wide objects, such as a Node, are in "default"; with the new API's
+    # eventTime also in "kube-system".
+    allowed = ("default", "kube-system") if event.get("eventTime") else ("default",)
+    if namespace not in ((involved,) if involved else allowed):
         yield _wrong("involvedObject.namespace", involved, "does not match event.namespace")
     if event.get("eventTime"):
         for field in ("reportingComponent", "reportingInstance", "action", "reason"):
@@ -196,7 +196,7 @@ def _event(event: Object) -> Iterator[Object]:
 
 def _lease(spec: Object) -> Iterator[Object]:
     for field in ("acquireTime", "renewTime"):
-        # Go's MicroTime takes six digits of a second, no more and no less.
+        # Go's MicroTime takes exactly six digits of a second.
         if spec.get(field) is not None and not _MICRO_TIME.match(str(spec[field])):
             message = f'parsing time "{spec[field]}" as "2006-01-02T15:04:05.000000Z07:00"'
             raise resources.bad_request(f"Lease cannot be handled as a Lease: {message}")
@@ -242,7 +242,7 @@ _CONTAINER_MERGE_KEYS = {
 
 
 def patched(content_type: str, obj: Object, patch: Any) -> Object:
-    """Return the patched copy of an object; 415 or 400 for a patch that does not apply."""
+    """Return a patched copy of an object; 415 or 400 for an invalid patch."""
     paths = {
         "application/merge-patch+json": None,
         "application/strategic-merge-patch+json": "",
@@ -259,7 +259,7 @@ def patched(content_type: str, obj: Object, patch: Any) -> Object:
 
 
 def _merge(obj: Any, patch: Any, path: str | None) -> Any:
-    """Merge a patch; where there is a path, it is a strategic one and lists merge by key."""
+    """Merge a patch; with a path it is a strategic one, whose lists merge by key."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     merged = dict(obj) if isinstance(obj, dict) else {}

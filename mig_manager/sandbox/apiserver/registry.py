@@ -1,12 +1,12 @@
-"""The rules of the API: what each verb does to the store.
+"""The rules of the API: the effect of every verb on the store.
 
 Semantics: Kubernetes documentation, "Kubernetes API Concepts", "Pod Lifecycle" (termination),
 "API-initiated Eviction"; ``sig-architecture/api-conventions.md`` for concurrency control and for
-what ``/status`` may change. Only evictions have dry runs.
+changes of ``/status``. Only evictions have dry runs.
 
 PodDisruptionBudgets: "Disruptions", "Specifying a Disruption Budget for your Application".
-Percentages round up. Unlike the real disruption controller ours is immediate, and each pod counts
-for itself, whatever its controller expects.
+Percentages round up. Unlike the real disruption controller, this one is immediate, and expects the
+present pods, not the number that their controller wants.
 """
 
 import copy
@@ -20,7 +20,7 @@ Object = resources.Object
 Target = request.Target
 
 _DEFAULT_GRACE_S = 30
-"""``terminationGracePeriodSeconds`` of a pod that does not say."""
+"""The default of a pod's ``terminationGracePeriodSeconds``."""
 _SERVER_OWNED = (
     "uid",
     "creationTimestamp",
@@ -36,9 +36,9 @@ _POD_DEFAULTS = {
 
 
 class Registry:
-    """Creates, changes and deletes objects as the real API server would.
+    """Creates, changes and deletes objects as the real API server.
 
-    Its methods raise ``ApiError`` with the codes of the real server.
+    Its methods raise ``ApiError`` with the real server's codes.
     """
 
     def __init__(self, objects: store.Store) -> None:
@@ -76,7 +76,7 @@ class Registry:
         return self._store.create(obj)
 
     def update(self, target: Target, body: Any) -> Object:
-        """Replace an object, or its status when the target is ``/status``."""
+        """Replace an object, or its status if the target is ``/status``."""
         obj = _identified(target, body)
         with self._store.lock:
             old = self.get(target)
@@ -90,7 +90,7 @@ class Registry:
             return self._replace(target, old, obj)
 
     def patch(self, target: Target, content_type: str, patch: Any) -> Object:
-        """Apply a patch to an object, or to its status when the target is ``/status``."""
+        """Patch an object, or its status if the target is ``/status``."""
         with self._store.lock:
             old = self.get(target)
             obj = _identified(target, content.patched(content_type, old, patch))
@@ -103,12 +103,12 @@ class Registry:
             metadata.pop(field, None)
             if field in before:
                 metadata[field] = before[field]
-        # A status write may change metadata too, as it may in the real strategies.
-        kept = "spec" if target.subresource == "status" else "status"
+        # A status write may change metadata too, as in the real strategies.
+        unchanged = "spec" if target.subresource == "status" else "status"
         if "status" in resource.subresources:
-            new.pop(kept, None)
-            if kept in old:
-                new[kept] = old[kept]
+            new.pop(unchanged, None)
+            if unchanged in old:
+                new[unchanged] = old[unchanged]
         if resource.has_generation and new.get("spec") != old.get("spec"):
             metadata["generation"] = before.get("generation", 0) + 1
         metadata["resourceVersion"] = before["resourceVersion"]
@@ -116,10 +116,10 @@ class Registry:
         return self._store.write(target.key, new)
 
     def delete(self, target: Target, options: Object) -> Object:
-        """Delete an object: at once, or a running pod by asking its kubelet to.
+        """Delete an object at once; a running pod terminates, until its kubelet deletes it.
 
         Returns:
-            A pod; of other kinds a Status.
+            The pod; for other kinds a Status.
         """
         with self._store.lock:
             obj = self.get(target)
@@ -134,11 +134,11 @@ class Registry:
         spec, phase = pod.get("spec") or {}, (pod.get("status") or {}).get("phase")
         if grace_s is None:
             grace_s = int(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
-        # Without containers that run no kubelet has to agree.
+        # Without running containers, kubelet has nothing to stop.
         if not spec.get("nodeName") or phase in ("Succeeded", "Failed") or grace_s == 0:
             return self._store.remove(target.key) or pod
         metadata = dict(pod["metadata"])
-        # A second request can only shorten the time left.
+        # A second request can only shorten the remaining time.
         if metadata.get("deletionGracePeriodSeconds", grace_s + 1) > grace_s:
             ends = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=grace_s)
             metadata["deletionTimestamp"] = store.timestamp(ends)
@@ -146,7 +146,7 @@ class Registry:
         return self._store.write(target.key, pod | {"metadata": metadata})
 
     def evict(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
-        """Delete a pod; 429 while its PodDisruptionBudget forbids that, 500 where it has two."""
+        """Delete a pod; 429 if its PodDisruptionBudget forbids that, 500 if it has two."""
         eviction = body if isinstance(body, dict) else {}
         if (eviction.get("metadata") or {}).get("name") != target.name:
             raise resources.bad_request("name in URL does not match name in Eviction object")
@@ -181,7 +181,7 @@ class Registry:
 
 
 def _identified(target: Target, body: Any) -> Object:
-    """Return a copy of the body, of checked JSON types, whose identity agrees with the URL."""
+    """Return a copy of the body, after checks of its JSON types and of its name in the URL."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise resources.bad_request("the object provided is unrecognized")
     obj, resource = copy.deepcopy(body), target.resource
@@ -225,7 +225,7 @@ def _check_preconditions(target: Target, present: Object, required: Object) -> N
 
 
 def start_budget_controller(objects: store.Store) -> None:
-    """Update the status of every budget at once after each change."""
+    """Update the status of a namespace's budgets at every change of its pods and budgets."""
 
     def follow(record: store.Record) -> None:
         plural, namespace, _ = record.key
@@ -273,7 +273,7 @@ def _is_ready(pod: Object) -> bool:
 
 
 def _check_eviction(objects: store.Store, pod: Object) -> None:
-    """Refuse an eviction that the pod's budget forbids (429), and one with two budgets (500)."""
+    """Refuse an eviction that the pod's budget forbids (429), or of a pod with two budgets (500)."""
     phase, metadata = (pod.get("status") or {}).get("phase"), pod["metadata"]
     if phase in ("Pending", "Succeeded", "Failed") or "deletionTimestamp" in metadata:
         return
@@ -288,8 +288,7 @@ def _check_eviction(objects: store.Store, pod: Object) -> None:
     for budget in budgets:
         now, name = budget["status"], budget["metadata"]["name"]
         healthy, desired = now["currentHealthy"], now["desiredHealthy"]
-        # A pod that does not count as healthy may go while enough others do, or as the policy
-        # says.
+        # A pod that is not ready may go while enough others are healthy, or if the policy says so.
         always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
         may_go = not _is_ready(pod) and (always or healthy >= desired > 0)
         if not may_go and now["disruptionsAllowed"] == 0:

@@ -1,4 +1,4 @@
-"""The form in which objects leave the server: JSON, or the tables that ``kubectl get`` prints.
+"""The form of answers: JSON, or the tables that ``kubectl get`` prints.
 
 Forms: Kubernetes documentation, "Kubernetes API Concepts", section on Tables. Columns and their
 wording follow the output of ``kubectl get`` against a real server.
@@ -26,10 +26,10 @@ class Renderer:
     resource: resources.Resource
     is_table: bool
     has_objects: bool
-    """Whether a table's rows carry the whole object, and not its metadata only."""
+    """Whether a table's rows have the whole object; otherwise its metadata."""
 
     def item(self, obj: Object) -> Object:
-        """Return one object; a Status passes as it is."""
+        """Return one object; a Status stays unchanged."""
         if obj["kind"] == "Status" or not self.is_table:
             return obj
         return self._table([obj], {"resourceVersion": obj["metadata"]["resourceVersion"]})
@@ -38,7 +38,7 @@ class Renderer:
         """Return a list of objects with its list metadata."""
         if self.is_table:
             return self._table(objects, metadata)
-        # The real server leaves out what the list's kind implies.
+        # The real server omits what the list's kind implies.
         implied = ("apiVersion", "kind")
         return {
             "kind": f"{self.resource.kind}List",
@@ -48,7 +48,7 @@ class Renderer:
         }
 
     def bookmark(self, version: int) -> Object:
-        """Return the object of a BOOKMARK event: nothing but a resourceVersion."""
+        """Return the object of a BOOKMARK event: only a resourceVersion."""
         metadata: Object = {"resourceVersion": str(version)}
         if self.is_table:
             return self._table([], metadata)
@@ -87,7 +87,7 @@ class Renderer:
 
 
 def accepts_table(accept: str) -> bool:
-    """Return whether a table is the first form that an ``Accept`` header takes; 406: none is."""
+    """Return whether an ``Accept`` header prefers a table; 406: it accepts no form."""
     for media_range in (accept or "*/*").split(","):
         media_type, *parameters = (part.strip() for part in media_range.split(";"))
         if media_type not in ("application/json", "application/*", "*/*"):
@@ -102,7 +102,7 @@ def accepts_table(accept: str) -> bool:
 
 
 def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:
-    """Return the answer to a list, or a page of it; 410 where the history has forgotten it."""
+    """Return the answer to a list, or a page of it; 410 if the history is too short for it."""
     selection = request.selection(info)
     at, after = None, ("", "")
     if token := info.query.get("continue", ""):
@@ -113,17 +113,17 @@ def list_collection(objects: store.Store, info: request.RequestInfo, form: Rende
     limit = request.number(info.query, "limit")
     request.number(info.query, "resourceVersion")
     with objects.lock:
-        found = objects.select(selection.plural, namespace=selection.namespace, at=at)
+        stored = objects.select(selection.plural, namespace=selection.namespace, at=at)
         version = objects.version if at is None else at
-    found = [each for each in found if selection.matches(each) and _position(each) > tuple(after)]
+    items = [each for each in stored if selection.matches(each) and _position(each) > tuple(after)]
     metadata: Object = {"resourceVersion": str(version)}
-    if limit and len(found) > limit:
-        last = json.dumps([version, *_position(found[limit - 1])])
+    if limit and len(items) > limit:
+        last = json.dumps([version, *_position(items[limit - 1])])
         metadata["continue"] = base64.urlsafe_b64encode(last.encode()).decode()
         if selection.is_everything:
-            metadata["remainingItemCount"] = len(found) - limit
-        found = found[:limit]
-    return form.collection(found, metadata)
+            metadata["remainingItemCount"] = len(items) - limit
+        items = items[:limit]
+    return form.collection(items, metadata)
 
 
 def _position(obj: Object) -> tuple[str, str]:

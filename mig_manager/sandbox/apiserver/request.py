@@ -44,7 +44,7 @@ class RequestInfo:
 
 
 def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | None:
-    """Return the request; None for a path of no known resource, 405 for another method."""
+    """Return the request; None for a path without a resource, 405 for an unsupported method."""
     target = _target([part for part in path.split("/") if part])
     if target is None:
         return None
@@ -93,7 +93,7 @@ def _allowed(target: Target) -> tuple[str, ...]:
 
 
 def number(query: Mapping[str, str], name: str) -> int:
-    """Return a numeric parameter; 0 when it is absent, 400 when malformed."""
+    """Return a numeric parameter, by default 0; 400 if malformed."""
     text = query.get(name, "") or "0"
     if not text.isdigit():
         message = f'strconv.ParseInt: parsing "{text}": invalid syntax ({name})'
@@ -103,24 +103,24 @@ def number(query: Mapping[str, str], name: str) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which objects of a collection a list or watch selects."""
+    """The objects of a collection that a list or watch selects."""
 
     plural: str
     namespace: str
     labels: LabelMatcher
     fields: Callable[[Object], bool]
     is_everything: bool
-    """Neither labels nor fields restrict it."""
+    """Whether it has neither a label nor a field selector."""
 
     def matches(self, obj: Object | None) -> bool:
-        """Return whether an object (None: no object) is in the selection."""
+        """Return whether an object is in the selection; None is not."""
         if obj is None:
             return False
         return self.labels(obj["metadata"].get("labels") or {}) and self.fields(obj)
 
 
 def selection(info: RequestInfo) -> Selection:
-    """Return the selection of a list or watch. Raises ApiError: 400 for a malformed selector."""
+    """Return the selection of a list or watch; 400 for a malformed selector."""
     labels, fields = info.query.get("labelSelector", ""), info.query.get("fieldSelector", "")
     plural = info.target.resource.plural
     return Selection(
@@ -205,7 +205,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
         *("involvedObject.resourceVersion", "reason", "reportingComponent", "type"),
     ),
 }
-"""Selectable fields by plural, besides ``metadata.name`` and ``metadata.namespace``."""
+"""Fields that selectors support, by plural, besides name and namespace."""
 _OPERATOR = re.compile(r"(?<!\\)(==|!=|=)")
 _UNESCAPED_COMMA = re.compile(r"(?<!\\),")
 

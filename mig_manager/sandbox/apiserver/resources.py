@@ -1,9 +1,9 @@
-"""The resources that the API server serves, their discovery documents, and failures.
+"""The resources of the API server, their discovery documents, and failures.
 
-Names, kinds and short names are those of the Kubernetes API reference. Failures are ``ApiError``,
-named by their HTTP status in docstrings, and ``Status`` objects on the wire. Reasons, codes and
-the wording that clients match on: ``sig-architecture/api-conventions.md``, "Response Status Kind",
-and the real server's answers.
+Names, kinds and short names follow the Kubernetes API reference. Failures are ``ApiError``, given
+by HTTP status in docstrings, and ``Status`` objects in answers. Reasons, codes and the wording that
+clients match: ``sig-architecture/api-conventions.md``, "Response Status Kind", and the real
+server's answers.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 def at(obj: Object, *path: str, default: Any) -> Any:
-    """Return the value at a path of keys, or a default where it is absent or null."""
+    """Return the value at a path of keys, or a default if it is missing or null."""
     value: Any = obj
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -44,7 +44,7 @@ _REASONS = {
 
 
 class ApiError(Exception):
-    """An answer that is not a success."""
+    """A failure, to be answered with a Status."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def to_status(self) -> Object:
-        """Return the ``v1.Status`` object that is the answer's body."""
+        """Return the ``v1.Status`` object."""
         status = _status("Failure") | {"message": self.message}
         if self.reason:
             status["reason"] = self.reason
@@ -74,7 +74,7 @@ class ApiError(Exception):
 
 
 def success(**details: str) -> Object:
-    """Return the Status of an action that has no object of its own to answer with."""
+    """Return the Status of a successful action whose answer is no object."""
     return _status("Success") | ({"details": details} if details else {})
 
 
@@ -88,7 +88,7 @@ def bad_request(message: str) -> ApiError:
 
 
 def no_such_path() -> ApiError:
-    """Return 404 for a path that no resource serves."""
+    """Return 404 for a path without a resource."""
     return ApiError(404, "the server could not find the requested resource")
 
 
@@ -125,7 +125,7 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def details(self, name: str) -> Object:
-        """Return the details of a failure that concerns an object."""
+        """Return the details of a failure about an object."""
         words = {"name": name, "group": self.group, "kind": self.plural}
         return {key: word for key, word in words.items() if word}
 
@@ -140,7 +140,7 @@ class Resource:
         return ApiError(409, message, details=self.details(name))
 
     def invalid(self, name: str, causes: list[Object]) -> ApiError:
-        """Return 422 for an object that breaks a rule; each cause names its field."""
+        """Return 422 for an object that breaks a rule; causes name their field."""
         lines = [f"{each['field']}: {each['message']}" for each in causes]
         text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
         words = f"{self.kind}.{self.group}" if self.group else self.kind
@@ -204,11 +204,11 @@ RESOURCES = (
 )
 
 REVIEW = ("authorization.k8s.io", "selfsubjectaccessreviews")
-"""Group and plural of the one kind that is answered and never stored."""
+"""Group and plural of the only kind that is answered without being stored."""
 
 
 def find(group: str, version: str, plural: str) -> Resource | None:
-    """Return the resource served at a group, version and plural, or None."""
+    """Return the resource of a group, version and plural; None if not served."""
     key = (group, version, plural)
     return next((r for r in RESOURCES if (r.group, r.version, r.plural) == key), None)
 
@@ -218,7 +218,7 @@ def find(group: str, version: str, plural: str) -> Resource | None:
 
 @functools.cache
 def discovery_documents() -> dict[str, Object]:
-    """Return the documents by which clients find out what is served, by path."""
+    """Return the documents that list the served resources, by path."""
     names = {resource.group for resource in RESOURCES if resource.group}
     groups = []
     for name in sorted({*names, REVIEW[0]}):
@@ -254,7 +254,7 @@ def _resource_list(group: str) -> Object:
             "categories": ["all"] if resource in (PODS, DAEMON_SETS) else [],
         }
         entries.append(common | entry)
-        # The group and version of an eviction say which Eviction clients may send.
+        # The group and version of an eviction tell clients which Eviction to send.
         own: dict[str, Object] = {
             "status": {"verbs": ["get", "patch", "update"]},
             "binding": {"kind": "Binding", "verbs": ["create"]},

@@ -4,8 +4,7 @@
         running.store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
         running.kubeconfig(tmp_path / "kubeconfig")
 
-The demo, the simulated node and the tests use it in place of a cluster; ``kubectl`` works with
-it.
+The demo, the simulated node and the tests use it instead of a cluster; ``kubectl`` works with it.
 """
 
 import asyncio
@@ -31,13 +30,13 @@ _KEEP_ALIVE_S = 75
 _STOP_TIMEOUT_S = 5
 _BACKLOG = 1024
 _DEFAULT_WATCH_S = 1800
-"""How long a watch lasts that does not say; the real server picks 30 to 60 minutes."""
+"""Duration of a watch without ``timeoutSeconds``; the real server picks 30 to 60 minutes."""
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _OPENAPI_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 
 class ApiServer:
-    """The server; it can be started once.
+    """The server; start it once.
 
     Args:
         bookmark_period_s: Seconds between the bookmarks of a watch that allows them.
@@ -67,7 +66,7 @@ class ApiServer:
                 bookmark_period_s=bookmark_period_s,
             )
         )
-        # asyncio switches Nagle off only where it sees TCP by name: 42 ms a request otherwise.
+        # asyncio disables Nagle only for sockets of IPPROTO_TCP: 42 ms a request otherwise.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._state = uvicorn.server.ServerState()
         self._ready = threading.Event()
@@ -77,16 +76,16 @@ class ApiServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self.address = ("127.0.0.1", 0)
-        """Host and port; known once the server is started, also after it has stopped."""
+        """Host and port; valid from the start on, also after the stop."""
 
     @property
     def url(self) -> str:
-        """Base URL, such as ``http://127.0.0.1:40001``; known once the server is started."""
+        """Base URL, such as ``http://127.0.0.1:40001``; valid from the start on."""
         host, port = self.address
         return f"http://{host}:{port}"
 
     def start(self) -> None:
-        """Listen on a free port; return when requests are answered."""
+        """Listen on a free port; return when the server answers."""
         self._socket.bind(self.address)
         self._socket.listen(_BACKLOG)
         self.address = self._socket.getsockname()
@@ -100,7 +99,7 @@ class ApiServer:
             self._thread.join(_STOP_TIMEOUT_S)
 
     def call_in_loop(self, callback: Callable[[], object]) -> None:
-        """Call something soon in the server's event loop; ignored unless the server runs."""
+        """Call a function soon in the server's event loop, if the server runs."""
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(callback)
 
@@ -111,7 +110,7 @@ class ApiServer:
     def kubeconfig(self, path: pathlib.Path, *, token: str = "sandbox") -> pathlib.Path:  # noqa: S107
         """Write a kubeconfig for this server and return its path.
 
-        Any token is accepted. ``kubectl`` does not send it, because the server speaks plain HTTP.
+        The server accepts any token. ``kubectl`` sends none over plain HTTP.
         """
         name = "sandbox"
         document = {
@@ -157,7 +156,7 @@ class ApiServer:
         for transport in self.transports():
             transport.close()
         await asyncio.sleep(0)
-        # What a client has not read yet keeps its connection open.
+        # Unread answers keep connections open.
         for transport in self.transports():
             transport.abort()
         await asyncio.sleep(0)
@@ -165,7 +164,7 @@ class ApiServer:
 
 @contextlib.contextmanager
 def serve(server: ApiServer | None = None) -> Iterator[ApiServer]:
-    """Start a server (by default a plain one) and stop it at the end of the ``with`` block."""
+    """Run a server, by default a plain one, in the context."""
     server = server or ApiServer()
     server.start()
     try:
@@ -242,7 +241,7 @@ class _Application:
                 answer = {"kind": "SelfSubjectAccessReview", "status": {"allowed": True}}
                 return _json_response(call.json() | answer, 201)
             case ["openapi", "v2"]:
-                # An empty document has no schemas, so that clients check nothing against it.
+                # A document without schemas, so that clients validate nothing.
                 return responses.Response(b"", media_type=_OPENAPI_V2)
             case ["healthz" | "livez" | "readyz", *_]:
                 return responses.PlainTextResponse("ok")
@@ -265,16 +264,16 @@ class _Application:
         try:
             with self.feed.open(selection, since) as (watcher, present):
                 await send(start)
-                # After the body the next message can only be the disconnect.
-                gone = asyncio.ensure_future(http.receive())
-                gone.add_done_callback(lambda _gone: watcher.stop())
+                # After the body, the next message can only be the disconnect.
+                disconnect = asyncio.ensure_future(http.receive())
+                disconnect.add_done_callback(lambda _: watcher.stop())
                 try:
                     async for chunk in self._events(watcher, present, renderer, info):
                         await send(_chunk(chunk))
                 finally:
-                    gone.cancel()
+                    disconnect.cancel()
         except resources.ApiError as error:
-            # As the real server where its watch cache serves the watch.
+            # As the real server answers from its watch cache.
             await send(start)
             await send(_chunk(_line("ERROR", error.to_status())))
         await send(_chunk(b"", is_last=True))
@@ -286,7 +285,7 @@ class _Application:
         renderer: rendering.Renderer,
         info: request.RequestInfo,
     ) -> AsyncIterator[bytes]:
-        """Yield chunks of whole JSON lines until the watch times out or is stopped."""
+        """Yield chunks of whole JSON lines until the watch times out or stops."""
         clock = asyncio.get_running_loop().time
         has_bookmarks = info.query.get("allowWatchBookmarks", "") in ("1", "true")
         ends = clock() + (request.number(info.query, "timeoutSeconds") or _DEFAULT_WATCH_S)
@@ -330,7 +329,7 @@ class _Call:
         return self.content()
 
     def content(self) -> Any:
-        """Return the body's content, of whatever kind of JSON; an empty body is an object."""
+        """Return the content of a body of any JSON type; an empty body is an object."""
         try:
             return json.loads(self.body or b"{}")
         except ValueError as error:
@@ -338,7 +337,7 @@ class _Call:
 
 
 def status_response(error: resources.ApiError) -> responses.Response:
-    """Return the answer that reports a failure."""
+    """Return the response to a failed request."""
     response = _json_response(error.to_status(), error.code)
     if error.retry_after_s:
         response.headers["Retry-After"] = str(error.retry_after_s)

@@ -1,8 +1,8 @@
 """Objects, their versions, and the history that watches read.
 
-One counter serves all resources, as etcd's revision does behind a real API server. Objects in the
-store are never changed in place: a write replaces the whole object, so that readers in other
-threads and slow watchers keep a consistent one.
+One counter serves all resources, as etcd's revision behind a real API server. A write replaces the
+whole object and changes none in place, so that readers in other threads and slow watchers keep a
+consistent one.
 
 Watches: Kubernetes documentation, "Kubernetes API Concepts", sections "Efficient detection of
 changes", "Watch bookmarks" and "Semantics for watch". As with the real server's watch cache, an
@@ -29,7 +29,7 @@ Key = tuple[str, str, str]
 
 
 class Change(enum.Enum):
-    """What happened to an object; the values are the watch event types."""
+    """A change of an object; the values are the watch event types."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -44,16 +44,16 @@ class Record:
     change: Change
     key: Key
     obj: Object
-    """The object after the change; for DELETED its last state with the deletion's version."""
+    """The object after the change; for DELETED, its last state with the deletion's version."""
     before: Object | None
     """The object before the change; None for ADDED."""
 
 
 class Store:
-    """All objects of the cluster; safe to use from any thread.
+    """All objects of the cluster; safe for use by any thread.
 
-    This layer knows no rules: tests and the simulated kubelet write objects with it as they are.
-    The rules of the API are in ``registry``.
+    It stores any object, also for tests and the simulated kubelet; ``registry`` has the rules of
+    the API.
 
     Args:
         history_limit: Number of changes kept for watches and consistent lists.
@@ -71,9 +71,9 @@ class Store:
         self._oldest = 1
 
     def subscribe(self, listener: Callable[[Record], None]) -> Callable[[], None]:
-        """Call the listener after each change, in order, with the lock held; it must be quick.
+        """Call the listener after every change, in order, under the lock; it must be quick.
 
-        It may write; its own change is delivered after the one it was called for.
+        It may write; its own change is delivered after the current one.
 
         Returns:
             A function that ends the subscription.
@@ -83,11 +83,11 @@ class Store:
         return lambda: self._listeners.remove(listener)
 
     def peek(self, key: Key) -> Object | None:
-        """Return the stored object itself, which must not be changed, or None."""
+        """Return the stored object itself, which must not be changed; None if missing."""
         return self._objects.get(key)
 
     def select(self, plural: str, *, namespace: str = "", at: int | None = None) -> list[Object]:
-        """Return the stored objects themselves, by namespace and name, now or ``at`` a version."""
+        """Return the stored objects themselves, now or ``at`` a version, by namespace and name."""
         with self.lock:
             objects = {key: obj for key, obj in self._objects.items() if key[0] == plural}
             for record in reversed(self.since(at) if at is not None else []):
@@ -100,7 +100,7 @@ class Store:
         return [objects[key] for key in sorted(objects) if namespace in ("", key[1])]
 
     def since(self, version: int) -> list[Record]:
-        """Return the changes after a version, oldest first; 410 where the history is shorter."""
+        """Return the changes after a version, oldest first; 410 if the history is shorter."""
         with self.lock:
             if version < self._oldest:
                 message = f"too old resource version: {version} ({self._oldest})"
@@ -109,14 +109,14 @@ class Store:
             return self._history[start:]
 
     def create(self, obj: Object) -> Object:
-        """Store an object as given, with missing metadata filled in; return a copy.
+        """Store an object, fill in missing metadata, and return a copy.
 
         Raises:
             ApiError: 404 for an unknown kind, 409 for an existing name.
         """
         kind = obj.get("apiVersion"), obj.get("kind")
-        known = (each for each in resources.RESOURCES if (each.api_version, each.kind) == kind)
-        if (resource := next(known, None)) is None:
+        matches = (each for each in resources.RESOURCES if (each.api_version, each.kind) == kind)
+        if (resource := next(matches, None)) is None:
             raise resources.no_such_path()
         obj = copy.deepcopy(obj)
         metadata = obj.setdefault("metadata", {})
@@ -137,7 +137,7 @@ class Store:
     def write(self, key: Key, obj: Object) -> Object:
         """Store an object, which the caller must not change afterwards; return the stored one.
 
-        Writing the content that is already stored is no change.
+        Writing the stored content again is no change.
         """
         with self.lock:
             before = self._objects.get(key)
@@ -150,7 +150,7 @@ class Store:
             return obj
 
     def remove(self, key: Key) -> Object | None:
-        """Remove an object at once; return its last state, or None for a missing one."""
+        """Remove an object at once; return its last state, or None if missing."""
         with self.lock:
             before = self._objects.pop(key, None)
             if before is None:
@@ -161,7 +161,7 @@ class Store:
             return last
 
     def trim_history(self, *, keep: int) -> None:
-        """Drop all but the newest changes: an older resourceVersion is answered with 410."""
+        """Drop all but the newest changes: requests for older versions get 410."""
         with self.lock:
             excess = len(self._history) - keep
             self._oldest = self._history[excess - 1].version
@@ -170,10 +170,10 @@ class Store:
     def _remember(self, change: Change, key: Key, obj: Object, before: Object | None) -> None:
         record = Record(version=self.version, change=change, key=key, obj=obj, before=before)
         self._history.append(record)
-        # Trimmed in chunks, because cutting the front of a list moves all the rest.
+        # In chunks, because cutting the front of a list moves the rest.
         if len(self._history) > self._history_limit * 5 // 4:
             self.trim_history(keep=self._history_limit)
-        # A listener that writes is called again for its own change, after this one.
+        # The change by a listener is delivered after this one.
         self._undelivered.append(record)
         if self._is_delivering:
             return
@@ -188,7 +188,7 @@ class Store:
 
 
 def key_of(resource: resources.Resource, obj: Object) -> Key:
-    """Return the key of an object that has its metadata."""
+    """Return the key of an object."""
     metadata = obj["metadata"]
     namespace = metadata.get("namespace", "default") if resource.is_namespaced else ""
     return resource.plural, namespace, metadata["name"]
@@ -207,7 +207,7 @@ def _at_version(obj: Object, version: int) -> Object:
 
 
 class Watcher:
-    """One open watch; everything but the queue belongs to the event loop."""
+    """An open watch; only the queue may be used outside the event loop."""
 
     def __init__(self, selection: request.Selection) -> None:
         self._selection = selection
@@ -218,12 +218,12 @@ class Watcher:
     def enqueue(self, record: Record) -> bool:
         """Queue a change if it concerns this watch; return whether it does."""
         selection = self._selection
-        concerns = selection.namespace in ("", record.key[1]) and (
+        is_relevant = selection.namespace in ("", record.key[1]) and (
             selection.matches(record.obj) or selection.matches(record.before)
         )
-        if concerns:
+        if is_relevant:
             self._queue.append(record)
-        return concerns
+        return is_relevant
 
     @property
     def is_empty(self) -> bool:
@@ -231,15 +231,15 @@ class Watcher:
         return not self._queue
 
     def drain(self) -> Iterator[tuple[Change, Object]]:
-        """Yield the queued changes as seen by a client that knows this selection only."""
+        """Yield the queued changes for a client that knows only this selection."""
         while self._queue:
             record = self._queue.popleft()
-            was = self._selection.matches(record.before)
-            is_now = record.change is not Change.DELETED and self._selection.matches(record.obj)
-            if is_now:
-                yield (Change.MODIFIED if was else Change.ADDED), record.obj
+            was_in = self._selection.matches(record.before)
+            is_in = record.change is not Change.DELETED and self._selection.matches(record.obj)
+            if is_in:
+                yield (Change.MODIFIED if was_in else Change.ADDED), record.obj
             else:
-                # An object that leaves the selection is shown as it last was within it.
+                # An object that leaves the selection appears in its last state within it.
                 yield Change.DELETED, _at_version(record.before or record.obj, record.version)
 
     def stop(self) -> None:
@@ -271,10 +271,10 @@ class Feed:
         """Begin a watch without losing or repeating a change; only in the event loop.
 
         Yields:
-            The watch after version ``since``; with 0 the present objects, too.
+            The watch after version ``since``; with 0, also the present objects.
 
         Raises:
-            ApiError: 410, the history does not go back to that version.
+            ApiError: 410: the history does not go back to that version.
         """
         self._loop = asyncio.get_running_loop()
         watcher = Watcher(selection)
