@@ -1,4 +1,4 @@
-"""The commands of ``mig-manager``, one row for each."""
+"""The commands of ``mig-manager``, a row for every command."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The console scripts ``kubectl-mig`` and ``kubectl_complete-mig``; one file can serve both."""
+"""The console scripts ``kubectl-mig`` and ``kubectl_complete-mig``; one file can be both."""
 
 import pathlib
 import sys
@@ -11,7 +11,7 @@ from mig_manager.core import options
 from mig_manager.kubectl import registry, settings
 
 _COMPLETER = "kubectl_complete-mig"
-"""The program on the PATH that kubectl runs to complete the arguments of the plugin ``mig``."""
+"""The program that kubectl runs to complete the arguments of the plugin ``mig``."""
 _REMEDIES = {
     errors.Reason.FORBIDDEN: (
         "Ask the cluster's owner for the viewer's rights, listed in docs/kubectl-plugin.md."

@@ -145,7 +145,7 @@ def _request(api: kubectl.Kubectl, report: nodes.Report, text: str, *, now: dt.d
 
 
 def _basis(node: nodes.Node) -> tuple[object, ...]:
-    """Return what a plan and its notes depend on."""
+    """Return the parts of a node that determine a plan and its notes."""
     return node.view.uid, node.requested, node.gpus, custom.Custom.of(node.view)
 
 

@@ -103,10 +103,10 @@ def tags(layout: config.Layout, spec: str | None, strategy: resources.Strategy) 
         hardware.template(product, index)
         for index, product in enumerate(hardware.parse_node(spec))
     ]
-    wanted = config.select(layout, gpus)
+    desired = config.select(layout, gpus)
     # Called only for its errors.
-    planner.plan(gpus, wanted)
-    why_not = resources.strategy_refusals(resources.gpu_layouts(gpus, wanted)).get(strategy)
+    planner.plan(gpus, desired)
+    why_not = resources.strategy_refusals(resources.gpu_layouts(gpus, desired)).get(strategy)
     if why_not:
         raise errors.UsageError(
             f"with the MIG strategy {strategy.value} the device plugin exits: {why_not}"
@@ -115,30 +115,30 @@ def tags(layout: config.Layout, spec: str | None, strategy: resources.Strategy) 
         layout=layout.name,
         gpus=messages.printable(spec),
         strategy=strategy,
-        devices=resources.desired_counts(gpus, wanted, strategy),
+        devices=resources.desired_counts(gpus, desired, strategy),
     )
 
 
-def text(found: Tags) -> str:
-    """Return the tags as text for people."""
+def text(result: Tags) -> str:
+    """Return the tags for people."""
     return "\n".join(
         (
-            f"{found.gpus} with layout {found.layout}, MIG strategy {found.strategy.value}",
+            f"{result.gpus} with layout {result.layout}, MIG strategy {result.strategy.value}",
             "",
             "Cluster Autoscaler on AWS, tags of the Auto Scaling group:",
-            *_lines(found.aws),
+            *_lines(result.aws),
             "",
             "Cluster Autoscaler on Azure, tags of the scale set:",
-            *_lines(found.azure),
+            *_lines(result.azure),
             "",
             "Cluster Autoscaler on GCE, in AUTOSCALER_ENV_VARS of the template's kube-env:",
-            f"  {found.gce}",
+            f"  {result.gce}",
             "",
             "Karpenter, spec.capacity of a NodeOverlay:",
-            *(f'  {name}: "{count}"' for name, count in found.karpenter.items()),
+            *(f'  {name}: "{count}"' for name, count in result.karpenter.items()),
         )
     )
 
 
-def _lines(tagged: Mapping[str, str]) -> Iterator[str]:
-    return (f"  {key}={value}" for key, value in tagged.items())
+def _lines(tags: Mapping[str, str]) -> Iterator[str]:
+    return (f"  {key}={value}" for key, value in tags.items())

@@ -38,7 +38,7 @@ _OLD = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCapacity:
-    """The capacity of one GPU whose use is known."""
+    """The capacity of one GPU with known use."""
 
     gpu: model.Gpu
     in_use: frozenset[model.Placement]
@@ -88,13 +88,13 @@ class NodeCapacity:
 
     @property
     def whole_gpus(self) -> int:
-        """How many GPUs without MIG are not in use."""
+        """The number of idle GPUs without MIG."""
         return sum(each.is_whole and not each.in_use for each in self.gpus)
 
     @property
     def room(self) -> collections.Counter[model.Profile]:
-        """How many more instances fit on all GPUs, for one profile at a time."""
-        total: collections.Counter[model.Profile] = collections.Counter()
+        """The number of further instances on all GPUs, for one profile at a time."""
+        total = collections.Counter[model.Profile]()
         for each in self.gpus:
             total.update({profile: n for profile, n in each.room.profiles.items() if n})
         return total
@@ -181,22 +181,20 @@ def _of_node(report: nodes.Report) -> NodeCapacity:
         notes += [] if text else [_NOT_PUBLISHED]
     except ValueError as error:
         notes.append(f"the published use cannot be read: {messages.fit(str(error), 80)}")
-    found, unknown = [], []
-    for gpu in report.gpus or () if use else ():
+    measured, unknown = [], []
+    for gpu in (report.gpus or ()) if use else ():
         in_use = use.in_use.get(gpu.uuid) if use else None
-        measured = None if in_use is None else _of_gpu(gpu, in_use)
-        if measured:
-            found.append(measured)
+        each = None if in_use is None else _of_gpu(gpu, in_use)
+        if each:
+            measured.append(each)
         else:
             unknown.append(gpu)
     if unknown:
-        which = picture.indices(unknown)
-        notes.append(f"the use of GPU {which} is unknown or outdated")
-    is_known = use is not None and report.gpus is not None
+        notes.append(f"the use of GPU {picture.indices(unknown)} is unknown or outdated")
     return NodeCapacity(
         name=node.name,
-        at=use.at if use and is_known else None,
-        gpus=tuple(found),
+        at=use.at if use and report.gpus is not None else None,
+        gpus=tuple(measured),
         is_on_demand=is_on_demand,
         notes=tuple(notes),
     )

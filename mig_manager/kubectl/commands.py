@@ -21,7 +21,7 @@ from mig_manager.kubectl import status as node_status
 
 
 class ClusterCommands:
-    """The commands of one command line; each returns whether there is no problem."""
+    """The commands on one command line's settings; they return False for a problem."""
 
     def __init__(self, chosen: settings.PluginSettings, terminal: console.Console) -> None:
         self._chosen = chosen
@@ -35,18 +35,18 @@ class ClusterCommands:
     def status(self) -> bool:
         if self._chosen.is_watched:
             return self._watch()
-        found = self._nodes()
-        result = self._seen(found)
-        draw = node_status.pictures if self._is_drawn(found) else node_status.table
+        search = self._nodes()
+        result = self._status_of(search)
+        draw = node_status.pictures if self._is_drawn(search) else node_status.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return result.is_good and not found.missing
+        return result.is_good and not search.missing
 
-    def _seen(self, found: cluster_reader.Found) -> node_status.Status:
+    def _status_of(self, search: cluster_reader.Found) -> node_status.Status:
         pods = cluster_reader.Pods(by_node=None)
         # A table has no room for the pods of many nodes, and listing them is slow.
-        if self._is_drawn(found) or self._format is not OutputFormat.TEXT:
-            pods = self._reader.pods(found.names)
-        return node_status.Status(reports=found.reports, pods=pods, now=self._now)
+        if self._is_drawn(search) or self._format is not OutputFormat.TEXT:
+            pods = self._reader.pods(search.names)
+        return node_status.Status(reports=search.reports, pods=pods, now=self._now)
 
     def _watch(self) -> bool:
         from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
@@ -56,18 +56,18 @@ class ClusterCommands:
         def refresh() -> live.View:
             self._now = dt.datetime.now(tz=dt.UTC)
             self._style = self._terminal.style(self._chosen.colour)
-            found = self._found()
-            result = self._seen(found)
-            draw = node_status.pictures if self._is_drawn(found) else node_status.table
+            search = self._find()
+            result = self._status_of(search)
+            draw = node_status.pictures if self._is_drawn(search) else node_status.table
             blocks = [draw(result, style=self._style)]
-            # Events cost a request for each node, and the table does not name it.
-            if len(found.reports) == 1:
-                past = node_status.history(self._reader, found.reports[0], now=self._now)
+            # Events cost a request per node, and their table does not name it.
+            if len(search.reports) == 1:
+                past = node_status.history(self._reader, search.reports[0], now=self._now)
                 blocks += node_status.last_run(past, style=self._style)
-            blocks += [self._style.wrapped(message) for message in found.missing]
-            lines = {report.node.name: node_status.line(report) for report in found.reports}
+            blocks += [self._style.wrapped(message) for message in search.missing]
+            lines = {report.node.name: node_status.line(report) for report in search.reports}
             # One constant name: a node that reappears must not be reported as gone.
-            lines["not found"] = "; ".join(found.missing)
+            lines["not found"] = "; ".join(search.missing)
             return live.View("\n\n".join(blocks), lines)
 
         return live.run(self._terminal, refresh) == console.DONE
@@ -78,7 +78,7 @@ class ClusterCommands:
 
         def find() -> cluster_reader.Found:
             self._now = dt.datetime.now(tz=dt.UTC)
-            return self._found()
+            return self._find()
 
         view = top.Top(
             self._kubectl,
@@ -90,14 +90,14 @@ class ClusterCommands:
         return live.run(self._terminal, view.refresh, view.press) == console.DONE
 
     def plan(self) -> bool:
-        name, found = str(self._chosen.layout), self._nodes()
-        is_listed = nodes.is_listed((each.node for each in found.reports), name)
+        name, search = str(self._chosen.layout), self._nodes()
+        is_listed = nodes.is_listed((each.node for each in search.reports), name)
         document = self._document(nodes.NO_FILE if is_listed else None)
-        pods = self._reader.pods(found.names)
-        result = plan.plan(name, found.reports, document=document, pods=pods)
-        draw = plan.pictures if self._is_drawn(found) else plan.table
+        pods = self._reader.pods(search.names)
+        result = plan.plan(name, search.reports, document=document, pods=pods)
+        draw = plan.pictures if self._is_drawn(search) else plan.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return result.is_good and not found.missing
+        return result.is_good and not search.missing
 
     def apply(self) -> bool:
         if self._chosen.filename is None:
@@ -114,10 +114,10 @@ class ClusterCommands:
         return result.is_good
 
     def capacity(self) -> bool:
-        found = self._nodes()
-        result = capacity.capacity(found.reports, now=self._now)
+        search = self._nodes()
+        result = capacity.capacity(search.reports, now=self._now)
         self._answer(result.to_data, lambda: capacity.table(result, style=self._style))
-        return result.is_good and not found.missing
+        return result.is_good and not search.missing
 
     def validate(self) -> bool:
         document, names = self._document(), self._chosen.layouts
@@ -153,20 +153,20 @@ class ClusterCommands:
         self._terminal.answer(self._format.value, data, text)
 
     def _nodes(self) -> cluster_reader.Found:
-        found = self._found()
-        for message in found.missing:
+        search = self._find()
+        for message in search.missing:
             self._terminal.note(message)
-        return found
+        return search
 
-    def _found(self) -> cluster_reader.Found:
+    def _find(self) -> cluster_reader.Found:
         return self._reader.find(self._chosen.nodes, self._chosen.selector, now=self._now)
 
     def _node(self) -> nodes.Report:
         (report,) = self._reader.find([self._chosen.node], None, now=self._now).reports
         return report
 
-    def _is_drawn(self, nodes: cluster_reader.Found) -> bool:
-        return len(nodes.reports) == 1 or self._format is OutputFormat.WIDE
+    def _is_drawn(self, search: cluster_reader.Found) -> bool:
+        return len(search.reports) == 1 or self._format is OutputFormat.WIDE
 
     def _document(self, default: config.Document | None = None) -> config.Document:
         file, config_map = self._chosen.filename, self._chosen.config_map

@@ -6,10 +6,11 @@ others are read from a layout file; the hash shows whether the content is the sa
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
+from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config, custom, served
@@ -119,8 +120,8 @@ def _key(entry: served.Entry) -> _Key:
     return entry.name, entry.content_hash
 
 
-def _contents(found: Iterable[config.Layout]) -> dict[_Key, config.Layout]:
-    return {(layout.name, layout.content_hash): layout for layout in found}
+def _contents(layouts: Iterable[config.Layout]) -> dict[_Key, config.Layout]:
+    return {(layout.name, layout.content_hash): layout for layout in layouts}
 
 
 def _entries(
@@ -141,18 +142,22 @@ def _entries(
 
 
 def pictures(result: Layouts, *, style: bar.Style) -> str:
-    """Draw each layout on the node's GPUs."""
-    count = len(result.layouts)
-    what = f"{count} layout{'' if count == 1 else 's'} can be requested"
-    lines = [style.paint(style.fitted(f"{result.node}: {what}"), bar.Tone.STRONG)]
+    """Draw every layout on the node's GPUs."""
+    count = tables.count(len(result.layouts), "layout")
+    title = style.fitted(f"{result.node}: {count} can be requested")
+    lines = [style.paint(title, bar.Tone.STRONG)]
     lines += [style.wrapped(note, indent="  ! ") for note in result.notes]
     return "\n\n".join(["\n".join(lines), *(_picture(each, style) for each in result.layouts)])
 
 
 def _picture(listed: Listed, style: bar.Style) -> str:
-    words = [listed.entry.origin, *_marks(listed)]
     name = listed.entry.name
-    title = style.plain(style.fitted(" · ".join([name, *words])))
+    words = [name, listed.entry.origin]
+    if listed.is_applied:
+        words.append("active")
+    elif listed.is_requested:
+        words.append("requested")
+    title = style.plain(style.fitted(" · ".join(words)))
     lines = [title.replace(name, style.paint(name, bar.Tone.STRONG), 1)]
     if listed.gpus is None:
         why = "    its content is in no known layout file; name one with -f"
@@ -160,10 +165,3 @@ def _picture(listed: Listed, style: bar.Style) -> str:
     else:
         lines.append(picture.draw_gpus(listed.gpus, style=style, has_offer=False))
     return "\n".join(lines)
-
-
-def _marks(listed: Listed) -> Iterator[str]:
-    if listed.is_applied:
-        yield "active"
-    if listed.is_requested and not listed.is_applied:
-        yield "requested"

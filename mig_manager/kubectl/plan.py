@@ -1,4 +1,4 @@
-"""``kubectl mig plan``: show what a layout would change, even on nodes without an agent."""
+"""``kubectl mig plan``: show the changes of a layout, even on nodes without an agent."""
 
 import dataclasses
 import re
@@ -24,20 +24,20 @@ _SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
 """Suffixes that GPU feature discovery appends for partitioned or shared GPUs."""
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
-"""UUIDs are not published, and ``losses`` shows all that is known of evicted pods."""
+"""UUIDs are not published, and ``losses`` has the evicted pods."""
 _FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", bar.Tone.WARN)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What a layout would change on one node."""
+    """The changes of a layout on one node."""
 
     preview: preview.Preview
     notes: tuple[str, ...]
 
     @property
     def why_not(self) -> str:
-        """Why there is no plan; empty if there is one."""
+        """Why the plan is missing; empty if it exists."""
         return "" if self.preview.planned else self.preview.message
 
     @property
@@ -74,7 +74,7 @@ class NodePlan:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """What a layout would change on nodes."""
+    """The changes of a layout on nodes."""
 
     layout: str
     source: str
@@ -136,7 +136,7 @@ def _of_node(
         gpus, why_not = presumed_gpus(report)
         presumed = gpus or None
         notes += [why_not] if presumed else []
-    found = preview.preview(
+    result = preview.preview(
         report.node,
         document,
         layout_name,
@@ -145,13 +145,13 @@ def _of_node(
         layout=chosen,
     )
     if report.gpus is None and presumed is None:
-        found = dataclasses.replace(found, message=why_not)
-    if found.planned:
+        result = dataclasses.replace(result, message=why_not)
+    if result.planned:
         used = run.config_hash if run and run.config == layout_name else ""
-        if chosen is None and used not in ("", found.content_hash):
+        if chosen is None and used not in ("", result.content_hash):
             notes.append(f"its agent last used another layout named {layout_name}")
-        notes += [messages.printable(str(remark), " ") for remark in found.planned.overlooked]
-    return NodePlan(preview=found, notes=tuple(notes))
+        notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
+    return NodePlan(preview=result, notes=tuple(notes))
 
 
 def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequence[str]]:
@@ -170,7 +170,7 @@ def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequ
             published.setdefault(key, gpu_codec.idle(gpu))
     names = {gpu.name for gpu in published.values()}
     others = [gpu for name, gpu in presumed.items() if name not in names]
-    # Sorted by name and position in the table: the order of nodes means nothing.
+    # By name and position in the table, because the order of nodes has no meaning.
     templates = sorted(
         [*published.values(), *others], key=lambda gpu: (gpu.name, gpu.pci_device_id)
     )
@@ -224,14 +224,14 @@ def presumed_gpus(report: nodes.Report) -> tuple[model.ObservedGpus, str]:
     is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
     number = int(count) if is_count else 1
     try:
-        found = hardware.find(product)
+        known = hardware.find(product)
         gpus = model.ObservedGpus(
-            hardware.template(found, index) for index in range(min(number, hardware.MAX_GPUS))
+            hardware.template(known, index) for index in range(min(number, hardware.MAX_GPUS))
         )
     except errors.UsageError as error:
         return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
     return gpus, (
-        f"its agent has published nothing; by its labels it has {len(gpus)}x {found.name}, "
+        f"its agent has published nothing; by its labels it has {len(gpus)}x {known.name}, "
         "presumed not partitioned"
     )
 
@@ -240,18 +240,18 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
     """Draw the change of every node."""
     blocks = []
     for node in plans.nodes:
-        found, fits = node.preview, node.preview.feasibility.fits
-        title = style.fitted(f"{found.name}: {plans.layout} of {plans.source}")
+        result, fits = node.preview, node.preview.feasibility.fits
+        title = style.fitted(f"{result.name}: {plans.layout} of {plans.source}")
         lines = [style.paint(title, bar.Tone.STRONG)]
         lines += [style.wrapped(note, indent="  ! ") for note in node.notes]
-        if found.planned is None:
+        if result.planned is None:
             verdict = "unknown" if fits is None else "does not fit"
             lines.append(style.wrapped(f"{verdict}: {node.why_not}", indent="  "))
         else:
-            lines += ["", gpu_report.plan(found.planned, is_wide=False, style=style)]
-            if found.losses is None:
+            lines += ["", gpu_report.plan(result.planned, is_wide=False, style=style)]
+            if result.losses is None:
                 lines.append(_unknown_pods(plans, style))
-            lines += [style.wrapped(loss_text(loss)) for loss in found.losses or ()]
+            lines += [style.wrapped(loss_text(loss)) for loss in result.losses or ()]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -275,13 +275,13 @@ def table(plans: Plans, *, style: bar.Style) -> str:
     """Return a line for every node, notes, and a summary."""
     rows, notes = [], []
     for node in plans.nodes:
-        found, change, pods = node.preview, "-", "-"
-        if found.planned is not None:
-            change = gpu_report.summary(found.planned) if node.is_changed else "nothing"
-            pods = "?" if found.losses is None else _affected(found)
-        rows.append((found.name, _FITS[found.feasibility.fits], change, pods))
+        result, change, pods = node.preview, "-", "-"
+        if result.planned is not None:
+            change = gpu_report.summary(result.planned) if node.is_changed else "nothing"
+            pods = "?" if result.losses is None else _affected(result)
+        rows.append((result.name, _FITS[result.feasibility.fits], change, pods))
         if remarks := messages.join(node.why_not, *node.notes):
-            notes.append(style.wrapped(f"{found.name}: {remarks}"))
+            notes.append(style.wrapped(f"{result.name}: {remarks}"))
     notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
     lines = tables.columns(_HEAD, rows, style=style)
     every = [(node.preview.feasibility.fits, node.is_changed) for node in plans.nodes]
@@ -295,7 +295,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *notes, style.wrapped(total)])
 
 
-def _affected(found: preview.Preview) -> str:
-    parts = [f"{len(found.evicted)} evicted"] if found.evicted else []
-    parts += [f"up to {len(found.maybe_evicted)} may be evicted"] if found.maybe_evicted else []
+def _affected(result: preview.Preview) -> str:
+    parts = [f"{len(result.evicted)} evicted"] if result.evicted else []
+    parts += [f"up to {len(result.maybe_evicted)} may be evicted"] if result.maybe_evicted else []
     return ", ".join(parts) or "none"

@@ -1,4 +1,4 @@
-"""The commands of ``kubectl mig``, one row for each."""
+"""The commands of ``kubectl mig``, a row for every command."""
 
 from collections.abc import Callable
 

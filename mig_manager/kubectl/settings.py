@@ -136,14 +136,14 @@ def plugin_settings(parsed: program.Parsed, terminal: console.Console) -> Plugin
 
 def kubectl_options(parsed: program.Parsed) -> tuple[str, ...]:
     """Return kubectl's own options in its syntax."""
-    found: list[str] = []
+    arguments: list[str] = []
     for option in KUBECTL_OPTIONS:
         value = parsed.get(option.key)
         if not option.metavar:
-            found += [f"--{option.name}"] if value else []
+            arguments += [f"--{option.name}"] if value else []
             continue
         values = value if isinstance(value, list) else [value]
-        found += [f"--{option.name}={each}" for each in values if each is not None]
+        arguments += [f"--{option.name}={each}" for each in values if each is not None]
     if parsed.get("request_timeout") is None:
-        found.append("--request-timeout=30s")
-    return tuple(found)
+        arguments.append("--request-timeout=30s")
+    return tuple(arguments)

@@ -1,4 +1,4 @@
-"""``kubectl mig status`` and ``history``: nodes with their slices, and a node's past.
+"""``kubectl mig status`` and ``history``: the state of nodes, and the past of one.
 
 Kubernetes keeps Events for an hour by default; the last run stays in the status.
 """
@@ -34,7 +34,7 @@ class Status:
     """The state of nodes."""
 
     reports: tuple[nodes.Report, ...]
-    pods: cluster_reader.Pods  # not read for a table, and then without a reason
+    pods: cluster_reader.Pods  # for a table: unknown, without a reason
     now: dt.datetime
 
     @property
@@ -43,16 +43,16 @@ class Status:
         return all(report.state.is_good for report in self.reports)
 
     def kinds(self, report: nodes.Report) -> tuple[resources.DeviceKind, ...] | None:
-        """Return which pods request which devices of a node; None if unknown."""
-        found = self.pods.of(report.node.name)
-        if found is None or report.gpus is None:
+        """Return a node's devices with the pods that request them; None if unknown."""
+        pods = self.pods.of(report.node.name)
+        if pods is None or report.gpus is None:
             return None
-        return resources.kinds(report.gpus, found, strategy=report.node.strategy)
+        return resources.kinds(report.gpus, pods, strategy=report.node.strategy)
 
     def claiming(self, report: nodes.Report) -> tuple[str, ...]:
         """Return the pods with ResourceClaims, which may get devices of this node."""
-        found = self.pods.of(report.node.name) or ()
-        return tuple(pod.key for pod in found if pod.has_claims and not pod.is_finished)
+        pods = self.pods.of(report.node.name) or ()
+        return tuple(pod.key for pod in pods if pod.has_claims and not pod.is_finished)
 
     def to_data(self) -> "answers.ClusterStatus":
         """Return plain data for JSON and YAML."""
@@ -208,7 +208,7 @@ def named_pods(requests: Mapping[str, int]) -> str:
 
 
 def used(kind: resources.DeviceKind) -> str:
-    """Name the pods that request devices of a kind, and say whether these are in use."""
+    """Name the pods that request devices of a kind, and the number of devices in use."""
     if not kind.pods:
         return f"{kind.count} free"
     pods = named_pods(kind.pods)
@@ -226,10 +226,10 @@ def used(kind: resources.DeviceKind) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A node's past, as far as it is known."""
+    """The known past of a node."""
 
     report: nodes.Report
-    moments: tuple[cluster_reader.Moment, ...]  # ascending by time; those without a time first
+    moments: tuple[cluster_reader.Moment, ...]  # ascending by time; without a time first
     why_no_events: str  # empty if Events could be read
     now: dt.datetime
 
@@ -326,7 +326,7 @@ def _from_node(
 
 
 def last_run(past: History, *, style: bar.Style) -> list[str]:
-    """Return a table of moments since the last run began; empty before the first run."""
+    """Return a table of moments since the start of the last run; empty before the first run."""
     run = past.report.node.status
     began = run.started_at if run else None
     if began is None:

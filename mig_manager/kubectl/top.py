@@ -51,14 +51,14 @@ _ABOVE = {
 
 
 class Top:
-    """The nodes and pods last read, and the current selection.
+    """The last state of nodes and pods, and the current selection.
 
     Args:
         writer: Writes requests.
         reader: Reads the cluster.
         find: Returns the nodes to show.
         document: Returns the layouts of the agents' file.
-        style: Returns what the terminal can show now.
+        style: Returns the terminal's present style.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Top:
         self._find = find
         self._document = document
         self._style = style
-        self._found = cluster_reader.Found(reports=(), missing=())
+        self._search = cluster_reader.Found(reports=(), missing=())
         self._pods: tuple[cluster.Pod, ...] = ()
         self._choice = _Choice()
 
@@ -84,9 +84,9 @@ class Top:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        self._found = self._find()
+        self._search = self._find()
         self._pods = self._reader.every_gpu_pod()
-        names = self._found.names
+        names = self._search.names
         if self._choice.node not in names:
             self._choice = _Choice(node=names[0], message=self._choice.message)
         return self._view()
@@ -118,7 +118,7 @@ class Top:
 
     def _moved(self, choice: _Choice, key: str) -> _Choice:
         if choice.screen is _Screen.NODES:
-            names = self._found.names
+            names = self._search.names
             return dataclasses.replace(choice, node=_next(names, choice.node, key))
         if choice.screen is _Screen.LAYOUTS:
             names = self._layouts()
@@ -144,7 +144,7 @@ class Top:
         return dataclasses.replace(choice, screen=_Screen.PLAN, text=text)
 
     def _report(self) -> nodes.Report:
-        return next(each for each in self._found.reports if each.node.name == self._choice.node)
+        return next(each for each in self._search.reports if each.node.name == self._choice.node)
 
     def _layouts(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self._report().node.layouts)
@@ -160,7 +160,7 @@ class Top:
         except errors.ClusterError as error:
             if not error.is_conflict:
                 raise
-            self._found = self._find()
+            self._search = self._find()
             message = f"{choice.node} has changed since it was read"
             return dataclasses.replace(choice, screen=_Screen.LAYOUTS, message=message)
         message = f"requested {choice.layout} of {choice.node}"
@@ -174,14 +174,14 @@ class Top:
             _Screen.LAYOUTS: self._drawn_layouts,
             _Screen.PLAN: lambda _style: choice.text,
         }
-        remarks = [style.wrapped(each) for each in (choice.message, *self._found.missing) if each]
+        remarks = [style.wrapped(each) for each in (choice.message, *self._search.missing) if each]
         keys = style.paint(style.plain(choice.screen.value), bar.Tone.FAINT)
-        lines = {each.node.name: status.line(each) for each in self._found.reports}
+        lines = {each.node.name: status.line(each) for each in self._search.reports}
         return live.View("\n".join([draw[choice.screen](style), "", *remarks, keys]), lines)
 
     def _drawn_nodes(self, style: bar.Style) -> str:
-        seen = overview.Overview(reports=self._found.reports, pods=self._pods)
-        return "\n".join(overview.draw(seen, style=style, selected=self._choice.node))
+        present = overview.Overview(reports=self._search.reports, pods=self._pods)
+        return "\n".join(overview.draw(present, style=style, selected=self._choice.node))
 
     def _drawn_node(self, style: bar.Style) -> str:
         pods = tuple(pod for pod in self._pods if pod.node_name == self._choice.node)

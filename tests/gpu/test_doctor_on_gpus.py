@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_facts, doctor_report
+from mig_manager.cli.commands import doctor, doctor_facts, doctor_report
 from mig_manager.cli.commands import settings as command_settings
 
 pytestmark = pytest.mark.gpu
@@ -15,12 +15,12 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
     )
 
     report = doctor.examine(
-        doctor_checks.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
+        doctor.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
     )
 
     found = dict(report.findings)
     if found["driver"].verdict is doctor_report.Verdict.FAIL:
         pytest.skip(f"no NVIDIA driver here: {found['driver'].text}")
-    assert set(found) == {check.name for check in doctor_checks.CHECKS}
+    assert set(found) == {check.name for check in doctor.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
     assert found["gpu-processes"].verdict is not doctor_report.Verdict.SKIPPED

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_facts, doctor_report
+from mig_manager.cli.commands import doctor, doctor_facts, doctor_report
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
@@ -66,7 +66,7 @@ class Patient:
 
     def examine(self, *argv: str, **changes: object) -> Examination:
         facts = doctor_facts.facts(self.settings(*argv, **changes))
-        return Examination(doctor.examine(doctor_checks.CHECKS, facts, timeout_s=20.0))
+        return Examination(doctor.examine(doctor.CHECKS, facts, timeout_s=20.0))
 
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
@@ -78,7 +78,7 @@ class Patient:
             for each, value in (facts or {}).items()
         }
         read = doctor_facts.facts(self.settings(**settings))
-        checks = [each for each in doctor_checks.CHECKS if each.name == name]
+        checks = [each for each in doctor.CHECKS if each.name == name]
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
         return Examination(doctor.examine(checks, read, timeout_s=20.0))
 

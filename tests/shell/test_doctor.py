@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_facts, doctor_report
+from mig_manager.cli.commands import doctor, doctor_facts, doctor_report
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -36,7 +36,7 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
     assert not result.failing
     assert result.text("driver") == "driver 580.95.05, NVML 580.95.05"
     assert result.text("rights") == "no kubeconfig"
-    assert list(result.findings) == [check.name for check in doctor_checks.CHECKS]
+    assert list(result.findings) == [check.name for check in doctor.CHECKS]
 
 
 def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shell) -> None:

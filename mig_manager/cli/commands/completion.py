@@ -19,8 +19,8 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     """
     shell = parsed["shell"]
     if parsed["layouts"]:
-        found = filter(completion.SAFE_WORD.fullmatch, _layouts(parsed, terminal.environ))
-        terminal.write("".join(f"{each}\n" for each in found))
+        names = filter(completion.SAFE_WORD.fullmatch, _layouts(parsed, terminal.environ))
+        terminal.write("".join(f"{name}\n" for name in names))
     elif shell in completion.SCRIPTS:
         terminal.say(completion.SCRIPTS[str(shell)])
     else:

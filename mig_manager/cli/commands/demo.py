@@ -26,7 +26,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         raise errors.UsageError(f"unknown scenario {chosen.scenario!r}; choose from {known}")
     terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     style = terminal.style(chosen.colour)
-    played = scenarios.Options(
+    story = scenarios.Options(
         spec=chosen.spec or (fleet_story.SPEC if chosen.nodes else scenarios.SPEC),
         scenario=chosen.scenario,
         packaged=process.packaged_config(),
@@ -35,13 +35,13 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         exports=_path_exports(terminal.environ),
     )
     if not chosen.nodes:
-        return scenarios.run(played, say=terminal.say, style=style)
+        return scenarios.run(story, say=terminal.say, style=style)
     is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
-    return fleet_story.run(played, chosen.nodes, say=terminal.say, style=style, is_live=is_live)
+    return fleet_story.run(story, chosen.nodes, say=terminal.say, style=style, is_live=is_live)
 
 
 def _path_exports(environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the shell lines that put the commands on the PATH, as a virtual environment needs."""
+    """Return shell commands that add our programs to the PATH if it lacks them."""
     if shutil.which("mig-manager", path=environ.get("PATH", "")):
         return ()
     return (f'export PATH={shlex.quote(sysconfig.get_path("scripts"))}:"$PATH"',)

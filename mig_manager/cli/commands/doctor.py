@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread
-from mig_manager.cli.commands import doctor_checks, gpu_access, settings
+from mig_manager.cli.commands import doctor_cluster, doctor_machine, gpu_access, settings
 from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, facts
 from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fail, skipped, table
 from mig_manager.cli.toolkit import console, program
 from mig_manager.core import node_settings
 
+CHECKS = (*doctor_machine.CHECKS, *doctor_cluster.CHECKS)
+"""All checks, in the order of the report."""
 MARGIN_S = 3.0
 """Extra time beyond a check's time-out, to start a process and to kill one that hangs."""
 _VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
@@ -23,7 +25,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     chosen = settings.doctor_settings(parsed, terminal.environ)
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     gpu_access.prepare_simulation(chosen.gpus, terminal.note)
-    report = examine(doctor_checks.CHECKS, facts(chosen), timeout_s=chosen.timeout_s + MARGIN_S)
+    report = examine(CHECKS, facts(chosen), timeout_s=chosen.timeout_s + MARGIN_S)
     terminal.answer(
         chosen.output_format.value,
         report.to_data,
@@ -54,10 +56,10 @@ def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Repor
             what = f"the check failed: {type(error).__name__}: {error}"
             return (fail(what, errors.Reason.INTERNAL.remedy),)
 
-    found = []
+    listed = []
     for check in checks:
         for finding in findings(check):
             is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
             remedy = (finding.remedy or check.remedy) if is_problem else ""
-            found.append((check.name, dataclasses.replace(finding, remedy=remedy)))
-    return Report(findings=tuple(found))
+            listed.append((check.name, dataclasses.replace(finding, remedy=remedy)))
+    return Report(findings=tuple(listed))

@@ -1,4 +1,4 @@
-"""Read the facts of a node once for all checks of ``doctor``."""
+"""The facts of a node for ``doctor``, each read once for all checks."""
 
 import concurrent.futures
 import dataclasses
@@ -36,12 +36,24 @@ class Check:
     run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``NotAskedError``
 
 
+def adding_to(
+    checks: list[Check],
+) -> Callable[[str, str], Callable[[Callable[["Facts"], Iterable[Finding]]], None]]:
+    """Return a decorator with name and remedy that adds checks to a list.
+
+    The function's docstring is the check's meaning.
+    """
+    return lambda name, remedy: (
+        lambda run: checks.append(Check(name, run.__doc__ or "", remedy, run))
+    )
+
+
 class NotAskedError(Exception):
     """Skip a check without failing it; the text says why."""
 
 
 class Once(Generic[_Fact]):
-    """A fact that several checks need: the first one reads it, the others wait for it.
+    """A fact that several checks need: the first check reads it, the others wait.
 
     Args:
         ask: Reads it; its error is raised in all checks.
@@ -69,7 +81,7 @@ class Once(Generic[_Fact]):
         return self._answer.result()
 
     def needed(self) -> _Fact:
-        """Return the fact for a check of something else, which must not report its absence.
+        """Return the fact for a check that need not report its absence.
 
         Raises:
             NotAskedError: It cannot be read; another check reports why.

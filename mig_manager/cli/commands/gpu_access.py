@@ -102,14 +102,14 @@ class GpuAccess:
             return dependencies
         from mig_manager.adapters.host import device_nodes, gpu_reset, programs
 
-        found = programs.Programs(
+        installed = programs.Programs(
             gpu_reset.roots(chosen.roots),
             search_path=chosen.search_path,
             loader_variables=chosen.gpus.loader_variables,
         )
         return dataclasses.replace(
             dependencies,
-            reset=gpu_reset.SmiReset(found),
+            reset=gpu_reset.SmiReset(installed),
             refresh_files=device_nodes.DeviceFiles(chosen.roots).refresh,
         )
 
@@ -153,7 +153,7 @@ class GpuAccess:
 def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], object]) -> None:
     """Create the state file of simulated GPUs if it is missing, or if a fresh start is requested.
 
-    Does nothing for real GPUs. ``note`` gets a sentence that the GPUs are simulated.
+    Does nothing for real GPUs. ``note`` gets a sentence about the simulation.
 
     Raises:
         UsageError: The spec is invalid or missing, or the file cannot be written, holds another
@@ -192,7 +192,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
 
 
 def boot_id(access: node_settings.GpuAccess) -> str:
-    """Return the boot id of the simulated node, or else of this machine."""
+    """Return the boot id of the simulated node or, for real GPUs, of this machine."""
     if access.simulate_state is None:
         from mig_manager.adapters.host import procfs
 

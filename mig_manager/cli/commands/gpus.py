@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
@@ -20,14 +19,11 @@ from mig_manager.core import messages, model, node_settings, yaml_tree
 from mig_manager.core.layout import config, generator, layouts, plans, served, validate
 from mig_manager.core.planner import planner
 
-if TYPE_CHECKING:
-    pass
-
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
 
 class GpuCommands:
-    """The commands of one command line; each writes its answer and returns the exit status."""
+    """The commands on one command line's settings; they answer and return the exit status."""
 
     def __init__(self, parsed: program.Parsed, terminal: console.Console) -> None:
         self._chosen = command_settings.command_settings(parsed, terminal.environ)
@@ -58,9 +54,8 @@ class GpuCommands:
         gpus = self._access.gpus()
 
         def refresh() -> live.View:
-            seen = plans.Status(gpus=gpus.observe(), processes=self._access.processes())
             text, lines = gpu_report.live_status(
-                seen,
+                plans.Status(gpus=gpus.observe(), processes=self._access.processes()),
                 pods=self._access.pods_by_device() or {},
                 changed_by=lock_file.owner(self._chosen.lock_file),
                 is_wide=self._is_wide,
@@ -228,7 +223,7 @@ class GpuCommands:
     def _validated(
         self, document: config.Document, names: Sequence[str]
     ) -> validation.ValidatedFile:
-        """Compare layouts with the products named, or else with this machine's GPUs."""
+        """Compare layouts with the named products, or else with this machine's GPUs."""
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             self._terminal.note(f"warning: {diagnostic}")
         selected = [document.layout(name) for name in names or document.layouts]
@@ -252,7 +247,7 @@ class GpuCommands:
 
     @functools.cached_property
     def _templates(self) -> Sequence[model.Gpu]:
-        """Return one idle GPU of every product named on the command line."""
+        """An idle GPU of every product on the command line."""
         from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
 
         return hardware.templates(self._chosen.products, warn=self._terminal.note)

@@ -36,13 +36,13 @@ class Progress(ports.Telemetry):
     def line(self) -> str:
         """All steps, then as many unfinished GPUs as fit."""
         head = f"{sum(self._done.values())} of {sum(self._total.values())} steps"
-        left = [
+        unfinished = [
             f"GPU {index} {self._done[index]}/{total}"
             for index, total in self._total.items()
             if self._done[index] < total
         ]
-        for most in range(len(left), 0, -1):
-            line = f"{head}: {messages.listed(left, most=most)}"
+        for most in range(len(unfinished), 0, -1):
+            line = f"{head}: {messages.listed(unfinished, most=most)}"
             if len(line) < self._columns:
                 return line
         return head[: max(0, self._columns - 1)]

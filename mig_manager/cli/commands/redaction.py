@@ -47,7 +47,7 @@ _LINE = re.compile(
     ) | [^\n"'\\]+))""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
-"""Where a value may have several words."""
+"""Values that may have several words."""
 _NAMED = re.compile(
     rf"""(?P<before>
       {_WORD}{_REST} (?P<mark>\\*["'])? (?:
@@ -141,19 +141,19 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     return text
 
 
-def _replacement(found: re.Match[str]) -> str:
+def _replacement(match: re.Match[str]) -> str:
     # After a quoted key, a bare number or word is JSON: its replacement needs quotes.
-    opening = _QUOTE.match(found["value"])
-    groups = found.groupdict("")
+    opening = _QUOTE.match(match["value"])
+    groups = match.groupdict("")
     quote = opening[0] if opening else groups.get("mark") or groups.get("quote") or ""
-    space = " " if found["value"].startswith("\n") else ""
-    return f"{found['before']}{space}{quote}{REMOVED}{quote}"
+    space = " " if match["value"].startswith("\n") else ""
+    return f"{match['before']}{space}{quote}{REMOVED}{quote}"
 
 
 def values(text: str) -> tuple[str, ...]:
-    """Return the secrets that a text names, such as the token in a kubeconfig."""
-    found = (each for pattern in (_LINE, _NAMED) for each in pattern.finditer(text))
-    return tuple(dict.fromkeys(each["value"].strip("\"'") for each in found))
+    """Return the named secrets of a text, such as the token in a kubeconfig."""
+    matches = (match for pattern in (_LINE, _NAMED) for match in pattern.finditer(text))
+    return tuple(dict.fromkeys(match["value"].strip("\"'") for match in matches))
 
 
 def is_secret(name: str) -> bool:

@@ -22,10 +22,10 @@ def _amount(text: str) -> str:
 
 
 def _config_map(text: str) -> tuple[str, ...]:
-    found = _CONFIG_MAP.fullmatch(text)
-    if found is None:
+    match = _CONFIG_MAP.fullmatch(text)
+    if match is None:
         raise ValueError("is not NAMESPACE/NAME")
-    return found.groups()
+    return match.groups()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,8 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         terminal.say("\n".join(known))
         return console.DONE
     if name not in known:
-        from mig_manager.core import fields  # noqa: PLC0415 - only for mistakes
-
-        hint = fields.did_you_mean(str(name), known)
+        similar = program.closest(str(name), known)
+        hint = f"; did you mean '{similar}'?" if similar else ""
         raise errors.UsageError(f"unknown schema {name!r}{hint}")
     try:
         schema = pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b""

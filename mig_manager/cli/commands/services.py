@@ -1,4 +1,4 @@
-"""``mig-manager agent`` and ``partitioner``, which run until they are stopped."""
+"""``mig-manager agent`` and ``partitioner``, which run until SIGTERM."""
 # ruff: noqa: PLC0415 - the agent saves memory by not loading the partitioner
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _MOST_BYTES = 1 << 30  # of a file with the objects of a cluster
 def agent(
     parsed: program.Parsed, terminal: console.Console, unknown_variables: Mapping[str, str]
 ) -> int:
-    """Run the agent until it is stopped; return its exit status."""
+    """Run the agent until SIGTERM; return its exit status."""
     chosen = agent_settings.agent_settings(parsed, terminal.environ)
     import structlog
 
@@ -40,7 +40,7 @@ def agent(
 
 
 def partitioner(parsed: program.Parsed, terminal: console.Console) -> int:
-    """Run the partitioner until it is stopped, or simulate it once; return the exit status."""
+    """Run the partitioner until SIGTERM, or simulate it once; return the exit status."""
     from mig_manager.partitioner import settings
 
     chosen = settings.partitioner_settings(parsed, terminal.environ)

@@ -350,7 +350,7 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     values |= node_settings.node_files(source, gpus) | {"colour": colour(source)}
     match source.command:
         case "boot":
-            # At boot no person can start it again.
+            # At boot, no person can run it again.
             values["idle_timeout_s"] = values["in_use_timeout_s"]
         case "apply" | "restore":
             pass
@@ -399,9 +399,8 @@ def doctor_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) ->
     has_kubelet = values["pod_resources_socket"] is not None
     values |= node_settings.node_files(source, gpus) | {"colour": colour(source)}
     values["config_file"] = settings.agent_config_file(source)
-    values["pod_resources_socket"] = values[
-        "pod_resources_socket"
-    ] or host_settings.pod_resources_socket(source)
+    if not has_kubelet:
+        values["pod_resources_socket"] = host_settings.pod_resources_socket(source)
     return DoctorSettings(
         **values,
         gpus=gpus,
@@ -439,8 +438,8 @@ def colour(source: options.Source) -> node_settings.Colour:
     (option,) = (each for each in options.of(TerminalSettings) if each.name == "color")
     environ = source.environ
     if source.is_set(option) or not (environ.get("NO_COLOR") or environ.get("TERM") == "dumb"):
-        found: node_settings.Colour = source.get(option)
-        return found
+        colour: node_settings.Colour = source.get(option)
+        return colour
     return node_settings.Colour.NEVER
 
 

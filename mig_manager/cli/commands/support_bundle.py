@@ -1,7 +1,7 @@
 """``mig-manager support-bundle``: one archive for a person on call to attach to a report.
 
-Every source is read in its own thread until a common deadline. A source that fails costs only its
-own file, and the manifest says why. Everything is redacted before it is written.
+Every source has its own thread; all have one deadline. If a source fails, only its file is
+missing, and the manifest has the reason. Everything is redacted before it is written.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from mig_manager.adapters.kubernetes import api, report
 from mig_manager.agent import settings
 from mig_manager.cli.commands import (
     doctor,
-    doctor_checks,
     doctor_facts,
     doctor_report,
     gpu_access,
@@ -36,7 +35,7 @@ from mig_manager.core.layout import plans
 MANIFEST = "manifest.json"
 _MAX_BYTES = 4 << 20  # of a file; a longer one keeps its end
 _MARGIN_S = 5.0
-"""Extra time for doctor, whose checks have the same time-out, to end a check that hangs."""
+"""Extra time for doctor to end a check that hangs: its checks have the same time-out."""
 _PLAIN = bar.Style()
 _VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # of our units
 _STANDARD_OUTPUT = pathlib.Path("-")
@@ -58,7 +57,7 @@ def run(parsed: program.Parsed, terminal: console.Console, parse: Parse) -> int:
     if chosen.output_file == _STANDARD_OUTPUT and terminal.stdout.isatty():
         raise errors.UsageError("the archive is not for a terminal: redirect it to a file")
     now = dt.datetime.now(tz=dt.UTC)
-    # The name is not validated yet: a slash would lead out of the folder.
+    # The name is not validated: a slash would name another folder.
     node = messages.printable(chosen.doctor.node_name or platform.node(), "_").replace("/", "_")
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
     members, missing = collect(chosen, terminal.environ, now=now, parse=parse)
@@ -90,7 +89,7 @@ def collect(
     now: dt.datetime,
     parse: Parse,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the files of the bundle, redacted, and why others are missing; the manifest first."""
+    """Return the redacted files, the manifest first, and why others are missing."""
     timeout_s = chosen.doctor.timeout_s + 2 * _MARGIN_S
     deadline_s = time.monotonic() + timeout_s
     secrets = _secrets(chosen, environ)
@@ -148,15 +147,17 @@ def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> byt
 def _sources(
     chosen: command_settings.BundleSettings, environ: Mapping[str, str], parse: Parse
 ) -> Mapping[str, _Read]:
-    """Return how to read each file."""
-    asked, name = chosen.doctor, chosen.doctor.node_name
-    facts, checks_s = doctor_facts.facts(asked), asked.timeout_s + _MARGIN_S
-    examined = doctor_facts.Once(
-        lambda: doctor.examine(doctor_checks.CHECKS, facts, timeout_s=checks_s), what="doctor"
+    """Return the functions that read the files."""
+    node, name = chosen.doctor, chosen.doctor.node_name
+    facts, checks_s = doctor_facts.facts(node), node.timeout_s + _MARGIN_S
+    diagnosis = doctor_facts.Once(
+        lambda: doctor.examine(doctor.CHECKS, facts, timeout_s=checks_s), what="doctor"
     )
     agents = doctor_facts.Once(lambda: report.agents(kube(), name), what="the agent's pod")
-    found = programs.Programs(programs.roots(chosen.roots), search_path=environ.get("PATH", ""))
-    journal, layout = asked.journal_file, asked.verified_layout_file
+    installed = programs.Programs(
+        programs.roots(chosen.roots), search_path=environ.get("PATH", "")
+    )
+    journal, layout = node.journal_file, node.verified_layout_file
 
     def kube() -> api.KubeApi:
         connected = facts.kube.get()
@@ -175,20 +176,20 @@ def _sources(
         return plans.Status(gpus=facts.gpus.get(), processes=processes)
 
     def journal_of(selection: tuple[str, ...]) -> str:
-        if asked.gpus.is_simulated:
+        if node.gpus.is_simulated:
             raise doctor_facts.NotAskedError("the GPUs are simulated")
-        return journald.read(found, selection, timeout_s=asked.timeout_s)
+        return journald.read(installed, selection, timeout_s=node.timeout_s)
 
     return {
         "versions.json": lambda: _json(_versions(facts)),
         "status.json": lambda: console.answered(status().to_data(), "json"),
         "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
-        "doctor.json": lambda: console.answered(examined.get().to_data(), "json"),
-        "doctor.txt": lambda: doctor_report.table(examined.get(), style=_PLAIN),
+        "doctor.json": lambda: console.answered(diagnosis.get().to_data(), "json"),
+        "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ, parse)),
-        "layouts.yaml": files.ConfigFile(asked.config_file).read,
-        "journal.json": lambda: _kept(files.JournalFile(journal).read, journal),
-        "verified-layout.json": lambda: _kept(files.VerifiedLayoutFile(layout).read, layout),
+        "layouts.yaml": files.ConfigFile(node.config_file).read,
+        "journal.json": lambda: _existing(files.JournalFile(journal).read, journal),
+        "verified-layout.json": lambda: _existing(files.VerifiedLayoutFile(layout).read, layout),
         "node.json": lambda: _json(report.of_node(kube(), name)),
         "events.json": lambda: _json(report.events(kube(), name)),
         "agent.json": lambda: _json(report.of_agents(pods())),
@@ -245,7 +246,7 @@ def _unit_variables() -> dict[str, str]:
     return {name: value.strip("\"'") for name, _, value in pairs}
 
 
-def _kept(read: Callable[[], str | None], path: pathlib.Path) -> str:
+def _existing(read: Callable[[], str | None], path: pathlib.Path) -> str:
     text = read()
     if text is None:
         raise doctor_facts.NotAskedError(f"{path} does not exist")
@@ -256,11 +257,11 @@ def _secrets(
     chosen: command_settings.BundleSettings, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the secrets of the kubeconfig, and of variables whose names suggest a secret."""
-    found = [value for name, value in environ.items() if redaction.is_secret(name)]
+    secrets = [value for name, value in environ.items() if redaction.is_secret(name)]
     if chosen.doctor.kubeconfig:
         with contextlib.suppress(errors.ConfigError):
-            found += redaction.values(files.ConfigFile(chosen.doctor.kubeconfig).read())
-    return tuple(found)
+            secrets += redaction.values(files.ConfigFile(chosen.doctor.kubeconfig).read())
+    return tuple(secrets)
 
 
 def _json(data: object) -> str:

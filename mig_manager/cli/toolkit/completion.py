@@ -41,24 +41,24 @@ def answer(of: program.Program, words: Sequence[str], values: Values) -> str:
     # Bash splits --config-file=FILE into three words.
     line = _line(of, [each for each in before if each != "="])
     word, lead = "" if word == "=" else word, ""
-    wanted = line.option
-    if wanted is None and word.startswith("--") and "=" in word:
+    option = line.option
+    if option is None and word.startswith("--") and "=" in word:
         flag, _, word = word.partition("=")
-        wanted, lead = line.known.get(flag), f"{flag}="
-    elif wanted is None and line.command and not word.startswith("-"):
-        wanted = _operand(of, line)
+        option, lead = line.known.get(flag), f"{flag}="
+    elif option is None and line.command and not word.startswith("-"):
+        option = _operand(of, line)
     directive = _NOTHING
-    if wanted is not None:
-        directive = {options.FILE: _FILES, options.FOLDER: _FOLDERS}.get(wanted.metavar, _NOTHING)
-        found = _of_option(wanted, word, line, values)
+    candidates: Iterable[tuple[str, str]] = ()
+    if option is not None:
+        directive = {options.FILE: _FILES, options.FOLDER: _FOLDERS}.get(option.metavar, _NOTHING)
+        candidates = _of_option(option, word, line, values)
     elif word.startswith("-"):
-        found = ((flag, each.help) for flag, each in line.known.items() if flag.startswith(word))
+        flags = line.known.items()
+        candidates = ((flag, each.help) for flag, each in flags if flag.startswith(word))
     elif not line.command:
-        every = ((row.name, row.text.summary) for row in of.rows)
-        found = (each for each in every if each[0].startswith(word))
-    else:
-        found = iter(())
-    lines = [f"{lead}{name}\t{meaning}".rstrip("\t") for name, meaning in found]
+        rows = (row for row in of.rows if row.name.startswith(word))
+        candidates = ((row.name, row.text.summary) for row in rows)
+    lines = [f"{lead}{name}\t{meaning}".rstrip("\t") for name, meaning in candidates]
     return "\n".join([*lines, f":{directive}"])
 
 
@@ -70,11 +70,11 @@ def _line(of: program.Program, before: Sequence[str]) -> Line:
             values[option.key], option = word, None
         elif word.startswith("-"):
             flag, equals, value = word.partition("=")
-            found = known.get(flag)
-            if found and equals:
-                values[found.key] = value
-            elif found and found.metavar and not found.is_value_optional:
-                option = found
+            declared = known.get(flag)
+            if declared and equals:
+                values[declared.key] = value
+            elif declared and declared.metavar and not declared.is_value_optional:
+                option = declared
         elif command:
             operands.append(word)
         elif word in of.commands:
@@ -96,11 +96,11 @@ def _of_option(
 ) -> Iterator[tuple[str, str]]:
     if option.metavar in (options.PRODUCT, options.SPEC):
         is_spec = option.metavar == options.SPEC
-        found = _BEFORE_PRODUCT.match(word) if is_spec else None
-        lead = found[0] if found else ""
+        prefix = _BEFORE_PRODUCT.match(word) if is_spec else None
+        lead = prefix[0] if prefix else ""
         # Products match in any case, and complete to the spelling in the help.
-        begun = word[len(lead) :].casefold()
-        names = (each for each in hardware.product_names() if each.casefold().startswith(begun))
+        start = word[len(lead) :].casefold()
+        names = (each for each in hardware.product_names() if each.casefold().startswith(start))
         yield from ((f"{lead}{name}", "") for name in names)
         return
     candidates = option.words or values(option, line)

@@ -191,7 +191,7 @@ class Console:
         has_traceback: bool,
         priority: log.Priority = log.Priority.NOTICE,
     ) -> int:
-        """Run a command line; report whatever it raises, and return its exit status."""
+        """Run a command line, report its exception, and return its exit status."""
         try:
             return run()
         except errors.MigManagerError as error:

@@ -22,18 +22,11 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
     blocks = []
     for gpu in result.gpus:
         lines = [picture.draw_gpus([gpu], style=style), *_instances(gpu, style)]
-        processes = (result.processes or {}).get(gpu.uuid, ())
-        blocks.append(
-            "\n".join(
-                [
-                    *lines,
-                    *(
-                        style.fitted(f"    in use by {each}", further="      ")
-                        for each in processes
-                    ),
-                ]
-            )
-        )
+        lines += [
+            style.fitted(f"    in use by {process}", further="      ")
+            for process in (result.processes or {}).get(gpu.uuid, ())
+        ]
+        blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, *missing])
 
 
@@ -42,11 +35,10 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
     counts: collections.Counter[model.Profile] = collections.Counter()
     whole = empty = 0
     for gpu in gpus:
-        found = [device.profile for device in gpu.devices]
-        counts.update(found)
+        counts.update(device.profile for device in gpu.devices)
         if gpu.current_mode is not model.MigMode.ENABLED:
             whole += 1
-        elif not found:
+        elif not gpu.devices:
             empty += 1
     parts = [picture.counted(counts)] if counts else []
     parts += [f"{whole}x whole GPU"] if whole else []
@@ -55,7 +47,7 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
 
 
 def live_status(
-    seen: plans.Status,
+    result: plans.Status,
     *,
     pods: Mapping[str, Sequence[str]],
     changed_by: str,
@@ -65,23 +57,23 @@ def live_status(
     """Draw every GPU with its users and the process that is changing it.
 
     Args:
-        seen: The GPUs and their processes.
+        result: The GPUs and their processes.
         pods: The pods that kubelet knows, by the UUID of their device.
-        changed_by: The process that is changing the GPUs; empty if there is none.
-        is_wide: Whether to draw ids, UUIDs and each process.
-        style: What the terminal can show.
+        changed_by: The process that is changing the GPUs; empty without one.
+        is_wide: Whether to draw ids, UUIDs and every process.
+        style: Of the terminal.
 
     Returns:
         The picture, and a line for every GPU and for the change.
     """
-    doing = f"{changed_by} is changing the GPUs" if changed_by else "no change is under way"
-    lines, blocks = {"change": doing}, [style.fitted(f"{doing[0].upper()}{doing[1:]}."), ""]
-    blocks += [status(seen, is_wide=is_wide, style=style), ""]
-    for gpu in seen.gpus:
+    change = f"{changed_by} is changing the GPUs" if changed_by else "no change is under way"
+    lines, blocks = {"change": change}, [style.fitted(f"{change[0].upper()}{change[1:]}."), ""]
+    blocks += [status(result, is_wide=is_wide, style=style), ""]
+    for gpu in result.gpus:
         devices = (gpu.uuid, *gpu.mig_uuids)
-        found = [pod for device in devices for pod in pods.get(device, ())]
-        found += [str(each) for each in (seen.processes or {}).get(gpu.uuid, ())]
-        users = messages.listed(list(dict.fromkeys(found)), most=_MOST_NAMED)
+        names = [pod for device in devices for pod in pods.get(device, ())]
+        names += [str(each) for each in (result.processes or {}).get(gpu.uuid, ())]
+        users = messages.listed(list(dict.fromkeys(names)), most=_MOST_NAMED)
         name = f"GPU {gpu.index}"
         lines[name] = f"{name}: {slices([gpu])}, " + (f"in use by {users}" if users else "idle")
         if users:
@@ -90,7 +82,7 @@ def live_status(
 
 
 def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
-    """Return a block about the unreachable GPUs, if there are any."""
+    """Return a block about the unreachable GPUs, if any."""
     lines = [
         style.paint(style.wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
         for gpu in gpus.unreachable
@@ -111,12 +103,9 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
             for step in gpu_plan.steps
         ]
         blocks.append("\n".join(rows))
-    lines = [
-        _affected(result, style),
-        style.paint(style.wrapped(f"Origin: {result.origin}"), bar.Tone.FAINT)
-        if result.origin
-        else "",
-    ]
+    lines = [_affected(result, style)]
+    if result.origin:
+        lines.append(style.paint(style.wrapped(f"Origin: {result.origin}"), bar.Tone.FAINT))
     if result.plan.is_empty:
         verdict = f"Layout {result.layout} is already active: nothing to do."
         lines.append(style.paint(style.fitted(verdict), bar.Tone.GOOD))
@@ -165,19 +154,20 @@ def summary(result: plans.Planned) -> str:
 def difference(result: plans.Planned) -> str:
     """Say how the first GPU differs from the layout, and how many others do."""
     by_uuid = {gpu.uuid: gpu for gpu in result.gpus}
-    wrong = [by_uuid[gpu_plan.gpu_uuid] for gpu_plan in result.plan.gpus if gpu_plan.steps]
-    first = wrong[0]
-    wanted = result.wanted[first.uuid]
-    is_enabled = wanted.mode is model.MigMode.ENABLED
-    has = picture.summarise(first)
-    wants = picture.counted(wanted.counts) if is_enabled else picture.WHOLE
-    sentence = f"GPU {first.index} has {has} instead of {wants}"
-    if has == wants:
-        but = "at other placements, or with leftovers or" if wanted.pins else "leftovers or"
-        sentence = f"GPU {first.index} has {has} as requested, but {but} a pending MIG mode too"
-    if len(wrong) > 1:
-        differ = "differ" if wrong[2:] else "differs"
-        sentence += f"; {tables.count(len(wrong) - 1, 'more GPU')} {differ}"
+    first, *others = [by_uuid[each.gpu_uuid] for each in result.plan.gpus if each.steps]
+    layout = result.wanted[first.uuid]
+    is_enabled = layout.mode is model.MigMode.ENABLED
+    present = picture.summarise(first)
+    requested = picture.counted(layout.counts) if is_enabled else picture.WHOLE
+    sentence = f"GPU {first.index} has {present} instead of {requested}"
+    if present == requested:
+        but = "at other placements, or with leftovers or" if layout.pins else "leftovers or"
+        sentence = (
+            f"GPU {first.index} has {present} as requested, but {but} a pending MIG mode too"
+        )
+    if others:
+        differ = "differ" if others[1:] else "differs"
+        sentence += f"; {tables.count(len(others), 'more GPU')} {differ}"
     return sentence
 
 
@@ -200,7 +190,7 @@ def _affected(result: plans.Planned, style: bar.Style) -> str:
 
 
 def _instances(gpu: model.Gpu, style: bar.Style) -> list[str]:
-    """Return a table of instances: what ``-o wide`` adds to the picture."""
+    """Return the table of instances for ``-o wide``."""
     head = f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"
     lines = [style.fitted(head, further="      ")]
     # A terminal of 80 columns has room for a UUID if the profiles are short.

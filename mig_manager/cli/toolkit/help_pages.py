@@ -48,19 +48,17 @@ def page(of: program.Program, command: str) -> Page:
 
 
 def statuses(of: program.Program, command: str) -> Mapping[str, str]:
-    """Return the exit statuses of a command and what they mean."""
+    """Return the exit statuses of a command, or of the program, with their meanings."""
     common = {status: meaning for status, meaning in of.statuses.items() if status != "3"}
     return {**(common if command else of.statuses), **of.text(command).own_statuses}
 
 
 def usage(of: program.Program, command: str) -> str:
-    """Return how to call a command."""
+    """Return the usage line of a command, or of the program."""
     operands = "COMMAND"
     if command:
         operands = of.commands[command].operands or " ".join(
-            f"{each.metavar}"
-            if each.is_required
-            else f"[{each.metavar}]{'...' * each.is_repeatable}"
+            each.metavar if each.is_required else f"[{each.metavar}]{'...' * each.is_repeatable}"
             for each in of.operands_of(command)
         )
     return " ".join(filter(None, (of.name, command, "[OPTION]...", operands)))

@@ -63,7 +63,7 @@ def run(
         MigManagerError: The first ``refresh`` failed. Later failures are shown.
     """
     now_iso = host.SystemClock().now_iso
-    view, seen_at, trouble, written = refresh(), now_iso(), "", dict[str, str]()
+    view, refreshed_at, trouble, written = refresh(), now_iso(), "", dict[str, str]()
     is_terminal = terminal.stdout.isatty()
     with (_drawn if is_terminal else _pipe)(terminal) as wait:
         while True:
@@ -81,17 +81,17 @@ def run(
                             return console.DONE
                         view = pressed
                     continue
-                view, seen_at, trouble = refresh(), now_iso(), ""
+                view, refreshed_at, trouble = refresh(), now_iso(), ""
             except errors.MigManagerError as error:
-                trouble = f"not up to date since {seen_at}: {error.message}"
+                trouble = f"not up to date since {refreshed_at}: {error.message}"
 
 
 def _write_changes(
     terminal: console.Console, lines: Mapping[str, str], before: Mapping[str, str]
 ) -> dict[str, str]:
     now = host.SystemClock().now_iso()
-    gone = {name: f"{name} is gone" for name in before.keys() - lines.keys()}
-    for name, line in {**lines, **gone}.items():
+    removed = {name: f"{name} is gone" for name in before.keys() - lines.keys()}
+    for name, line in {**lines, **removed}.items():
         if line and line != before.get(name):
             terminal.say(f"{now} {messages.printable(line, ' ')}")
     return dict(lines)

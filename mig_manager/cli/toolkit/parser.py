@@ -20,7 +20,7 @@ def run(of: program.Program, argv: Sequence[str], terminal: console.Console) -> 
     """Run a command line, without the program's name; return its exit status.
 
     Raises:
-        MigManagerError: It is wrong, or the command failed.
+        MigManagerError: The command line is invalid, or the command failed.
     """
     parsed = terminal.parsed(lambda: parse(of, argv))
     if parsed is None:
@@ -50,8 +50,8 @@ def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:
     """
     anywhere: dict[str, object] = {}
     if of.anywhere:
-        found, argv = Parser(of, "", of.anywhere).parse_known_args(argv)
-        anywhere = vars(found)
+        values, argv = Parser(of, "", of.anywhere).parse_known_args(argv)
+        anywhere = vars(values)
     at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
     word = "".join(argv[at : at + 1])
     name = of.aliases.get(word, word)

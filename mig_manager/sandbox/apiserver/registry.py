@@ -273,7 +273,7 @@ def _is_ready(pod: Object) -> bool:
 
 
 def _check_eviction(objects: store.Store, pod: Object) -> None:
-    """Refuse an eviction that the pod's budget forbids (429), or of a pod with two budgets (500)."""
+    """Refuse an eviction that the budget forbids (429), or of a pod with two budgets (500)."""
     phase, metadata = (pod.get("status") or {}).get("phase"), pod["metadata"]
     if phase in ("Pending", "Succeeded", "Failed") or "deletionTimestamp" in metadata:
         return

@@ -1,7 +1,7 @@
 """The resources of the API server, their discovery documents, and failures.
 
 Names, kinds and short names follow the Kubernetes API reference. Failures are ``ApiError``, given
-by HTTP status in docstrings, and ``Status`` objects in answers. Reasons, codes and the wording that
+by HTTP status in docstrings, and ``Status`` objects in answers. Reasons, codes and the texts that
 clients match: ``sig-architecture/api-conventions.md``, "Response Status Kind", and the real
 server's answers.
 """

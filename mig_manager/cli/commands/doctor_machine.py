@@ -1,19 +1,16 @@
-"""The checks of ``doctor``, in the order of the report: facts in, findings out."""
+"""The checks of ``doctor`` on the machine: driver, GPUs, privileges and files."""
 
 import collections
-import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, lock_file, procfs
-from mig_manager.adapters.kubernetes import node as kube_node
-from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError
+from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, adding_to
 from mig_manager.cli.commands.doctor_report import Finding, fail, ok, skipped, warn
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
-from mig_manager.core.node import claims, clients, cluster, phantoms, resources, rights
 from mig_manager.core.records import journals
 
 _OLDEST_DRIVER = 450
@@ -26,20 +23,10 @@ _OWN_GPUS = {
     model.Virtualization.PASSTHROUGH: "passed through; a MIG mode change needs no reset",
 }
 """GPUs whose MIG mode only this machine controls."""
-_ACCOUNTS = "system:serviceaccount:"
-_IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
 _Record = TypeVar("_Record")
 
-
 CHECKS: list[Check] = []
-
-
-def _check(name: str, remedy: str) -> Callable[[Callable[[Facts], Iterator[Finding]]], None]:
-    """Add a check to the list: its docstring is its meaning."""
-    return lambda run: CHECKS.append(Check(name, run.__doc__ or "", remedy, run))
-
-
-# -- the machine ---------------------------------------------------------------------------------
+_check = adding_to(CHECKS)
 
 
 @_check(
@@ -49,13 +36,13 @@ def _check(name: str, remedy: str) -> Callable[[Callable[[Facts], Iterator[Findi
 def _driver(facts: Facts) -> Iterator[Finding]:
     """NVML's library is found, loads, and reaches the driver."""
     try:
-        found = facts.inspection.get()
+        inspection = facts.inspection.get()
     except errors.HardwareError as error:
         is_absent = error.reason is errors.Reason.DRIVER_NOT_LOADED
         yield fail(error.message, "" if is_absent else error.reason.remedy_at_shell)
         return
-    text = f"driver {found.driver_version}, NVML {found.nvml_version}"
-    branch = found.driver_version.partition(".")[0]
+    text = f"driver {inspection.driver_version}, NVML {inspection.nvml_version}"
+    branch = inspection.driver_version.partition(".")[0]
     if branch.isdecimal() and int(branch) < _OLDEST_DRIVER:
         yield fail(f"{text}: too old for MIG", "Install a newer NVIDIA driver.")
     else:
@@ -135,15 +122,15 @@ def _virtualization(facts: Facts) -> Iterator[Finding]:
 @_check("instances", "Apply a layout ('mig-manager apply'): it removes unusable instances.")
 def _instances(facts: Facts) -> Iterator[Finding]:
     """Every GPU instance has a compute instance."""
-    found = [(gpu, gi) for gpu in facts.gpus.needed() for gi in gpu.gpu_instances]
-    useless = [(gpu, gi) for gpu, gi in found if not gi.compute_instances]
-    for gpu, gi in useless:
+    instances = [(gpu, gi) for gpu in facts.gpus.needed() for gi in gpu.gpu_instances]
+    unusable = [(gpu, gi) for gpu, gi in instances if not gi.compute_instances]
+    for gpu, gi in unusable:
         yield warn(
             f"GPU {gpu.index}: GPU instance {gi.instance_id} ({gi.profile} at {gi.placement}) "
             "has no compute instance: it takes up space and is unusable"
         )
-    if not useless:
-        yield ok(f"{len(found)} GPU instances, each with a compute instance")
+    if not unusable:
+        yield ok(f"{len(instances)} GPU instances, each with a compute instance")
 
 
 @_check("gpu-processes", "Stop this process; a GPU in use cannot be reset.")
@@ -171,15 +158,15 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
     if own is None:
         raise NotAskedError(f"{facts.proc}/self/status does not list capabilities")
     capabilities = {"SYS_ADMIN": own.has_sys_admin, "MKNOD": own.has_mknod}
-    lacking = [name for name, is_there in capabilities.items() if not is_there]
+    missing = [name for name, is_present in capabilities.items() if not is_present]
     who = f"user id {own.user_id}"
     is_root = own.user_id == 0
     # In a container's own /dev, NVIDIA's container toolkit makes the device nodes on the host.
-    if is_root and lacking == ["MKNOD"] and procfs.is_own_dev(facts.proc, facts.settings.dev):
+    if is_root and missing == ["MKNOD"] and procfs.is_own_dev(facts.proc, facts.settings.dev):
         what = "the container toolkit makes the device nodes of instances"
         yield ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}")
-    elif not is_root or lacking:
-        without = f" without {' and '.join(lacking)}" if lacking else ""
+    elif not is_root or missing:
+        without = f" without {' and '.join(missing)}" if missing else ""
         yield warn(f"{who}{without}: may read, but not change everything")
     else:
         yield ok(f"{who}, with SYS_ADMIN and MKNOD")
@@ -300,178 +287,9 @@ def _record(
 
 
 def _grouped(gpus: Iterable[model.Gpu], describe: Callable[[model.Gpu], str]) -> Iterator[Finding]:
-    """Describe GPUs; group those with the same description."""
+    """Describe GPUs, grouped by description."""
     groups: dict[str, list[model.Gpu]] = collections.defaultdict(list)
     for gpu in gpus:
         groups[describe(gpu)].append(gpu)
     for text, group in groups.items():
         yield ok(f"GPU {picture.indices(group)}: {text}")
-
-
-# -- kubelet and the cluster ---------------------------------------------------------------------
-
-
-@_check(
-    "pod-resources",
-    "Mount kubelet's pod-resources folder, or name the socket (--pod-resources-socket).",
-)
-def _pod_resources(facts: Facts) -> Iterator[Finding]:
-    """Kubelet's PodResources socket answers which pod uses which device."""
-    devices = sorted(facts.allocatable.get().items())
-    counts = [f"{len(ids)} {name}" for name, ids in devices if _is_nvidia(name)]
-    yield ok(f"kubelet can schedule {', '.join(counts) or 'no NVIDIA device'}")
-
-
-@_check("schedulable-devices", "Read the log of the device plugin or DRA driver; restart its pod.")
-def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
-    """Kubelet, or the DRA driver's ResourceSlices, have exactly the devices of the GPUs."""
-    advertisers = tuple(filter(_advertises, facts.pods.if_known() or ()))
-    if any(map(claims.is_driver, advertisers)):
-        yield _published_devices(facts)
-        if not any(map(clients.is_device_plugin, advertisers)):
-            return
-    schedulable = facts.allocatable.needed()
-    gpus = facts.gpus.needed()
-    # Without the Node, count kubelet's devices instead.
-    counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
-    node = facts.node.if_known() or cluster.NodeView(name="", allocatable=counts)
-    advertised = _phantoms(facts, node)
-    real = {name: count for name, count in node.allocatable.items() if name not in advertised}
-    node = dataclasses.replace(node, allocatable=real)
-    why_not = resources.why_not_schedulable(gpus, schedulable, node)
-    yield fail(why_not) if why_not else ok("all devices and no others")
-
-
-@_check("phantom-devices", "Remove the resources from the node with this command.")
-def _phantom_devices(facts: Facts) -> Iterator[Finding]:
-    """Every GPU or MIG device that the node advertises exists."""
-    node = facts.node.needed()
-    advertised = _phantoms(facts, node)
-    if advertised:
-        remedy = f"Run: {phantoms.remedy(node.name, advertised)}"
-        yield fail(f"{phantoms.message(advertised)}; pods run without them", remedy)
-    else:
-        yield ok("every advertised device can exist")
-
-
-def _phantoms(facts: Facts, node: cluster.NodeView) -> Mapping[str, int]:
-    plugins = tuple(filter(clients.is_device_plugin, facts.pods.if_known() or ()))
-    strategy = resources.plugin_strategy(plugins, node.labels)
-    return phantoms.find(facts.gpus.needed(), node, strategy, facts.allocatable.if_known)
-
-
-def _published_devices(facts: Facts) -> Finding:
-    slices = facts.slices.needed()
-    if slices is None:
-        return warn("the ResourceSlices of the DRA driver cannot be listed")
-    why_not = claims.why_not_advertised(facts.gpus.needed(), slices)
-    return fail(why_not) if why_not else ok("the DRA driver has all devices and no others")
-
-
-def _is_nvidia(resource: str) -> bool:
-    return resource.startswith(cluster.RESOURCE_PREFIX)
-
-
-@_check("api", "Check --kubeconfig, --node-name and the connection to the API.")
-def _api(facts: Facts) -> Iterator[Finding]:
-    """The Kubernetes API accepts our credentials and has the node."""
-    api = facts.kube.get()
-    if not facts.settings.node_name:
-        api.is_allowed(rights.RIGHTS[0])
-        yield ok("the API answers; the node is not checked without --node-name")
-        return
-    node = facts.node.get()
-    label, state = map(node.labels.get, (cluster.CONFIG_LABEL, cluster.STATE_LABEL))
-    request = f"{cluster.CONFIG_LABEL} is {label!r}" if label else f"no {cluster.CONFIG_LABEL}"
-    yield ok(f"node {node.name}: {request}, state {state or 'unknown'}")
-
-
-@_check("rights", "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.")
-def _rights(facts: Facts) -> Iterator[Finding]:
-    """The credentials have every right that the agent needs."""
-    api = facts.kube.needed()
-    is_complete = True
-    for right in rights.RIGHTS:
-        is_one_node = right.resource == "nodes" and right.verb in ("get", "patch")
-        name = facts.settings.node_name if is_one_node else ""
-        if not api.is_allowed(right, name=name):
-            is_complete = False
-            yield (fail if right.is_needed else warn)(f"may not {right}: {right.purpose}")
-    if is_complete:
-        yield ok(f"all {len(rights.RIGHTS)} rights that the agent needs")
-
-
-@_check(
-    "admission-policy",
-    "Apply deploy/policy for this ServiceAccount; in another namespace with deploy/policy/user.",
-)
-def _admission_policy(facts: Facts) -> Iterator[Finding]:
-    """An admission policy confines the agent's ServiceAccount to its own node."""
-    api = facts.kube.needed()
-    node = facts.node.needed()
-    try:
-        user = api.user()
-    except errors.ClusterError as error:
-        raise NotAskedError(f"unknown user: {error.message}") from error
-    if not user.startswith(_ACCOUNTS):
-        raise NotAskedError(f"it confines the agent's ServiceAccount, not the user {user}")
-    # A label that only people set: the policy refuses it on every node. A dry run changes nothing.
-    change = {"metadata": {"labels": {cluster.PARTITIONING_LABEL: "probe"}}}
-    try:
-        api.patch(f"{kube_node.path(node.name)}?dryRun=All", change)
-    except errors.ClusterError as error:
-        if "AdmissionPolicy" not in error.message:
-            raise
-        yield ok(f"confines {user} to its own node")
-    else:
-        yield warn(f"no policy confines {user}: its token may change every node")
-
-
-@_check("device-plugin", "Deploy the device plugin or DRA driver, or check its pod on this node.")
-def _device_plugin(facts: Facts) -> Iterator[Finding]:
-    """NVIDIA's device plugin or DRA driver runs on this node and is ready."""
-    pods = facts.pods.needed()
-    plugins = [pod for pod in pods if _advertises(pod) and not pod.is_finished]
-    if not plugins:
-        yield fail("no device plugin and no DRA driver on this node")
-    for pod in plugins:
-        if pod.is_ready and not pod.is_terminating:
-            yield ok(f"{pod.key} is ready")
-        else:
-            yield fail(f"{pod.key} is not ready ({pod.waiting or pod.phase})")
-
-
-def _advertises(pod: cluster.Pod) -> bool:
-    return clients.is_device_plugin(pod) or claims.is_driver(pod)
-
-
-@_check("interrupted-run", "Start the agent on this node: it resumes or rolls back the change.")
-def _interrupted_run(facts: Facts) -> Iterator[Finding]:
-    """No change was interrupted: no paused pod, no taint, no journal."""
-    node = facts.node.needed()
-    traces = [f"{key} is paused" for key, v in node.labels.items() if v == cluster.PAUSED_VALUE]
-    if cluster.JOURNAL_ANNOTATION in node.annotations:
-        traces.append("there is a journal")
-    if cluster.HOLD_TAINT in node.taint_keys:
-        traces.append(f"the node has the taint {cluster.HOLD_TAINT}")
-    is_unreadable = cluster.UNREADABLE_JOURNAL_ANNOTATION in node.annotations
-    if traces and node.labels.get(cluster.STATE_LABEL) in _IN_PROGRESS:
-        yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")
-    elif traces:
-        yield fail(f"no run is in progress, but {', '.join(traces)}")
-    elif not is_unreadable:
-        yield ok("no interrupted run")
-    if is_unreadable:
-        yield warn(
-            f"an unreadable journal is in {cluster.UNREADABLE_JOURNAL_ANNOTATION}",
-            "Read it, and remove the annotation.",
-        )
-
-
-@_check("other-managers", "Use one manager for this node's GPUs: remove the other.")
-def _other_managers(facts: Facts) -> Iterator[Finding]:
-    """No other program manages MIG on this node."""
-    pods = facts.pods.needed()
-    annotations = facts.node.needed().annotations if any(map(clients.is_vgpu_plugin, pods)) else {}
-    found = clients.other_managers(pods, facts.own_pod_uid, annotations)
-    yield from map(fail, found) if found else [ok("none on this node")]

@@ -1,0 +1,183 @@
+"""The checks of ``doctor`` on kubelet and the cluster."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import node as kube_node
+from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, adding_to
+from mig_manager.cli.commands.doctor_report import Finding, fail, ok, warn
+from mig_manager.core import model
+from mig_manager.core.node import claims, clients, cluster, phantoms, resources, rights
+
+_ACCOUNTS = "system:serviceaccount:"
+_IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
+
+CHECKS: list[Check] = []
+_check = adding_to(CHECKS)
+
+
+@_check(
+    "pod-resources",
+    "Mount kubelet's pod-resources folder, or name the socket (--pod-resources-socket).",
+)
+def _pod_resources(facts: Facts) -> Iterator[Finding]:
+    """Kubelet's PodResources socket answers which pod uses which device."""
+    devices = sorted(facts.allocatable.get().items())
+    counts = [f"{len(ids)} {name}" for name, ids in devices if _is_nvidia(name)]
+    yield ok(f"kubelet can schedule {', '.join(counts) or 'no NVIDIA device'}")
+
+
+@_check("schedulable-devices", "Read the log of the device plugin or DRA driver; restart its pod.")
+def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
+    """Kubelet, or the DRA driver's ResourceSlices, have exactly the devices of the GPUs."""
+    advertisers = tuple(filter(_advertises, facts.pods.if_known() or ()))
+    if any(map(claims.is_driver, advertisers)):
+        yield _published_devices(facts)
+        if not any(map(clients.is_device_plugin, advertisers)):
+            return
+    schedulable = facts.allocatable.needed()
+    gpus = facts.gpus.needed()
+    # Without the Node, count kubelet's devices instead.
+    counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
+    node = facts.node.if_known() or cluster.NodeView(name="", allocatable=counts)
+    advertised = _phantoms(facts, node)
+    real = {name: count for name, count in node.allocatable.items() if name not in advertised}
+    node = dataclasses.replace(node, allocatable=real)
+    why_not = resources.why_not_schedulable(gpus, schedulable, node)
+    yield fail(why_not) if why_not else ok("all devices and no others")
+
+
+@_check("phantom-devices", "Remove the resources from the node with this command.")
+def _phantom_devices(facts: Facts) -> Iterator[Finding]:
+    """Every GPU or MIG device that the node advertises exists."""
+    node = facts.node.needed()
+    advertised = _phantoms(facts, node)
+    if advertised:
+        remedy = f"Run: {phantoms.remedy(node.name, advertised)}"
+        yield fail(f"{phantoms.message(advertised)}; pods run without them", remedy)
+    else:
+        yield ok("every advertised device can exist")
+
+
+def _phantoms(facts: Facts, node: cluster.NodeView) -> Mapping[str, int]:
+    plugins = tuple(filter(clients.is_device_plugin, facts.pods.if_known() or ()))
+    strategy = resources.plugin_strategy(plugins, node.labels)
+    return phantoms.find(facts.gpus.needed(), node, strategy, facts.allocatable.if_known)
+
+
+def _published_devices(facts: Facts) -> Finding:
+    slices = facts.slices.needed()
+    if slices is None:
+        return warn("the ResourceSlices of the DRA driver cannot be listed")
+    why_not = claims.why_not_advertised(facts.gpus.needed(), slices)
+    return fail(why_not) if why_not else ok("the DRA driver has all devices and no others")
+
+
+def _is_nvidia(resource: str) -> bool:
+    return resource.startswith(cluster.RESOURCE_PREFIX)
+
+
+@_check("api", "Check --kubeconfig, --node-name and the connection to the API.")
+def _api(facts: Facts) -> Iterator[Finding]:
+    """The Kubernetes API accepts our credentials and has the node."""
+    api = facts.kube.get()
+    if not facts.settings.node_name:
+        api.is_allowed(rights.RIGHTS[0])
+        yield ok("the API answers; the node is not checked without --node-name")
+        return
+    node = facts.node.get()
+    label, state = map(node.labels.get, (cluster.CONFIG_LABEL, cluster.STATE_LABEL))
+    request = f"{cluster.CONFIG_LABEL} is {label!r}" if label else f"no {cluster.CONFIG_LABEL}"
+    yield ok(f"node {node.name}: {request}, state {state or 'unknown'}")
+
+
+@_check("rights", "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.")
+def _rights(facts: Facts) -> Iterator[Finding]:
+    """The credentials have every right that the agent needs."""
+    api = facts.kube.needed()
+    is_complete = True
+    for right in rights.RIGHTS:
+        is_one_node = right.resource == "nodes" and right.verb in ("get", "patch")
+        name = facts.settings.node_name if is_one_node else ""
+        if not api.is_allowed(right, name=name):
+            is_complete = False
+            yield (fail if right.is_needed else warn)(f"may not {right}: {right.purpose}")
+    if is_complete:
+        yield ok(f"all {len(rights.RIGHTS)} rights that the agent needs")
+
+
+@_check(
+    "admission-policy",
+    "Apply deploy/policy for this ServiceAccount; in another namespace with deploy/policy/user.",
+)
+def _admission_policy(facts: Facts) -> Iterator[Finding]:
+    """An admission policy confines the agent's ServiceAccount to its own node."""
+    api = facts.kube.needed()
+    node = facts.node.needed()
+    try:
+        user = api.user()
+    except errors.ClusterError as error:
+        raise NotAskedError(f"unknown user: {error.message}") from error
+    if not user.startswith(_ACCOUNTS):
+        raise NotAskedError(f"it confines the agent's ServiceAccount, not the user {user}")
+    # The policy refuses this label on every node: only people set it. A dry run changes nothing.
+    change = {"metadata": {"labels": {cluster.PARTITIONING_LABEL: "probe"}}}
+    try:
+        api.patch(f"{kube_node.path(node.name)}?dryRun=All", change)
+    except errors.ClusterError as error:
+        if "AdmissionPolicy" not in error.message:
+            raise
+        yield ok(f"confines {user} to its own node")
+    else:
+        yield warn(f"no policy confines {user}: its token may change every node")
+
+
+@_check("device-plugin", "Deploy the device plugin or DRA driver, or check its pod on this node.")
+def _device_plugin(facts: Facts) -> Iterator[Finding]:
+    """NVIDIA's device plugin or DRA driver runs on this node and is ready."""
+    pods = facts.pods.needed()
+    plugins = [pod for pod in pods if _advertises(pod) and not pod.is_finished]
+    if not plugins:
+        yield fail("no device plugin and no DRA driver on this node")
+    for pod in plugins:
+        if pod.is_ready and not pod.is_terminating:
+            yield ok(f"{pod.key} is ready")
+        else:
+            yield fail(f"{pod.key} is not ready ({pod.waiting or pod.phase})")
+
+
+def _advertises(pod: cluster.Pod) -> bool:
+    return clients.is_device_plugin(pod) or claims.is_driver(pod)
+
+
+@_check("interrupted-run", "Start the agent on this node: it resumes or rolls back the change.")
+def _interrupted_run(facts: Facts) -> Iterator[Finding]:
+    """No change was interrupted: no paused pod, no taint, no journal."""
+    node = facts.node.needed()
+    traces = [f"{key} is paused" for key, v in node.labels.items() if v == cluster.PAUSED_VALUE]
+    if cluster.JOURNAL_ANNOTATION in node.annotations:
+        traces.append("there is a journal")
+    if cluster.HOLD_TAINT in node.taint_keys:
+        traces.append(f"the node has the taint {cluster.HOLD_TAINT}")
+    is_unreadable = cluster.UNREADABLE_JOURNAL_ANNOTATION in node.annotations
+    if traces and node.labels.get(cluster.STATE_LABEL) in _IN_PROGRESS:
+        yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")
+    elif traces:
+        yield fail(f"no run is in progress, but {', '.join(traces)}")
+    elif not is_unreadable:
+        yield ok("no interrupted run")
+    if is_unreadable:
+        yield warn(
+            f"an unreadable journal is in {cluster.UNREADABLE_JOURNAL_ANNOTATION}",
+            "Read it, and remove the annotation.",
+        )
+
+
+@_check("other-managers", "Use one manager for this node's GPUs: remove the other.")
+def _other_managers(facts: Facts) -> Iterator[Finding]:
+    """No other program manages MIG on this node."""
+    pods = facts.pods.needed()
+    annotations = facts.node.needed().annotations if any(map(clients.is_vgpu_plugin, pods)) else {}
+    managers = clients.other_managers(pods, facts.own_pod_uid, annotations)
+    yield from map(fail, managers) if managers else [ok("none on this node")]
