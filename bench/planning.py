@@ -70,7 +70,7 @@ def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
     spots = [(spec, place) for spec in capacity.specs for place in spec.placements]
 
     def grow(chosen: tuple[int, ...], occupied: int) -> None:
-        drawn = capacity.drawn(spots[i][0].profile for i in chosen)
+        drawn = capacity.engines(spots[i][0].profile for i in chosen)
         room = capacity.room(occupied, drawn)
         if not any(room):
             filled = tuple(spots[i] for i in chosen)

@@ -112,7 +112,7 @@ def test_the_first_of_two_profiles_with_one_name_is_used() -> None:
 def test_what_the_driver_does_not_list_has_no_room() -> None:
     capacity, other = placement.Capacity(samples.A100), samples.profile("1g.6gb")
     assert (capacity.by_profile.get(other), capacity.most(other)) == (None, 0)
-    assert capacity.drawn([other]) == model.Engines()
+    assert capacity.engines([other]) == model.Engines()
     assert placement.Capacity([]).memory_slices == 0
     assert placement.Capacity([]).best([], {}) is not None
 
@@ -126,5 +126,5 @@ def test_the_room_of_any_layout_equals_exhaustive_search(
     gpu = data.draw(layouts.gpus(product, splits=False))
     known = placement.Capacity(gpu.profiles or ())
     occupied = packing.slices(gi.placement for gi in gpu.gpu_instances)
-    drawn = known.drawn(gi.profile for gi in gpu.gpu_instances)
+    drawn = known.engines(gi.profile for gi in gpu.gpu_instances)
     assert known.room(occupied, drawn) == oracle.room(gpu, oracle.state_of(gpu))

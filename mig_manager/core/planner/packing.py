@@ -1,12 +1,12 @@
 """Pack compute instances into GPU instances of one profile, and place them there.
 
-A layout counts compute instances by size and does not say which GPU instance each is in: the
-packing changes as little as possible.
+A layout counts compute instances by size and does not assign them to GPU instances: the packing
+changes as little as possible.
 
-The driver puts a span of one compute slice anywhere, of two on every second slice, of three and
-four on every fourth (open-gpu-kernel-modules, ``kernel_mig_manager.c``). One slice beside two in a
-``3g`` must therefore be at 2, and first-fit would be wrong. If a driver reports other placements
-for a live GPU instance, it chooses among them itself (``adapters.nvml.execute``).
+The driver places a span of one compute slice anywhere, of two on every second slice, of three and
+four on every fourth (open-gpu-kernel-modules, ``kernel_mig_manager.c``). In a ``3g``, one slice
+beside two must be at 2, so first-fit is wrong. If the driver reports other placements for a live
+GPU instance, the driver chooses among them (``adapters.nvml.execute``).
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model, steps
 
 Counts = tuple[int, ...]
-"""How many compute instances of 1, 2, ... slices; as long as the GPU instance has slices."""
+"""Numbers of compute instances of 1, 2, ... slices, up to the slices of the GPU instance."""
 
 Spans = tuple[model.Placement, ...]
-"""Spans of compute instances in one GPU instance; the size of each is its slices."""
+"""Spans of compute instances in one GPU instance; sizes are compute slices."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Occupant:
     """A live compute instance."""
 
-    size: int  # compute slices; 0 if it is of another GPU-instance profile, so that it never stays
+    size: int  # compute slices; 0 for another GPU-instance profile, so that it never stays
     span: model.Placement | None  # None: the driver does not report it
     is_busy: bool
 
@@ -36,7 +36,7 @@ class Occupant:
 class Content:
     """The compute instances of a GPU instance that stays."""
 
-    kept: tuple[int, ...]  # positions of those that stay, ascending
+    kept: tuple[int, ...]  # positions of compute instances that stay, ascending
     added: Spans
 
 
@@ -52,7 +52,7 @@ class Packing:
 
     @property
     def price(self) -> tuple[int, int]:
-        """What to minimise."""
+        """The value to minimise."""
         return self.busy, self.cost
 
 
@@ -69,22 +69,22 @@ def slices(spans: Iterable[model.Placement]) -> int:
 
 def count_sizes(devices: Mapping[model.Profile, int], profile: model.Profile) -> Counts:
     """Count the devices of one GPU-instance profile by their compute slices."""
-    found = [0] * profile.gpu_slices
+    counts = [0] * profile.gpu_slices
     for device, count in devices.items():
         if device.gpu_instance == profile:
-            found[device.compute_slices - 1] += count
-    return tuple(found)
+            counts[device.compute_slices - 1] += count
+    return tuple(counts)
 
 
 def total_slices(counts: Counts) -> int:
-    """Return the compute slices that they need together."""
+    """Return the compute slices of all counted instances."""
     return sum(size * count for size, count in enumerate(counts, start=1))
 
 
 def exists(compute_slices: int, gpu_slices: int) -> bool:
     """Return whether a GPU instance has a compute-instance profile of that size.
 
-    That is its full size and all up to half of it, rounded up; ``3c.4g`` does not exist. NVIDIA's
+    Sizes are the full size, and up to half of it, rounded up; ``3c.4g`` does not exist. NVIDIA's
     go-nvlib has the same rule, and every published table of profiles agrees.
     """
     return compute_slices == gpu_slices or 0 < 2 * compute_slices <= gpu_slices + 1
@@ -103,8 +103,8 @@ def spans(compute_slices: int, gpu_slices: int) -> Spans:
 def fit(counts: Counts, occupied: int = 0) -> Spans | None:
     """Place compute instances in one GPU instance of ``len(counts)`` slices.
 
-    The spans, largest first, leave the most room for the largest further compute instances, then
-    are the lowest; None if they do not fit. ``occupied`` is a bit mask of compute slices.
+    Return the spans, largest first; None if they do not fit. They leave the most room for large
+    compute instances, then are the lowest. ``occupied`` is a bit mask of compute slices.
     """
     sizes = [size for size in range(len(counts), 0, -1) for _ in range(counts[size - 1])]
     if sum(sizes) > len(counts) - occupied.bit_count():
@@ -118,7 +118,7 @@ def fit(counts: Counts, occupied: int = 0) -> Spans | None:
 
 @functools.lru_cache(maxsize=4096)
 def bins(counts: Counts) -> tuple[Spans, ...]:
-    """Pack compute instances into the fewest empty GPU instances, the first ones fullest.
+    """Pack compute instances into the fewest empty GPU instances, fullest first.
 
     The caller bounds ``counts`` by what the GPU can hold: the search is exhaustive.
     """
@@ -149,21 +149,21 @@ def inside(profile: model.Profile, spans: Spans) -> tuple[steps.TargetComputeIns
 def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -> list[Packing]:
     """List the ways to the desired compute instances that can be part of a cheapest plan.
 
-    That is a cheapest option for each set of GPU instances that stay and each number of new ones.
-    An option that needs more new ones than another without being cheaper is omitted. The order is
-    fixed; there is none if more GPU instances are needed than fit the empty GPU (``most``).
+    The list has a cheapest option for every set of GPU instances that stay and every number of new
+    GPU instances, without options that need more new ones and are not cheaper. The order is fixed.
+    The list is empty if more GPU instances are needed than fit the empty GPU (``most``).
     """
     slots = len(desired)
     if total_slices(desired) > most * slots:
         return []
-    # The rest of the GPU instances has room for no more than this.
+    # The other GPU instances have room for the rest.
     least = total_slices(desired) - (most - 1) * slots
     ways: dict[tuple[tuple[int, ...], Counts], Packing] = {((), desired): Packing(busy=0, cost=0)}
     for position, occupants in enumerate(live):
         following: dict[tuple[tuple[int, ...], Counts], Packing] = {}
         menu = _choices(tuple(occupants), desired, least)
         for ((stays, rest), option), choice in itertools.product(ways.items(), menu):
-            if not _includes(rest, choice.taken):
+            if not _includes(rest, choice.part):
                 continue
             kept = () if choice.content is None else ((position, choice.content),)
             after = Packing(
@@ -171,32 +171,32 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
                 cost=option.cost + choice.cost,
                 stays=option.stays + kept,
             )
-            key = stays + tuple(p for p, _ in kept), _minus(rest, choice.taken)
+            key = stays + tuple(p for p, _ in kept), _minus(rest, choice.part)
             if key not in following or after.price < following[key].price:
                 following[key] = after
         ways = following
-    found: dict[tuple[tuple[int, ...], int], Packing] = {}
+    cheapest: dict[tuple[tuple[int, ...], int], Packing] = {}
     for (stays, rest), option in ways.items():
         fresh = bins(rest)
         if len(stays) + len(fresh) > most:
             continue
         cost = option.cost + len(fresh) + sum(rest)
         candidate = dataclasses.replace(option, cost=cost, fresh=fresh)
-        if found.setdefault((stays, len(fresh)), candidate).price > candidate.price:
-            found[stays, len(fresh)] = candidate
+        if cheapest.setdefault((stays, len(fresh)), candidate).price > candidate.price:
+            cheapest[stays, len(fresh)] = candidate
     return [
         option
-        for (stays, count), option in found.items()
+        for (stays, count), option in cheapest.items()
         if not any(
-            (stays, fewer) in found and found[stays, fewer].price <= option.price
+            (stays, fewer) in cheapest and cheapest[stays, fewer].price <= option.price
             for fewer in range(count)
         )
     ]
 
 
-def cheapest(occupants: Sequence[Occupant], desired: Counts) -> Content:
+def content(occupants: Sequence[Occupant], desired: Counts) -> Content:
     """Return the cheapest way to these compute instances, which must fit the GPU instance."""
-    choice = _cheapest(_kept(tuple(occupants), desired), desired, len(occupants))
+    choice = _cheapest(_subsets(tuple(occupants), desired), desired, len(occupants))
     if choice is None or choice.content is None:
         raise AssertionError(desired)
     return choice.content
@@ -206,7 +206,7 @@ def cheapest(occupants: Sequence[Occupant], desired: Counts) -> Content:
 class _Choice:
     """One way to change one GPU instance."""
 
-    taken: Counts  # the desired compute instances that it has afterwards
+    part: Counts  # the desired compute instances that it has afterwards
     busy: int
     cost: int
     content: Content | None  # None: it is destroyed
@@ -214,35 +214,36 @@ class _Choice:
 
 @functools.lru_cache(maxsize=512)
 def _choices(occupants: tuple[Occupant, ...], desired: Counts, least: int) -> tuple[_Choice, ...]:
-    """List the ways to change one GPU instance: destroy it, or reach a content cheapest."""
-    subsets = _kept(occupants, desired)
-    end = _Choice(
-        taken=(0,) * len(desired),
+    """List the ways to change one GPU instance: destroy it, or change its content."""
+    subsets = _subsets(occupants, desired)
+    destroy = _Choice(
+        part=(0,) * len(desired),
         busy=sum(occupant.is_busy for occupant in occupants),
         cost=1 + len(occupants),
         content=None,
     )
-    wanted = (
-        part for part in _parts(desired) if max(1, least) <= total_slices(part) <= len(desired)
+    changes = (
+        _cheapest(subsets, part, len(occupants))
+        for part in _parts(desired)
+        if max(1, least) <= total_slices(part) <= len(desired)
     )
-    inside = (_cheapest(subsets, part, len(occupants)) for part in wanted)
-    return (end, *(choice for choice in inside if choice))
+    return (destroy, *filter(None, changes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Subset:
-    """Compute instances of one GPU instance that could stay together."""
+    """Compute instances of one GPU instance that can stay together."""
 
     kept: tuple[int, ...]
     counts: Counts
-    occupied: int | None  # bit mask of their slices; None if unknown, so that nothing can be added
-    busy: int  # busy ones among the others, which are destroyed
+    occupied: int | None  # bit mask of their slices; None: unknown, so nothing can be added
+    busy: int  # busy compute instances outside it, which are destroyed
 
 
-def _kept(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
-    """List what could stay: fewest busy ones destroyed first, then most kept."""
+def _subsets(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
+    """List the subsets that can stay: fewest busy ones destroyed first, then most kept."""
     positions = [i for i, occupant in enumerate(occupants) if 0 < occupant.size <= len(desired)]
-    found: list[_Subset] = []
+    subsets: list[_Subset] = []
     for kept in (
         each for n in range(len(positions) + 1) for each in itertools.combinations(positions, n)
     ):
@@ -251,7 +252,7 @@ def _kept(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
         if not _includes(desired, counts):
             continue
         known = [span for i in kept if (span := occupants[i].span)]
-        found.append(
+        subsets.append(
             _Subset(
                 kept=kept,
                 counts=counts,
@@ -259,11 +260,11 @@ def _kept(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
                 busy=sum(each.is_busy for i, each in enumerate(occupants) if i not in kept),
             )
         )
-    return sorted(found, key=lambda subset: (subset.busy, -len(subset.kept)))
+    return sorted(subsets, key=lambda subset: (subset.busy, -len(subset.kept)))
 
 
 def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choice | None:
-    """Reach exactly ``part``: keep the most, then leave the most room, then lowest spans."""
+    """Return the best change to ``part``: most kept, then most room, then lowest spans."""
     best: tuple[tuple[object, ...], _Choice] | None = None
     for subset in subsets:
         price = (subset.busy, -len(subset.kept))
@@ -279,7 +280,7 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choi
         occupied = (subset.occupied or 0) | slices(added)
         rank = (*price, _lost_room(occupied, len(part)), added, subset.kept)
         choice = _Choice(
-            taken=part,
+            part=part,
             busy=subset.busy,
             cost=occupants - len(subset.kept) + len(added),
             content=Content(kept=subset.kept, added=added),
@@ -290,7 +291,7 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choi
 
 
 def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) -> Iterator[Spans]:
-    """Yield every way to place the sizes; equal ones are adjacent and ascend."""
+    """Yield every way to place the sizes; equal sizes are adjacent, their starts ascend."""
     if not sizes:
         yield ()
         return
@@ -298,13 +299,12 @@ def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) 
         if span.start < floor or occupied & mask(span):
             continue
         follows = span.end if sizes[1:2] == sizes[:1] else 0
-        taken = occupied | mask(span)
-        for tail in _ways(sizes[1:], taken, slots, floor=follows):
+        for tail in _ways(sizes[1:], occupied | mask(span), slots, floor=follows):
             yield (span, *tail)
 
 
 def _lost_room(occupied: int, slots: int) -> tuple[int, ...]:
-    """Return how few compute instances of each size still fit, largest first, negated."""
+    """Return the negated numbers of further compute instances that fit, largest size first."""
     return tuple(
         -sum(not occupied & mask(span) for span in spans(size, slots))
         for size in range(slots, 0, -1)

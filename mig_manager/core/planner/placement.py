@@ -1,11 +1,11 @@
-"""Place GPU instances, or explain why they do not fit: memory slices, media engines, free room.
+"""Place GPU instances by memory slices and media engines, or explain why they do not fit.
 
 A set of GPU instances fits a GPU if each has a possible placement of its profile, no two share a
-memory slice, and the GPU has enough of each media engine. The compute slices follow from the
-placements; the maximum instance counts of NVML are wrong on A30 and not used.
+memory slice, and the GPU has enough of every media engine. The compute slices follow from the
+placements. NVML's maximum instance counts are wrong on A30 and not used.
 
-The driver puts one instance at a time and can block a later one. Here all placements are chosen
-together before the first creation.
+The driver places one instance at a time, which can block a later one. This module chooses all
+placements together before the first creation.
 """
 
 import collections
@@ -26,12 +26,12 @@ class Arrangement:
 
     placed: tuple[Placed, ...]  # the new ones, largest profile first, ascending within a profile
     rank: tuple[tuple[int, ...], tuple[int, ...]]
-    """Lower is better: how many more of each profile fit, each alone, negated; then the starts of
-    all instances, also of those that stay. Both have the largest profile first."""
+    """Lower is better: negated counts of how many more of every profile fit alone; then the starts
+    of all instances, kept ones included. Both have the largest profile first."""
 
 
 class Capacity:
-    """The memory slices and media engines of one GPU; remembers what it computed.
+    """The memory slices and media engines of one GPU, with a cache.
 
     ``specs`` are its profiles, largest first: by memory slices, then GPU slices.
     """
@@ -42,7 +42,7 @@ class Capacity:
         *,
         live: Iterable[model.Profile] = (),
     ) -> None:
-        """Build it from all profiles of a GPU; it has at least the engines of the live ones."""
+        """Build it from all profiles of a GPU; it has at least the engines of live instances."""
         by_profile: dict[model.Profile, model.GpuInstanceProfile] = {}
         for spec in sorted(profiles, key=lambda spec: spec.enum_index):
             by_profile.setdefault(spec.profile, spec)
@@ -55,12 +55,12 @@ class Capacity:
         self.specs = tuple(sorted(by_profile.values(), key=largest_first))
         self._rank = {spec.profile: rank for rank, spec in enumerate(self.specs)}
         engines = [spec.engines for spec in self.specs]
-        self.pool = model.Engines.pool([*engines, self.drawn(live)])
+        self.pool = model.Engines.pool([*engines, self.engines(live)])
         self.memory_slices = max((p.end for s in self.specs for p in s.placements), default=0)
         self._rooms: dict[tuple[int, model.Engines], tuple[int, ...]] = {}
 
-    def drawn(self, profiles: Iterable[model.Profile]) -> model.Engines:
-        """Return the media engines that instances of these profiles need together."""
+    def engines(self, profiles: Iterable[model.Profile]) -> model.Engines:
+        """Sum up the media engines of instances of these profiles."""
         total = model.Engines()
         for profile in profiles:
             spec = self.by_profile.get(profile)
@@ -68,25 +68,23 @@ class Capacity:
         return total
 
     def most(self, profile: model.Profile) -> int:
-        """Return how many instances of one profile fit the empty GPU."""
+        """Return how many instances of a profile fit the empty GPU."""
         rank = self._rank.get(profile)
         return 0 if rank is None else self.room(0, model.Engines())[rank]
 
-    def room(self, occupied: int, drawn: model.Engines) -> tuple[int, ...]:
-        """Return how many more of each profile fit, each alone; ``occupied`` is a bit mask."""
-        found = self._rooms.get((occupied, drawn))
-        if found is None:
-            pool = list(zip(self.pool.counts, drawn.counts, strict=True))
+    def room(self, occupied: int, used: model.Engines) -> tuple[int, ...]:
+        """Return how many more of every profile fit alone; ``occupied`` is a bit mask."""
+        if (occupied, used) not in self._rooms:
+            free = [n - m for n, m in zip(self.pool.counts, used.counts, strict=True)]
 
             def limits(spec: model.GpuInstanceProfile) -> Iterator[int]:
                 yield max_instances(spec, occupied)
-                for (has, used), wants in zip(pool, spec.engines.counts, strict=True):
-                    if wants:
-                        yield (has - used) // wants
+                for count, needed in zip(free, spec.engines.counts, strict=True):
+                    if needed:
+                        yield count // needed
 
-            found = tuple(min(limits(spec)) for spec in self.specs)
-            self._rooms[occupied, drawn] = found
-        return found
+            self._rooms[occupied, used] = tuple(min(limits(spec)) for spec in self.specs)
+        return self._rooms[occupied, used]
 
     def best(
         self,
@@ -97,32 +95,32 @@ class Capacity:
     ) -> Arrangement | None:
         """Place new instances so that the largest profiles keep the most room; None if impossible.
 
-        ``pinned`` are further new ones with given placements, which do not overlap.
+        ``pinned`` are further new instances with placements, which do not overlap.
         """
         specs = [spec for spec in self.specs for _ in range(new.get(spec.profile, 0))]
         known = [*fixed, *pinned]
-        drawn = self.drawn([p for p, _ in known] + [spec.profile for spec in specs])
+        used = self.engines([p for p, _ in known] + [spec.profile for spec in specs])
         # Live instances have their engines already.
-        if (specs or pinned) and not drawn.within(self.pool):
+        if (specs or pinned) and not used.within(self.pool):
             return None
         if any(place.overlaps(other) for _, place in pinned for _, other in fixed):
             return None
         occupied = packing.slices(place for _, place in known)
 
-        def judged(placed: tuple[Placed, ...]) -> Arrangement:
-            room = self.room(occupied | packing.slices(place for _, place in placed), drawn)
+        def arrange(placed: tuple[Placed, ...]) -> Arrangement:
+            room = self.room(occupied | packing.slices(place for _, place in placed), used)
             ranked = sorted((self._rank[p], place.start) for p, place in (*known, *placed))
             starts = tuple(start for _, start in ranked)
             return Arrangement(placed=placed, rank=(tuple(-count for count in room), starts))
 
-        ways = map(judged, _ways(occupied, specs))
-        return min(ways, key=lambda arrangement: arrangement.rank, default=None)
+        arrangements = map(arrange, _ways(occupied, specs))
+        return min(arrangements, key=lambda arrangement: arrangement.rank, default=None)
 
     def fits(self, counts: Mapping[model.Profile, int], *, pinned: Sequence[Placed] = ()) -> bool:
-        """Return whether that many of each profile fit at once, beside the pinned ones."""
+        """Return whether these instances fit together, beside the pinned ones."""
         specs = [spec for spec in self.specs for _ in range(counts.get(spec.profile, 0))]
-        drawn = self.drawn([p for p, _ in pinned] + [spec.profile for spec in specs])
-        if not drawn.within(self.pool):
+        used = self.engines([p for p, _ in pinned] + [spec.profile for spec in specs])
+        if not used.within(self.pool):
             return False
         return next(_ways(packing.slices(place for _, place in pinned), specs), None) is not None
 
@@ -141,7 +139,7 @@ def max_instances(spec: model.GpuInstanceProfile, occupied: int = 0) -> int:
 def _ways(
     occupied: int, specs: Sequence[model.GpuInstanceProfile], *, floor: int = 0
 ) -> Iterator[tuple[Placed, ...]]:
-    """Yield every way to place the instances; equal ones are adjacent and ascend."""
+    """Yield every way to place the instances; equal specs are adjacent, their starts ascend."""
     if not specs:
         yield ()
         return
@@ -176,8 +174,8 @@ def unknown_profile(
         what = "the driver lists no profiles of this GPU"
     else:
         known = [str(spec.profile) for spec in capacity.specs]
-        meant = profile_name.suggest(profile, [spec.profile for spec in capacity.specs])
-        hint = f"did you mean {meant[0]}? " if meant else ""
+        similar = profile_name.suggest(profile, [spec.profile for spec in capacity.specs])
+        hint = f"did you mean {similar[0]}? " if similar else ""
         what = f"{hint}it has {_join(known)}"
     return errors.LayoutError(
         f"{gpu} has no profile {profile}: {what}",
@@ -194,9 +192,9 @@ def does_not_fit(
     *,
     pinned: Sequence[Placed] = (),
 ) -> errors.LayoutError:
-    """Return the error for a layout that does not fit, with the largest part that would.
+    """Return the error for a layout that does not fit; it names the largest part that fits.
 
-    ``devices`` are those that are not ``pinned``.
+    ``devices`` are the devices without ``pinned`` placements.
     """
     needed = instances(devices, capacity)
     everything = collections.Counter(profile for profile, _ in pinned)
@@ -210,8 +208,8 @@ def does_not_fit(
     ]
     why = [*crowded, *engines] or [_scattered(needed, capacity, pinned)]
     part = _largest_part(devices, capacity, pinned)
-    rest = "" if engines else _left_over(devices, part, capacity, pinned)
-    beside = f" beside {_lying(pinned)}" if pinned else ""
+    rest = "" if engines else _free_slices(devices, part, capacity, pinned)
+    beside = f" beside {_placements_text(pinned)}" if pinned else ""
     return errors.LayoutError(
         f"{show(devices)}{beside} does not fit {gpu}: {'; '.join(why)}; "
         f"the largest part that fits is {show(part) or 'nothing'}{rest}",
@@ -221,8 +219,8 @@ def does_not_fit(
 
 
 def missing_engines(counts: Mapping[model.Profile, int], capacity: Capacity) -> list[str]:
-    """Describe the media engines that the GPU has too few of."""
-    found = []
+    """Describe the media engines of which the GPU has too few."""
+    missing = []
     for field, name in _ENGINES:
         has = getattr(capacity.pool, field)
         wants = sum(
@@ -231,8 +229,8 @@ def missing_engines(counts: Mapping[model.Profile, int], capacity: Capacity) -> 
             if (spec := capacity.by_profile.get(profile))
         )
         if wants > has:
-            found.append(f"it needs {wants} x {name} and the GPU has {has}")
-    return found
+            missing.append(f"it needs {wants} x {name} and the GPU has {has}")
+    return missing
 
 
 def show(devices: Mapping[model.Profile, int]) -> str:
@@ -244,12 +242,12 @@ def show(devices: Mapping[model.Profile, int]) -> str:
 def instances(
     devices: Mapping[model.Profile, int], capacity: Capacity
 ) -> dict[model.Profile, int]:
-    """Count the GPU instances that devices need at least."""
+    """Count the fewest GPU instances for these devices."""
     needed: dict[model.Profile, int] = {}
     for profile in sorted({device.gpu_instance for device in devices}, key=_by_size):
         counts = packing.count_sizes(devices, profile)
         rough = -(-packing.total_slices(counts) // profile.gpu_slices)
-        # Packing a count beyond all hardware would take too long.
+        # Packing an impossible count would take too long.
         hopeless = rough > capacity.most(profile)
         needed[profile] = rough if hopeless else len(packing.bins(counts))
     return needed
@@ -284,20 +282,20 @@ def _largest_part(
     return part
 
 
-def _left_over(
+def _free_slices(
     devices: Mapping[model.Profile, int],
     part: Mapping[model.Profile, int],
     capacity: Capacity,
     pinned: Sequence[Placed],
 ) -> str:
-    """Show the placements of that part, and the first profile that does not fit beside it."""
+    """Describe the placements of a part, and the first profile that does not fit beside it."""
     short = [p for p in sorted(devices, key=_by_size) if part.get(p, 0) < devices[p]]
     spec = capacity.by_profile.get(short[0].gpu_instance) if short else None
-    way = capacity.best((), instances(part, capacity), pinned=pinned)
-    if spec is None or way is None:
+    arrangement = capacity.best((), instances(part, capacity), pinned=pinned)
+    if spec is None or arrangement is None:
         return ""
-    lying = [*pinned, *way.placed]
-    occupied = packing.slices(place for _, place in lying)
+    placed = [*pinned, *arrangement.placed]
+    occupied = packing.slices(place for _, place in placed)
     free = [each for each in range(capacity.memory_slices) if not occupied >> each & 1]
     size = max(place.size for place in spec.placements)
     starts = sorted({place.start for place in spec.placements})
@@ -306,17 +304,17 @@ def _left_over(
         if free
         else "no memory slice is free"
     )
-    where = f" ({_lying(lying)})" if lying else ""
+    where = f" ({_placements_text(placed)})" if placed else ""
     takes = f"{size} in a row, starting" if size > 1 else "one"
     return f"{where}; then {room}, and {spec.profile} needs {takes} at {shown_slices(starts)}"
 
 
-def _lying(placed: Iterable[Placed]) -> str:
+def _placements_text(placed: Iterable[Placed]) -> str:
     """Render placements: ``3g.20gb at 0-3, 4-7``."""
-    where: dict[model.Profile, list[str]] = {}
+    spans: dict[model.Profile, list[str]] = collections.defaultdict(list)
     for profile, place in sorted(placed, key=lambda each: each[1]):
-        where.setdefault(profile, []).extend(messages.ranges(range(place.start, place.end)))
-    return "; ".join(f"{profile} at {_join(spans)}" for profile, spans in where.items())
+        spans[profile] += messages.ranges(range(place.start, place.end))
+    return "; ".join(f"{profile} at {_join(texts)}" for profile, texts in spans.items())
 
 
 def named(place: model.Placement) -> str:

@@ -1,14 +1,13 @@
 """Plan the smallest change from observed GPUs to a layout, a snapshot or a checkpoint.
 
-``plan`` is the only definition of "applied": a layout is active if its plan is empty. A GPU is
-right if its MIG mode is (current and pending), its compute instances are the desired ones, counted
-by profile, the pinned ones have their placements, and each GPU instance has a compute instance.
-Placements and grouping of the others are not part of a layout and no reason to change a GPU.
+``plan`` is the only definition of "applied": a layout is active if its plan is empty. The plan of
+a GPU is empty if its MIG mode is right (current and pending), its compute instances are the
+desired ones, counted by profile, pinned instances have their placements, and every GPU instance
+has a compute instance. Placements and grouping of other instances are not part of a layout.
 
-``search`` defines the smallest change. The order of the steps: compute instances are destroyed
-before GPU instances, as the driver requires. All are destroyed before MIG mode changes: Ampere
-counts GPU instances as clients of the GPU and would leave the change pending. Then instances are
-created, each with its placement.
+``search`` defines the smallest change. Compute instances are destroyed before GPU instances, as
+the driver requires. All are destroyed before MIG mode changes: Ampere counts GPU instances as
+clients of the GPU and would leave the change pending. Then instances are created with placements.
 """
 
 import dataclasses
@@ -29,13 +28,13 @@ def plan(
     """Find the smallest change to the desired state of each GPU; empty if the layout is active.
 
     Args:
-        gpus: The GPUs as observed, in any order; the plan has them ascending by index.
+        gpus: The observed GPUs, in any order; the plan sorts them by index.
         wanted: By GPU UUID; other GPUs are not touched.
-        busy: UUIDs of MIG devices in use, which the plan avoids to destroy first of all.
+        busy: UUIDs of MIG devices in use, of which the plan destroys the fewest.
 
     Raises:
         errors.LayoutError: A GPU lacks a profile (UNKNOWN_PROFILE), is too small for the layout
-            (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), is a vGPU, which only its host can
+            (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), is a vGPU that only its host can
             partition (NOT_SUPPORTED), or is not among ``gpus`` (NO_GPU_MATCHES).
     """
     missing = sorted(wanted.keys() - {gpu.uuid for gpu in gpus})
@@ -46,14 +45,14 @@ def plan(
     plans = [
         _plan_gpu(gpu, wanted[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in wanted
     ]
-    found = steps.Plan(gpus=tuple(p for p in plans if p))
-    refuse_on_vgpus(gpus, found)
-    return found
+    changes = steps.Plan(gpus=tuple(p for p in plans if p))
+    refuse_on_vgpus(gpus, changes)
+    return changes
 
 
-def combined(plan: steps.Plan, back: steps.Plan) -> steps.Plan:
-    """Return two plans for different GPUs as one."""
-    return steps.Plan(gpus=tuple(sorted((*plan.gpus, *back.gpus), key=lambda gpu: gpu.gpu_index)))
+def combined(plan: steps.Plan, other: steps.Plan) -> steps.Plan:
+    """Join two plans for different GPUs."""
+    return steps.Plan(gpus=tuple(sorted((*plan.gpus, *other.gpus), key=lambda gpu: gpu.gpu_index)))
 
 
 def restore(
@@ -64,12 +63,12 @@ def restore(
 ) -> steps.Plan:
     """Find the steps to a snapshot: modes, placements and compute instances.
 
-    GPU instances without a compute instance are restored too. GPUs that the snapshot lacks, GPUs
-    that are gone, and ``unowned_instances`` are not touched. With ``keep_pending`` a pending mode
-    may stay pending.
+    GPU instances without a compute instance are restored too. GPUs that the snapshot or the node
+    lacks, and ``unowned_instances``, are not touched. ``keep_pending`` accepts a pending mode.
 
-    LayoutError if the compute instances of a snapshot without their spans cannot be placed
-    (DOES_NOT_FIT), or a GPU has no MIG any more (NOT_MIG_CAPABLE).
+    Raises:
+        LayoutError: The snapshot lacks the spans of compute instances, and they cannot be placed
+            again (DOES_NOT_FIT), or a GPU has lost MIG (NOT_MIG_CAPABLE).
     """
     before = {gpu.uuid: gpu for gpu in snapshot}
     plans = [
@@ -83,10 +82,7 @@ def restore(
 def unowned_instances(
     gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
 ) -> tuple[str, ...]:
-    """Describe the instances that are neither in the snapshot nor created by the change.
-
-    The first observation missed them, or another program created them; ``restore`` keeps them.
-    """
+    """Describe the unowned instances, which ``restore`` keeps; see ``restoring``."""
     before = {gpu.uuid: gpu for gpu in snapshot}
     return tuple(
         f"{name} on GPU {gpu.index}"
@@ -99,9 +95,9 @@ def unowned_instances(
 def baseline(
     plan: steps.Plan, gpus: Sequence[model.Gpu], older: Sequence[model.GpuSnapshot] = ()
 ) -> tuple[model.GpuSnapshot, ...]:
-    """Return snapshots of the GPUs that a plan changes, with what the plan creates.
+    """Return snapshots of the GPUs that a plan changes, with the instances that it creates.
 
-    ``older`` snapshots, of an unfinished change, take precedence and are all kept.
+    ``older`` snapshots, of an unfinished change, take precedence; all are kept.
     """
     known = {gpu.uuid: gpu for gpu in older}
     live = {gpu.uuid: gpu for gpu in gpus}
@@ -114,7 +110,7 @@ def baseline(
         else:
             before = dataclasses.replace(gpu.snapshot, created=())
         if before.created is not None:
-            # Without the others a journal does not grow over interrupted runs.
+            # Missing creations are dropped, so that a journal does not grow over interrupted runs.
             present = restoring.present(gpu, before.created)
             created = dict.fromkeys((*present, *_creations(each)))
             before = dataclasses.replace(before, created=tuple(created))
@@ -149,8 +145,9 @@ def restore_checkpoint(
 
     With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
 
-    CheckpointError, with location, if a GPU is missing, has no MIG, or cannot have its instances;
-    LayoutError if only its host can partition it (NOT_SUPPORTED), or it cannot be observed.
+    Raises:
+        CheckpointError: With location: a GPU is missing, has no MIG, or cannot have its instances.
+        LayoutError: Only the host can partition a GPU (NOT_SUPPORTED), or one is unreachable.
     """
     snapshots = restoring.snapshots(saved, gpus, is_mode_only=is_mode_only)
     plan = restore(gpus, snapshots)
@@ -187,27 +184,27 @@ def refuse_on_vgpus(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:
 
 
 def vgpu_host_warnings(gpus: Sequence[model.Gpu], plan: steps.Plan) -> tuple[str, ...]:
-    """Say what a plan costs the virtual machines of a vGPU host, and what to do about it.
+    """Describe the effects of a plan on virtual machines of a vGPU host, with a remedy.
 
-    A reset, and on some GPUs a new mode, ends the SR-IOV virtual functions and the vGPUs on them;
-    the driver creates neither again (NVIDIA vGPU user guide; gpu-operator#2600).
+    A reset, and on some GPUs a mode change, destroys the SR-IOV virtual functions and the vGPUs on
+    them; the driver does not create them again (NVIDIA vGPU user guide; gpu-operator#2600).
     """
     hosts = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.HOST}
     changed = [each for each in plan.gpus if each.steps and each.gpu_uuid in hosts]
     warnings = []
     for has_new_mode in (True, False):
-        found = [hosts[each.gpu_uuid] for each in changed if each.changes_mode is has_new_mode]
-        if not found:
+        gpus = [hosts[each.gpu_uuid] for each in changed if each.changes_mode is has_new_mode]
+        if not gpus:
             continue
         then = "create the vGPUs of the new instances afterwards"
         if has_new_mode:
             # sysfs and sriov-manage write the domain with four digits.
-            addresses = ", ".join(gpu.pci_address[-12:] for gpu in found)
+            addresses = ", ".join(gpu.pci_address[-12:] for gpu in gpus)
             then = (
                 "afterwards restore their virtual functions ('sriov-manage -e ADDRESS' for "
                 f"{addresses}) and create their vGPUs"
             )
-        numbers = ", ".join(messages.ranges(gpu.index for gpu in found))
+        numbers = ", ".join(messages.ranges(gpu.index for gpu in gpus))
         warnings.append(
             f"shared with virtual machines: GPU {numbers}; "
             f"stop the machines with vGPUs, and {then}"
@@ -218,21 +215,21 @@ def vgpu_host_warnings(gpus: Sequence[model.Gpu], plan: steps.Plan) -> tuple[str
 def _plan_gpu(
     gpu: model.Gpu, desired: model.DesiredGpu, finder: search.Search
 ) -> steps.GpuPlan | None:
-    switch = _switch(gpu, desired.mode)
+    mode_step = _mode_step(gpu, desired.mode)
     if desired.mode is model.MigMode.DISABLED:
-        return _build(gpu, search.GpuDecision(), switch)
+        return _build(gpu, search.GpuDecision(), mode_step)
     if gpu.current_mode is None:
         raise _not_capable(gpu)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
-    if switch and desired.counts and is_blind:
+    if mode_step and desired.counts and is_blind:
         return steps.GpuPlan(
             gpu_uuid=gpu.uuid,
             gpu_index=gpu.index,
-            steps=(switch,),
+            steps=(mode_step,),
             target=(),
             is_provisional=True,
         )
-    return _build(gpu, finder.decide(gpu, search.in_order(gpu), desired), switch)
+    return _build(gpu, finder.decide(gpu, search.in_order(gpu), desired), mode_step)
 
 
 def _restore_gpu(
@@ -250,12 +247,12 @@ def _restore_gpu(
     is_as_before = gpu.current_mode is before.current_mode and (keep_pending or has_pending)
     # Disabling MIG would destroy the instances that stay.
     has_instances = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
-    switch = None if is_as_before or has_instances else _switch(gpu, before.current_mode)
-    return _build(gpu, decision, switch)
+    mode_step = None if is_as_before or has_instances else _mode_step(gpu, before.current_mode)
+    return _build(gpu, decision, mode_step)
 
 
-def _switch(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
-    """Return the step to a mode, also one that only cancels a pending change."""
+def _mode_step(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
+    """Return the step to a mode; it can also cancel a pending change."""
     pending = gpu.pending_mode or gpu.current_mode
     if gpu.current_mode is None or (gpu.current_mode is mode and pending is mode):
         return None
@@ -268,12 +265,12 @@ def _switch(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
 
 
 def _build(
-    gpu: model.Gpu, decision: search.GpuDecision, switch: steps.SetMode | None
+    gpu: model.Gpu, decision: search.GpuDecision, mode_step: steps.SetMode | None
 ) -> steps.GpuPlan | None:
-    """Turn a decision into a plan; None if there is nothing to do."""
+    """Turn a decision into a plan; None without steps."""
     live = search.in_order(gpu)
     stays = {stay.position: stay for stay in decision.stays}
-    ended: list[steps.Step] = [
+    destroyed: list[steps.Step] = [
         steps.DestroyComputeInstance(
             gpu_uuid=gpu.uuid,
             gpu_instance_id=gi.instance_id,
@@ -285,7 +282,7 @@ def _build(
         for inner, ci in enumerate(gi.compute_instances)
         if position not in stays or inner not in stays[position].kept
     ]
-    ended += [
+    destroyed += [
         steps.DestroyGpuInstance(
             gpu_uuid=gpu.uuid,
             gpu_instance_id=gi.instance_id,
@@ -295,15 +292,16 @@ def _build(
         for position, gi in enumerate(live)
         if position not in stays
     ]
-    ordered = (*ended, *([switch] if switch else []), *_create(gpu, live, decision))
+    ordered = (*destroyed, *([mode_step] if mode_step else []), *_create(gpu, live, decision))
+    if not ordered:
+        return None
     target = (*(_staying(live[stay.position], stay) for stay in decision.stays), *decision.created)
-    plan = steps.GpuPlan(
+    return steps.GpuPlan(
         gpu_uuid=gpu.uuid,
         gpu_index=gpu.index,
         steps=ordered,
         target=tuple(sorted(target, key=lambda instance: instance.placement)),
     )
-    return plan if ordered else None
 
 
 def _create(
@@ -338,16 +336,16 @@ def _staying(gi: model.GpuInstance, stay: search.Stay) -> steps.TargetInstance:
     """Return a GPU instance that stays, with assumed spans where the driver reports none."""
     kept = [gi.compute_instances[inner] for inner in stay.kept]
     known = [(ci.profile, ci.placement) for ci in kept if ci.placement]
-    vague = sorted(
+    unplaced = sorted(
         (ci.profile for ci in kept if not ci.placement), key=lambda ci: -ci.compute_slices
     )
-    sizes = [ci.compute_slices for ci in vague]
+    sizes = [ci.compute_slices for ci in unplaced]
     counts = tuple(sizes.count(size + 1) for size in range(gi.profile.gpu_slices))
     assumed = packing.fit(counts, packing.slices(span for _, span in known))
     spans = assumed or tuple(model.Placement(0, size) for size in sizes)
     content = [
         steps.TargetComputeInstance(profile=profile, placement=span)
-        for profile, span in (*known, *zip(vague, spans, strict=True))
+        for profile, span in (*known, *zip(unplaced, spans, strict=True))
     ]
     return steps.TargetInstance(
         profile=gi.profile,

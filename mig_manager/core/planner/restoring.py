@@ -1,8 +1,8 @@
 """Restore a GPU to a snapshot or a checkpoint: profiles, placements and spans.
 
-A snapshot has all placements, so nothing is searched: instances of the snapshot stay, instances
-that the change created are destroyed, missing ones are created. An unowned instance, which is in
-neither, stays: the first observation missed it, or another program created it.
+A snapshot has all placements, so no search is necessary: instances of the snapshot stay,
+instances that the change created are destroyed, missing ones are created. All other instances are
+unowned and stay: the first observation missed them, or another program created them.
 """
 
 import collections
@@ -24,16 +24,16 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
     """
     past = _by_place(before)
     unowned = {_place(gi): gi for gi in _unowned(gpu, before)}
-    taken = [gi.placement for place, gi in unowned.items() if place not in past]
+    occupied = [gi.placement for place, gi in unowned.items() if place not in past]
     now = {_place(gi): (i, gi) for i, gi in enumerate(search.in_order(gpu))}
-    stays = [search.unchanged(i, gi) for i, gi in now.values() if gi.placement in taken]
+    stays = [search.unchanged(i, gi) for i, gi in now.values() if gi.placement in occupied]
     created: list[steps.TargetInstance] = []
-    # Profile ids may change with the driver; names do not.
+    # Profile ids can change with the driver; names do not.
     ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
     for place, old in past.items():
         if place in now:
             stays.append(_repaired(gpu, *now[place], _joined(old, unowned.get(place))))
-        elif not any(map(old.placement.overlaps, taken)):
+        elif not any(map(old.placement.overlaps, occupied)):
             created.append(
                 steps.TargetInstance(
                     profile=old.profile,
@@ -48,10 +48,7 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
 
 
 def unowned_names(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[str]:
-    """Name the instances that are neither in the snapshot nor created by the change, in order.
-
-    Of a GPU instance in the snapshot these are only the unowned compute instances.
-    """
+    """Name the unowned instances; in a GPU instance of the snapshot, its compute instances."""
     past = _by_place(before)
     for gi in _unowned(gpu, before):
         where = f"{gi.profile} at {gi.placement}"
@@ -67,18 +64,18 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     if not unowned:
         return before
     past = _by_place(before)
-    news = [gi for place, gi in unowned.items() if place not in past]
+    added = [gi for place, gi in unowned.items() if place not in past]
     remaining = [
         _joined(gi, unowned.get(place))
         for place, gi in past.items()
-        if not any(gi.placement.overlaps(new.placement) for new in news)
+        if not any(gi.placement.overlaps(other.placement) for other in added)
     ]
     return dataclasses.replace(
         before,
-        # Where there are instances, MIG is on.
+        # MIG is on where instances exist.
         current_mode=gpu.current_mode,
         pending_mode=gpu.pending_mode,
-        gpu_instances=tuple(sorted((*remaining, *news), key=lambda gi: gi.placement)),
+        gpu_instances=tuple(sorted((*remaining, *added), key=lambda gi: gi.placement)),
     )
 
 
@@ -92,7 +89,7 @@ def present(gpu: model.Gpu, created: Sequence[model.Creation]) -> Iterator[model
             is_there = (
                 gi.profile == each.profile
                 if each.span is None
-                else (_is_vague(gi) or (each.profile, each.span) in inside)
+                else (_lacks_placements(gi) or (each.profile, each.span) in inside)
             )
             if is_there:
                 yield each
@@ -101,20 +98,20 @@ def present(gpu: model.Gpu, created: Sequence[model.Creation]) -> Iterator[model
 def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuInstance]:
     if before.created is None:
         return
-    ours = set(before.created)
+    created = set(before.created)
     past = _by_place(before)
     for gi in search.in_order(gpu):
         old = past.get(_place(gi))
         if old is None:
-            if model.Creation(gi.profile, gi.placement) not in ours:
+            if model.Creation(gi.profile, gi.placement) not in created:
                 yield gi
-        elif not (_is_vague(gi) or _is_vague(old)):
+        elif not (_lacks_placements(gi) or _lacks_placements(old)):
             had = {(ci.profile, ci.placement) for ci in old.compute_instances}
             others = tuple(
                 ci
                 for ci in gi.compute_instances
                 if (ci.profile, ci.placement) not in had
-                and model.Creation.inside(ci.profile, gi.placement, ci.placement) not in ours
+                and model.Creation.inside(ci.profile, gi.placement, ci.placement) not in created
             )
             if others:
                 yield dataclasses.replace(gi, compute_instances=others)
@@ -138,7 +135,7 @@ def _repaired(
     gpu: model.Gpu, position: int, now: model.GpuInstance, old: model.GpuInstance
 ) -> search.Stay:
     """Restore the compute instances; all of them if spans are unknown and profiles differ."""
-    if _is_vague(now) or _is_vague(old):
+    if _lacks_placements(now) or _lacks_placements(old):
         if _profiles(now) == _profiles(old):
             return search.unchanged(position, now)
         return search.Stay(position=position, kept=(), added=_inside(gpu, old))
@@ -153,7 +150,7 @@ def _repaired(
 
 def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[steps.TargetComputeInstance, ...]:
     """Return the compute instances with their spans; packed again if a span is unknown."""
-    if not _is_vague(old):
+    if not _lacks_placements(old):
         return tuple(
             steps.TargetComputeInstance(profile=ci.profile, placement=ci.placement)
             for ci in old.compute_instances
@@ -173,27 +170,28 @@ def _profiles(gi: model.GpuInstance) -> collections.Counter[model.Profile]:
     return collections.Counter(ci.profile for ci in gi.compute_instances)
 
 
-def _is_vague(gi: model.GpuInstance) -> bool:
+def _lacks_placements(gi: model.GpuInstance) -> bool:
     return any(ci.placement is None for ci in gi.compute_instances)
 
 
 def snapshots(
     saved: Sequence[checkpoint.Device], gpus: Sequence[model.Gpu], *, is_mode_only: bool
 ) -> list[model.GpuSnapshot]:
-    """Return the GPUs of a checkpoint as snapshots.
+    """Return the GPUs of a checkpoint, which can be of another node or edited, as snapshots.
 
-    It may be of another node, of a replaced GPU, or edited by hand: CheckpointError with its place
-    if a GPU is missing, has no MIG, or cannot have its instances; LayoutError if unreachable.
+    Raises:
+        CheckpointError: With location: a GPU is missing, has no MIG, or cannot have its instances.
+        LayoutError: A GPU is unreachable.
     """
     here = {gpu.uuid: gpu for gpu in gpus}
-    lost = model.unreachable(gpus)
-    found: list[model.GpuSnapshot] = []
+    unreachable = model.unreachable(gpus)
+    restored: list[model.GpuSnapshot] = []
     for device in saved:
         gpu = here.get(device.uuid)
-        if gpu is None and any(each.uuid in ("", device.uuid) for each in lost):
+        if gpu is None and any(each.uuid in ("", device.uuid) for each in unreachable):
             raise errors.LayoutError(
                 f"the checkpoint has GPU {device.uuid}, which is not among the reachable GPUs: "
-                + "; ".join(each.sentence for each in lost),
+                + "; ".join(each.sentence for each in unreachable),
                 reason=errors.Reason.GPU_UNREACHABLE,
                 location=device.location,
             )
@@ -203,11 +201,11 @@ def snapshots(
             _refuse(device, f"{gpu} has no MIG")
         instances: tuple[model.GpuInstance, ...] = ()
         if is_mode_only:
-            # A mode change destroys all of them; otherwise they stay.
+            # A mode change destroys all instances; otherwise they stay.
             instances = gpu.gpu_instances if gpu.current_mode is device.mode else ()
         elif gpu.profiles is not None:
             instances = tuple(_instances(device, gpu))
-        found.append(
+        restored.append(
             model.GpuSnapshot(
                 uuid=gpu.uuid,
                 current_mode=device.mode,
@@ -215,7 +213,7 @@ def snapshots(
                 gpu_instances=instances,
             )
         )
-    return found
+    return restored
 
 
 def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuInstance]:
@@ -252,7 +250,7 @@ def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuI
 def _spans(
     old: checkpoint.Instance, whole: model.Profile, live: Sequence[model.ComputeInstance]
 ) -> packing.Spans:
-    """Return the spans, which a checkpoint lacks: those of live instances, the others packed."""
+    """Return the spans, which a checkpoint lacks: spans of live instances, the others packed."""
     for size in old.compute_slices:
         if not packing.exists(size, whole.gpu_slices):
             _refuse(old, f"{whole} has no compute instance of {size} slices")

@@ -1,7 +1,7 @@
-"""Measure the room on a GPU: what could be created without touching an instance in use.
+"""Measure the room on a GPU: the instances that could be created beside instances in use.
 
-All figures are of the moment after every idle GPU instance is destroyed. They count memory slices
-and media engines as the planner does (``placement``), so a plan for what they promise succeeds.
+All figures assume that every idle GPU instance is destroyed. They count memory slices and media
+engines as the planner does (``placement``), so a plan for these instances succeeds.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ class GpuRoom:
     """The room on one GPU."""
 
     free: int
-    """Memory slices outside the instances in use; those under idle instances are free."""
+    """Memory slices outside the instances in use."""
     profiles: Mapping[model.Profile, int]
-    """How many more of each profile fit, each alone: largest first, zeros included."""
+    """How many more of a profile fit alone: largest first, zeros included."""
     stranded: int
     """Free memory slices that no possible instance would cover."""
     largest: int
@@ -28,8 +28,8 @@ class GpuRoom:
     def fragmentation(self) -> float:
         """The share of the free slices outside the largest possible instance, 0 to 1.
 
-        This is the external fragmentation of memory allocators. 0: the free slices fit one
-        instance, or none is free; 1: no instance is possible in them.
+        Memory allocators call it external fragmentation. 0: one instance fills the free slices, or
+        none is free; 1: no instance is possible.
         """
         return 1 - self.largest / self.free if self.free else 0.0
 
@@ -40,9 +40,8 @@ NONE = GpuRoom(free=0, profiles={}, stranded=0, largest=0)
 def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> GpuRoom | None:
     """Measure the room on a GPU whose GPU instances at these placements are in use.
 
-    None if the GPU has no instance at one of them: use and GPU are not of the same moment. There
-    is no room on a GPU whose MIG mode is disabled or pending, because a change of the mode
-    affects the whole GPU.
+    None if the GPU has no instance at one of them: use and GPU are not of the same moment. A GPU
+    whose MIG mode is disabled or pending has no room, because a mode change affects the whole GPU.
     """
     used = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
     if len(used) != len(set(in_use)):
@@ -52,7 +51,7 @@ def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> GpuRoom | None:
     live = [gi.profile for gi in gpu.gpu_instances]
     capacity = placement.Capacity(gpu.profiles or (), live=live)
     occupied = packing.slices(gi.placement for gi in used)
-    counts = capacity.room(occupied, capacity.drawn(gi.profile for gi in used))
+    counts = capacity.room(occupied, capacity.engines(gi.profile for gi in used))
     possible = [
         place
         for spec, count in zip(capacity.specs, counts, strict=True)

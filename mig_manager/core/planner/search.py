@@ -3,17 +3,17 @@
 It minimises, in this order:
 
 1. the MIG devices in use that are destroyed;
-2. the driver calls, that is GPU and compute instances destroyed and created;
-3. the room lost for the largest profiles: how many more of each profile fit, each alone, compared
-   from the largest profile down;
+2. the driver calls: GPU and compute instances destroyed and created;
+3. the room lost for the largest profiles: how many more of a profile fit alone, compared from the
+   largest profile down;
 4. the start slices of the GPU instances, largest profile first.
 
-A GPU has eight instances at most. ``packing`` lists all choices of what stays, without placements;
-the search tries them cheapest first, and compares every arrangement (``placement``) of the first
-price at which one fits. Ties have a fixed order: equal input gives equal output.
+A GPU has eight instances at most. ``packing`` lists all choices of instances that stay, without
+placements. The search tries them cheapest first, and compares every arrangement (``placement``) of
+the first price at which one fits. Ties have a fixed order: equal input gives equal output.
 
-Pinned devices are placed first, in a GPU instance of their own for each profile and start slice.
-One that exists stays, which never costs more than to create it again.
+Pinned devices are placed first. Every profile and start slice has its own GPU instance. An
+existing one stays, which never costs more than to create it again.
 """
 
 import collections
@@ -30,7 +30,7 @@ Pins = Iterable[tuple[model.Pin, int]]
 LiveInstance = tuple[model.Profile, model.Placement, tuple[packing.Occupant, ...]]
 
 Candidate = tuple[tuple[model.Profile, packing.Packing], ...]
-"""One choice of what stays and how many GPU instances of each profile are new."""
+"""One packing of every profile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class Stay:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDecision:
-    """The instances of one GPU after the plan; live ones that are not listed are destroyed."""
+    """The instances of one GPU after the plan; other live instances are destroyed."""
 
     stays: tuple[Stay, ...] = ()
-    created: tuple[steps.TargetInstance, ...] = ()  # pinned ones first, then the largest
+    created: tuple[steps.TargetInstance, ...] = ()  # pinned first, then largest first
 
 
 def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
@@ -72,7 +72,7 @@ def unchanged(position: int, gi: model.GpuInstance) -> Stay:
 
 
 class Search:
-    """Searches for one GPU after the other; caches, since GPUs of a node are mostly alike."""
+    """Searches GPU by GPU, with a cache, because GPUs of a node are mostly equal."""
 
     def __init__(self, busy: frozenset[str]) -> None:
         """Build it with the UUIDs of the MIG devices in use."""
@@ -84,7 +84,7 @@ class Search:
     ) -> GpuDecision:
         """Find the smallest change to exactly these devices; LayoutError if they do not fit.
 
-        ``live`` are the GPU's instances ``in_order``; its profiles are known if it changes.
+        ``live`` are the GPU's instances ``in_order``. Its profiles are known if it changes.
         """
         if _is_right(live, desired):
             return GpuDecision(stays=tuple(unchanged(i, gi) for i, gi in enumerate(live)))
@@ -113,7 +113,7 @@ class Search:
 
 
 def _is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> bool:
-    """Return whether the instances are the desired ones and none lacks a compute instance."""
+    """Return whether the instances are the desired ones, all with compute instances."""
     pinned = _by_instance(desired.pins)
     free: collections.Counter[model.Profile] = collections.Counter()
     for gi in live:
@@ -127,10 +127,10 @@ def _is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> b
 
 def _by_instance(pins: Pins) -> dict[tuple[model.Profile, int], dict[model.Profile, int]]:
     """Return pinned devices by the profile and start of their GPU instance, ascending."""
-    found: dict[tuple[model.Profile, int], dict[model.Profile, int]] = {}
+    devices: dict[tuple[model.Profile, int], dict[model.Profile, int]] = {}
     for pin, count in pins:
-        found.setdefault((pin.profile.gpu_instance, pin.start), {})[pin.profile] = count
-    return found
+        devices.setdefault((pin.profile.gpu_instance, pin.start), {})[pin.profile] = count
+    return devices
 
 
 def _decide(
@@ -142,21 +142,20 @@ def _decide(
         if not has_size or profile.gpu_instance not in capacity.by_profile:
             raise placement.unknown_profile(gpu, profile, capacity)
     pinned = _place_pins(gpu, capacity, live, desired.pins)
-    bound = [stay.position for stay in pinned.stays]
-    free = {position: each for position, each in enumerate(live) if position not in bound}
-    kept = [live[position][:2] for position in bound]
+    positions = [stay.position for stay in pinned.stays]
+    free = {position: each for position, each in enumerate(live) if position not in positions}
+    kept = [live[position][:2] for position in positions]
     new = [(instance.profile, instance.placement) for instance in pinned.created]
     for equals in _by_price(capacity, free.values(), desired):
-        ways: list[tuple[placement.Arrangement, Candidate]] = []
+        fitting: list[tuple[placement.Arrangement, Candidate]] = []
         for candidate in equals:
             fixed = [live[position][:2] for position, _ in _staying(candidate, free)]
             needed = {profile: len(option.fresh) for profile, option in candidate}
-            way = capacity.best([*kept, *fixed], needed, pinned=new)
-            if way:
-                ways.append((way, candidate))
-        if not ways:
+            if arrangement := capacity.best([*kept, *fixed], needed, pinned=new):
+                fitting.append((arrangement, candidate))
+        if not fitting:
             continue
-        way, candidate = min(ways, key=lambda pair: pair[0].rank)
+        arrangement, candidate = min(fitting, key=lambda pair: pair[0].rank)
         stays = [
             _stay(position, live[position][0], content)
             for position, content in _staying(candidate, free)
@@ -164,7 +163,7 @@ def _decide(
         fresh = {profile: iter(option.fresh) for profile, option in candidate}
         created = [
             _created(capacity, profile, place, next(fresh[profile]))
-            for profile, place in way.placed
+            for profile, place in arrangement.placed
         ]
         return GpuDecision(
             stays=tuple(sorted([*pinned.stays, *stays], key=lambda stay: stay.position)),
@@ -182,7 +181,7 @@ def _place_pins(
     for position, (profile, where, occupants) in enumerate(live):
         counts = missing.pop((profile, where), None)
         if counts is not None:
-            stays.append(_stay(position, profile, packing.cheapest(occupants, counts)))
+            stays.append(_stay(position, profile, packing.content(occupants, counts)))
     created = (
         _created(capacity, profile, where, packing.fit(counts) or ())
         for (profile, where), counts in missing.items()
@@ -202,7 +201,7 @@ def _locate(
             gpu_uuid=gpu.uuid,
         )
 
-    found: dict[placement.Placed, packing.Counts] = {}
+    pinned: dict[placement.Placed, packing.Counts] = {}
     for (profile, start), devices in _by_instance(pins).items():
         spec = capacity.by_profile.get(profile)
         possible = {place.start: place for place in spec.placements} if spec else {}
@@ -213,27 +212,27 @@ def _locate(
         if packing.fit(counts) is None:
             raise refuse(f"{placement.show(devices)} do not fit into one {profile} together")
         place = possible[start]
-        for other, taken in found:
-            if place.overlaps(taken):
-                shared = max(place.start, taken.start)
-                both = model.Placement(shared, min(place.end, taken.end) - shared)
+        for other, occupied in pinned:
+            if place.overlaps(occupied):
+                shared = max(place.start, occupied.start)
+                both = model.Placement(shared, min(place.end, occupied.end) - shared)
                 raise refuse(
-                    f"{other}@{taken.start} needs memory {placement.named(taken)} and "
+                    f"{other}@{occupied.start} needs memory {placement.named(occupied)} and "
                     f"{profile}@{start} {placement.named(place)}; "
                     f"they collide in {placement.named(both)}"
                 )
-        found[profile, place] = counts
-    profiles = collections.Counter(profile for profile, _ in found)
+        pinned[profile, place] = counts
+    profiles = collections.Counter(profile for profile, _ in pinned)
     missing_engines = placement.missing_engines(profiles, capacity)
     if missing_engines:
         raise refuse("; ".join(missing_engines))
-    return found
+    return pinned
 
 
 def _by_price(
     capacity: placement.Capacity, live: Collection[LiveInstance], desired: model.DesiredGpu
 ) -> Iterator[Iterator[Candidate]]:
-    """Yield the candidates for the devices that are not pinned, those of one price together."""
+    """Yield the candidates for the devices without pins, grouped by price, cheapest first."""
     devices = dict(desired.devices)
     profiles = {device.gpu_instance for device in devices} | {p for p, _, _ in live}
     menus = []
