@@ -22,7 +22,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
         ClusterError: The API refused or does not answer.
         NotReadyError: SLOTS_TAKEN: another node may take the slot soon.
     """
-    if job.deps.slots is not None and not job.taken.journal.blocks_workloads:
+    if job.deps.slots is not None and not job.undo_stack.journal.blocks_workloads:
         job.deps.slots.check()
     affected = change.affected(job)
     message = f"applying {job.progress.title}"
@@ -32,14 +32,14 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
 
     def taint(view: cluster.NodeView) -> undo.Step:
         # An interrupted run has removed the label, and its journal names the layout.
-        applied = view.labels.get(cluster.APPLIED_LABEL) or job.taken.journal.applied
+        applied = view.labels.get(cluster.APPLIED_LABEL) or job.undo_stack.journal.applied
         return undo.Step(
             message=message,
-            journal=dataclasses.replace(job.taken.journal, hold_taint=True, applied=applied),
+            journal=dataclasses.replace(job.undo_stack.journal, hold_taint=True, applied=applied),
             change=cluster.NodePatch(hold_taint=True),
         )
 
-    job.taken.take(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
+    job.undo_stack.take(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
     if affected:
         _announce(job, message, reason="Draining", is_warning=False)
 
@@ -59,7 +59,7 @@ def drained(
     """
     pod_drain = _new_drain(job, change.order(job))
     pods = drain_again(job, change, pod_drain, job.deps.workloads.list())
-    job.taken.note(draining=False)
+    job.undo_stack.note(draining=False)
     return pod_drain, pods
 
 
@@ -94,7 +94,7 @@ def paused(
     clients = job.clients.pause(
         change.plan,
         pods,
-        job.taken,
+        job.undo_stack,
         job.cancel,
         change.extra_clients,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
@@ -142,7 +142,9 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
             clock=job.deps.clock,
             strategy=order.limits.policy.strategy,
             # Publish before the first eviction of the round.
-            on_round=lambda message: job.taken.enter(model.Phase.DRAIN, message, draining=True),
+            on_round=lambda message: job.undo_stack.enter(
+                model.Phase.DRAIN, message, draining=True
+            ),
             telemetry=job.deps.telemetry,
         ),
         allocations=job.deps.allocations,

@@ -131,7 +131,7 @@ def _drifted(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
         message = drift_message(job.progress.title, affected)
-        job.taken.finish(outcomes.failed(errors.Reason.DRIFTED, message))
+        job.undo_stack.finish(outcomes.failed(errors.Reason.DRIFTED, message))
     return Action.REST
 
 
@@ -141,16 +141,16 @@ def _withdraw_phantoms(
     """Remove phantom devices from the node; return whether the API refuses."""
     refused = job.clients.advertising.withdraw_phantoms(observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
-        failed = job.taken.failed(refused.reason, refused.message)
+        failed = job.undo_stack.failed(refused.reason, refused.message)
         # The layout is active: no run is needed, and the next drift check retries.
-        job.taken.finish(dataclasses.replace(failed, is_final=True))
+        job.undo_stack.finish(dataclasses.replace(failed, is_final=True))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(job, observation)
     return refused is not None
 
 
 def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
-    job.taken.finish(
+    job.undo_stack.finish(
         job.progress.succeeded(
             errors.Reason.ALREADY_APPLIED,
             "is active again",

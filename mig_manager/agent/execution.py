@@ -32,7 +32,7 @@ def executed(
             # A GPU lost during the change is verified only if the layout names it.
             replan=lambda now: change.resolved.plan(now, restoring=change.restoring),
             owed=lambda now: layouts.unrestored_elsewhere(
-                change.resolved.layout, now, job.taken.journal.snapshot
+                change.resolved.layout, now, job.undo_stack.journal.snapshot
             ),
             points=job.hooks,
         )
@@ -59,4 +59,4 @@ def _resume_after_failure(
         error.add(failed)
     # If the API fails now, the end of the run restores the rest.
     with contextlib.suppress(errors.ClusterError):
-        job.clients.resume_plugin(paused, job.taken)
+        job.clients.resume_plugin(paused, job.undo_stack)

@@ -50,11 +50,11 @@ def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None
         ClusterError: The API refused or does not answer; no service was stopped.
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
-    stopped = job.taken.journal.host_services
+    stopped = job.undo_stack.journal.host_services
     running = tuple(n for n in running_services(job, names, plan) if n not in stopped)
     if job.deps.services is None or not running:
         return
-    job.taken.enter(
+    job.undo_stack.enter(
         model.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
         host_services=(*stopped, *running),
@@ -75,7 +75,7 @@ def start_services(job: jobs.Job) -> str:
         The failures as part of a sentence; empty if every service started.
     """
     failed: list[str] = []
-    for name in host_files.start_order(job.taken.journal.host_services):
+    for name in host_files.start_order(job.undo_stack.journal.host_services):
         job.deps.telemetry.still_working()
         try:
             _start(job, name)
@@ -83,8 +83,8 @@ def start_services(job: jobs.Job) -> str:
             _log.warning("host_service_not_started", service=name, error=error.message)
             failed.append(error.message)
             continue
-        stopped = job.taken.journal.host_services
-        job.taken.note(host_services=tuple(one for one in stopped if one != name))
+        stopped = job.undo_stack.journal.host_services
+        job.undo_stack.note(host_services=tuple(one for one in stopped if one != name))
     return "; ".join(failed)
 
 
@@ -121,14 +121,14 @@ def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
     job.hooks.require(plan)
     if job.hooks.is_empty:
         return
-    job.taken.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
+    job.undo_stack.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
     try:
         job.hooks.start(job.cancel.check)
     except errors.MigManagerError:
-        job.taken.note(exit_hook=False)
+        job.undo_stack.note(exit_hook=False)
         raise
     except errors.Superseded:
-        job.taken.note(exit_hook=job.hooks.has_run)
+        job.undo_stack.note(exit_hook=job.hooks.has_run)
         raise
 
 
@@ -139,12 +139,12 @@ def exit_hooks(job: jobs.Job) -> None:
         ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
-    if not job.taken.journal.exit_hook or job.hooks.has_passed_exit:
+    if not job.undo_stack.journal.exit_hook or job.hooks.has_passed_exit:
         return
     if job.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
     job.hooks.exit()
-    job.taken.note(exit_hook=False)
+    job.undo_stack.note(exit_hook=False)
 
 
 # -- reboot --------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def may_reboot(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bo
     is True if the status names a reboot for this request.
     """
     # The journal is newer than the status.
-    before = job.taken.journal.rebooted_from
+    before = job.undo_stack.journal.rebooted_from
     if before:
         was_rebooted = before != job.deps.boot_id
     elif job.progress.record.rebooted_from == job.deps.boot_id:
@@ -189,7 +189,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
     try:
         drain_node()
         job.progress.note(is_rebooted=True)
-        job.taken.enter(
+        job.undo_stack.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
             state=model.State.REBOOTING,

@@ -63,7 +63,7 @@ class Job(Shared):
     cancel: ports.Cancellation
     """Can cancel the attempt until GPUs are touched."""
     progress: progresses.Progress
-    taken: undo.Taken
+    undo_stack: undo.UndoStack
     hooks: hook_points.HookPoints
 
     @property
@@ -84,7 +84,7 @@ class Job(Shared):
         """Return a transaction on the node's GPUs."""
         return transaction.Transaction(
             gpus=self.deps.gpus,
-            undo_stack=self.taken,
+            undo_stack=self.undo_stack,
             clock=self.deps.clock,
             refresh_files=self.deps.refresh_files,
             reset=self.deps.reset.reset if self.deps.reset else None,
@@ -141,7 +141,7 @@ def begun(
         request=request,
         cancel=cancel,
         progress=progress,
-        taken=undo.Taken(progress, resumed),
+        undo_stack=undo.UndoStack(progress, resumed),
         hooks=hook_points.HookPoints(
             deps.hooks,
             variables={"MIG_PARTED_SELECTED_CONFIG": request.config},

@@ -41,7 +41,7 @@ class Change:
             self.gpus,
             may_evict=self.may_evict and not job.request.is_on_demand,
             extra_clients=self.extra_clients,
-            has_begun=job.taken.journal.draining,
+            has_begun=job.undo_stack.journal.draining,
         )
 
     def affected(self, job: jobs.Job) -> tuple[cluster.Pod, ...]:
@@ -63,7 +63,7 @@ def planned(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool) -> 
     gpus = resolving.observed(job, resolved)
     recovery.restore_persistence(job, gpus)
     selected = resolving.selected(resolved, gpus)
-    others = tuple(gpu for gpu in job.taken.journal.snapshot if gpu.uuid not in selected)
+    others = tuple(gpu for gpu in job.undo_stack.journal.snapshot if gpu.uuid not in selected)
     restoring = others if others and recovery.is_possible(job.deps, gpus, others) else ()
     return Change(
         resolved=resolved,
@@ -94,7 +94,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     if change.may_evict and job.request.is_on_demand:
         require_none(change.affected(job))
     is_waited = job.clients.await_driver(
-        change.affected(job), change.usage.pods, change.gpus, job.taken, job.cancel
+        change.affected(job), change.usage.pods, change.gpus, job.undo_stack, job.cancel
     )
     if is_waited:
         change = _surveyed(job, change)
@@ -134,7 +134,7 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
         resources.gpu_layouts(change.gpus, config.select(change.resolved.layout, change.gpus)),
         usage.pods,
         plugin_config=job.plugin_config,
-        is_driver_expected=advertisers.DRIVER in advertisers.expected(job.taken),
+        is_driver_expected=advertisers.DRIVER in advertisers.expected(job.undo_stack),
     )
     plan = change.resolved.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)

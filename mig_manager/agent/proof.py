@@ -32,9 +32,9 @@ def finished(
     if failed:
         raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
     host.exit_hooks(job)
-    resumed = job.clients.resume_plugin(paused, job.taken, plugin_config=job.plugin_config)
+    resumed = job.clients.resume_plugin(paused, job.undo_stack, plugin_config=job.plugin_config)
     _prove(job, resumed, gpus, "waiting for the new devices to be schedulable")
-    job.clients.resume_monitors(resumed, job.taken, job.cancel)
+    job.clients.resume_monitors(resumed, job.undo_stack, job.cancel)
     return job.progress.succeeded(
         errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners, more="".join(notes)
     )
@@ -51,14 +51,14 @@ def verify_unchanged(
         MigManagerError: As ``finished``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
-    interrupted = job.taken.journal
+    interrupted = job.undo_stack.journal
     snapshot = interrupted.snapshot
     unrestored = layouts.unrestored_elsewhere(layout, gpus, snapshot) if layout else ()
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.stale_files or bool(unverified)
-    job.taken.note(snapshot=unrestored, applied="", stale_files=is_stale)
+    job.undo_stack.note(snapshot=unrestored, applied="", stale_files=is_stale)
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
-        paused = job.clients.find_plugin(job.taken, gpus, snapshot)
+        paused = job.clients.find_plugin(job.undo_stack, gpus, snapshot)
         job.transaction().refresh()
         return finished(job, paused, gpus, is_owners=is_owners)
     if is_stale:
@@ -67,16 +67,16 @@ def verify_unchanged(
     config_now = job.deps.node.latest().labels.get(cluster.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = job.clients.resume_plugin(
-            job.clients.find_plugin(job.taken, gpus, unrestored),
-            job.taken,
+            job.clients.find_plugin(job.undo_stack, gpus, unrestored),
+            job.undo_stack,
             plugin_config=job.plugin_config,
         )
         _prove(job, paused, gpus, "waiting for the plugin's new config")
-    elif not advertising.is_schedulable(gpus, job.taken):
+    elif not advertising.is_schedulable(gpus, job.undo_stack):
         # Restart once, not at every retry.
         job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-        stale = advertising.find_stale(gpus, job.taken, is_restarted=job.request.attempt == 1)
-        advertising.wait_schedulable(stale, gpus, job.taken, job.cancel)
+        stale = advertising.find_stale(gpus, job.undo_stack, is_restarted=job.request.attempt == 1)
+        advertising.wait_schedulable(stale, gpus, job.undo_stack, job.cancel)
     return job.progress.succeeded(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners
     )
@@ -84,4 +84,4 @@ def verify_unchanged(
 
 def _prove(job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str) -> None:
     job.progress.enter(model.Phase.PROVE, message)
-    job.clients.advertising.wait_schedulable(paused, gpus, job.taken, job.cancel)
+    job.clients.advertising.wait_schedulable(paused, gpus, job.undo_stack, job.cancel)

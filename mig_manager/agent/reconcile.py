@@ -138,18 +138,20 @@ class Reconciler:
             except errors.Superseded as end:
                 _log.info("run_superseded", why=end.why)
                 if end.is_replaced:
-                    job.taken.abandon()
+                    job.undo_stack.abandon()
                 elif not isinstance(end, errors.Rebooting):
-                    job.taken.finish(job.taken.failed(errors.Reason.INTERRUPTED, end.why))
-                self._keep_remaining(job.taken.journal)
+                    job.undo_stack.finish(
+                        job.undo_stack.failed(errors.Reason.INTERRUPTED, end.why)
+                    )
+                self._keep_remaining(job.undo_stack.journal)
                 raise
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
             fitting = self._layouts.fitting(job.progress.gpus)
             annotations = self._layouts.annotations(fitting)
             if not outcome.should_retry:
                 annotations |= self.capacity.annotations(job.progress.gpus)
-            job.taken.finish(outcome, annotations)
-            self._keep_remaining(job.taken.journal)
+            job.undo_stack.finish(outcome, annotations)
+            self._keep_remaining(job.undo_stack.journal)
             if outcome.state is model.State.SUCCESS:
                 host.save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
@@ -265,11 +267,11 @@ class Reconciler:
         """Roll back and restore all entries of a journal; raises as ``recover``."""
         name = before.config or "a layout"
         with self._attempt(jobs.Request(config=before.config), before) as job:
-            resumed = job.taken.journal
+            resumed = job.undo_stack.journal
             with self._shared.locked(f"undoing an interrupted change to {name}"):
                 result = run.undo_interrupted(job)
-            job.taken.abandon()
-            self._keep_remaining(job.taken.journal)
+            job.undo_stack.abandon()
+            self._keep_remaining(job.undo_stack.journal)
         if self._journal == resumed:
             _log.warning("rollback_pending", config=before.config, why=result)
             return
@@ -287,8 +289,8 @@ class Reconciler:
 
     def _end_pending(self, why: str) -> None:
         with self._attempt(jobs.Request(config=""), self._journal) as job:
-            job.taken.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
-            self._keep_remaining(job.taken.journal)
+            job.undo_stack.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
+            self._keep_remaining(job.undo_stack.journal)
 
     def _keep_remaining(self, journal: journals.Journal) -> None:
         self._journal = journals.NONE if journal.is_empty else journal

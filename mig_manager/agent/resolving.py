@@ -76,7 +76,7 @@ def resolve(job: jobs.Job) -> Resolved:
         resolved = _find(job)
     layout, rebooted = resolved.layout, job.progress.record.rebooted_hash
     is_same = not resolved.is_owners or rebooted in ("", layout.content_hash)
-    was_rebooted = bool(job.taken.journal.rebooted_from) or (rebooted is not None and is_same)
+    was_rebooted = bool(job.undo_stack.journal.rebooted_from) or (rebooted is not None and is_same)
     job.progress.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
@@ -125,7 +125,7 @@ def verified_without_file(
     """
     verified = job.progress.record.verified
     is_about_file = error.reason in _ABOUT_FILE and job.request.custom is None
-    if not (is_about_file and job.taken.journal.is_restored and verified and verified.gpus):
+    if not (is_about_file and job.undo_stack.journal.is_restored and verified and verified.gpus):
         raise error
     gpus = observe(job)
     if requests.fingerprint(gpus) != verified.gpus:

@@ -52,16 +52,18 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                 raise
             except errors.MigManagerError as error:
                 if isinstance(error, errors.DrainError):
-                    job.taken.note(draining=error.keeps_closed)
+                    job.undo_stack.note(draining=error.keeps_closed)
                 result = undo(job)
                 is_final = _is_final(job, error)
-                return job.taken.failed(error.reason, error.message, result, is_final=is_final)
+                return job.undo_stack.failed(
+                    error.reason, error.message, result, is_final=is_final
+                )
             except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                 _log.exception("run_crashed")
                 problem = f"{type(error).__name__}: {error}"
-                return job.taken.failed(errors.Reason.INTERNAL, problem, undo(job))
+                return job.undo_stack.failed(errors.Reason.INTERNAL, problem, undo(job))
     except (errors.ClusterError, errors.LockedError) as error:
-        return job.taken.failed(error.reason, error.message)
+        return job.undo_stack.failed(error.reason, error.message)
 
 
 def _steps(job: jobs.Job) -> outcomes.Outcome:
@@ -117,7 +119,7 @@ def undo(job: jobs.Job) -> str:
 
 def undo_interrupted(job: jobs.Job) -> str:
     """Undo an interrupted run; return the result as part of a sentence."""
-    is_stale = job.taken.journal.stale_files
+    is_stale = job.undo_stack.journal.stale_files
     result = undo(job)
     if is_stale:
         try:

@@ -26,7 +26,7 @@ def wait(job: jobs.Job) -> None:
         ClusterError: The API refused the request as such, or a status.
         Superseded: Another layout is requested, or the agent stops.
     """
-    slots, clock, journal = job.deps.slots, job.deps.clock, job.taken.journal
+    slots, clock, journal = job.deps.slots, job.deps.clock, job.undo_stack.journal
     if slots is None:
         return
     if journal.blocks_workloads:

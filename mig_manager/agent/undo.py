@@ -31,7 +31,7 @@ class Step:
     """Taint and labels to write in the same patch."""
 
 
-class Taken:
+class UndoStack:
     """Implements ``transaction.UndoStack``: the undo stack of one run, on the Node.
 
     Raises:
@@ -207,17 +207,18 @@ class Taken:
         if outcome.state is model.State.SUCCESS:
             # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)
-        taken = self._journal
-        kept = taken.remaining
+        journal = self._journal
+        kept = journal.remaining
         if outcome.reason is errors.Reason.INTERRUPTED:
             # The next agent must know that a plugin without a new pod still exists.
-            kept = taken.unverified
+            kept = journal.unverified
         if outcome.keeps_closed:
-            kept = taken.closed
-            taken = dataclasses.replace(taken, hold_taint=False)
+            kept = journal.closed
+            journal = dataclasses.replace(journal, hold_taint=False)
 
         self._progress.finish(
-            outcome, lambda view: _with(journals.restore_patch(taken, view), kept, annotations)
+            outcome,
+            lambda view: _with(journals.restore_patch(journal, view), kept, annotations),
         )
         self._journal = kept
 

@@ -31,13 +31,13 @@ class Advertising:
         self.driver = dra_driver.DraDriver(deps)
         self._all: tuple[advertisers.Advertiser, ...] = (self._plugin, self.driver)
 
-    def expects_driver(self, taken: undo.Taken, pods: _Pods) -> bool:
+    def expects_driver(self, undo_stack: undo.UndoStack, pods: _Pods) -> bool:
         """Return whether a DRA driver belongs on the node, even without a pod now.
 
         A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
         return (
-            advertisers.DRIVER in advertisers.expected(taken)
+            advertisers.DRIVER in advertisers.expected(undo_stack)
             or any(pod.claimed_ids for pod in pods)
             or self.driver.is_deployed(pods, self._deps.node.latest)
         )
@@ -51,7 +51,7 @@ class Advertising:
         return kinds
 
     def find(
-        self, pods: _Pods, gpus: Sequence[model.Gpu], taken: undo.Taken
+        self, pods: _Pods, gpus: Sequence[model.Gpu], undo_stack: undo.UndoStack
     ) -> frozenset[advertisers.Kind]:
         """Return the programs that advertise the node's devices, or must do so again.
 
@@ -62,7 +62,7 @@ class Advertising:
         labelled = frozenset(
             kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
         )
-        kinds = advertisers.kinds_of(pods) | labelled | advertisers.expected(taken)
+        kinds = advertisers.kinds_of(pods) | labelled | advertisers.expected(undo_stack)
         return self.with_replaced(kinds, lambda: node)
 
     def withdraw(self, paused: pausing.Paused) -> None:
@@ -71,14 +71,14 @@ class Advertising:
             if each.kind in paused.restarted:
                 each.withdraw()
 
-    def is_schedulable(self, gpus: Sequence[model.Gpu], taken: undo.Taken) -> bool:
+    def is_schedulable(self, gpus: Sequence[model.Gpu], undo_stack: undo.UndoStack) -> bool:
         """Check, without waiting, whether the node advertises the GPUs' devices."""
         pods = self._deps.workloads.list()
-        kinds = self.find(pods, gpus, taken)
+        kinds = self.find(pods, gpus, undo_stack)
         return not self._missing(pausing.Paused(kinds=kinds), gpus, pods)
 
     def find_stale(
-        self, gpus: Sequence[model.Gpu], taken: undo.Taken, *, is_restarted: bool
+        self, gpus: Sequence[model.Gpu], undo_stack: undo.UndoStack, *, is_restarted: bool
     ) -> pausing.Paused:
         """Find advertisers with outdated devices, and restart them if requested.
 
@@ -86,7 +86,7 @@ class Advertising:
             The argument of ``wait_schedulable``: their new pods, or pods that are starting.
         """
         pods = self._deps.workloads.list()
-        kinds = self.find(pods, gpus, taken)
+        kinds = self.find(pods, gpus, undo_stack)
         stale: _Pods = ()
         for each in self._all if is_restarted else ():
             own = tuple(filter(each.kind.owns, pods))
@@ -113,7 +113,7 @@ class Advertising:
         self,
         paused: pausing.Paused,
         gpus: Sequence[model.Gpu],
-        taken: undo.Taken,
+        undo_stack: undo.UndoStack,
         cancel: ports.Cancellation,
     ) -> None:
         """Wait until device plugin and DRA driver are ready and advertise the GPUs' devices.
@@ -129,12 +129,12 @@ class Advertising:
             _log.info("no_device_plugin_found")
             return
         timeout_s = self._limits.plugin_timeout_s
-        watch = _ProblemWatch(self._deps.clock, taken)
+        watch = _ProblemWatch(self._deps.clock, undo_stack)
         missing = self._wait.until_solved(
             lambda pods: watch.see(self._missing(paused, gpus, pods)), cancel, timeout_s=timeout_s
         )
         # By the deadline the owner may have removed it.
-        taken.note_served()
+        undo_stack.note_served()
         if missing:
             raise errors.NotReadyError(
                 f"{missing.message} (waited {timeout_s:g} s)", reason=missing.reason
@@ -181,9 +181,9 @@ _PHANTOMS_STAY_S = 30.0
 class _ProblemWatch:
     """Reports problems that may need a person, and ends a wait that only a person can end."""
 
-    def __init__(self, clock: timing.Clock, taken: undo.Taken) -> None:
+    def __init__(self, clock: timing.Clock, undo_stack: undo.UndoStack) -> None:
         self._clock = clock
-        self._taken = taken
+        self._undo_stack = undo_stack
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
 
@@ -195,7 +195,7 @@ class _ProblemWatch:
         """
         if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
             self._reported.add(missing.why)
-            self._taken.enter(model.Phase.PROVE, missing.message)
+            self._undo_stack.enter(model.Phase.PROVE, missing.message)
         if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing

@@ -44,7 +44,7 @@ class GpuClients:
         self,
         plan: steps.Plan,
         listed: _Pods,
-        taken: undo.Taken,
+        undo_stack: undo.UndoStack,
         cancel: ports.Cancellation,
         extra_clients: tuple[clients.ExtraClient, ...] = (),
         *,
@@ -62,13 +62,13 @@ class GpuClients:
         pods = tuple(pod for pod in listed if not pod.is_finished)
         choose = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
         view = self._deps.node.latest()
-        first = self._pause(functools.partial(choose, is_driver=False), view, taken)
+        first = self._pause(functools.partial(choose, is_driver=False), view, undo_stack)
         drain_late(self._wait_stopped(first, cancel) or listed)
-        last = self._pause(functools.partial(choose, is_driver=True), view, taken)
+        last = self._pause(functools.partial(choose, is_driver=True), view, undo_stack)
         self._wait_stopped(last, cancel)
         return pausing.Paused(
             kinds=self.advertising.with_replaced(
-                advertisers.expected(taken), self._deps.node.latest
+                advertisers.expected(undo_stack), self._deps.node.latest
             ),
             old_uids=advertisers.uids(pods),
             changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
@@ -82,10 +82,10 @@ class GpuClients:
         self,
         choose: Callable[[cluster.NodeView], pausing.Pause],
         view: cluster.NodeView,
-        taken: undo.Taken,
+        undo_stack: undo.UndoStack,
     ) -> pausing.Pause:
         """Pause the clients chosen for the node's current state; raises as ``pause``."""
-        before = taken.journal
+        before = undo_stack.journal
         pause = choose(view)
 
         def decide(view: cluster.NodeView) -> undo.Step:
@@ -95,7 +95,7 @@ class GpuClients:
             names += [pod.key for pod in pause.to_delete]
             kinds = pause.kinds | advertisers.kinds_in(before)
             deleted = advertisers.kinds_of(pause.to_delete)
-            taken.expect(frozenset(kind.deploy_label for kind in deleted))
+            undo_stack.expect(frozenset(kind.deploy_label for kind in deleted))
             return undo.Step(
                 message="pausing " + ", ".join(names or ["nothing"]),
                 journal=dataclasses.replace(
@@ -112,7 +112,7 @@ class GpuClients:
             )
 
         if pause.labels or pause.to_delete:
-            taken.take(model.Phase.PAUSE, decide)
+            undo_stack.take(model.Phase.PAUSE, decide)
         for pod in pause.to_delete:
             self._deps.workloads.delete(pod)
         return pause
@@ -154,7 +154,11 @@ class GpuClients:
             )
 
     def resume_plugin(
-        self, paused: pausing.Paused, taken: undo.Taken, *, plugin_config: str | None = None
+        self,
+        paused: pausing.Paused,
+        undo_stack: undo.UndoStack,
+        *,
+        plugin_config: str | None = None,
     ) -> pausing.Paused:
         """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
@@ -169,18 +173,18 @@ class GpuClients:
         )
         early = tuple(pod for pod in found if pod.uid not in paused.kept_uids)
         keys = advertisers.DEPLOY_LABELS
-        before = taken.journal
+        before = undo_stack.journal
         self.advertising.withdraw(paused)
         is_paused = not before.paused_labels.keys().isdisjoint(keys)
         if is_paused or before.hold_taint or plugin_config:
             what = f"restarting {paused.restarted_names or 'the device plugin'}"
-            taken.resume(keys, what=what, plugin_config=plugin_config)
+            undo_stack.resume(keys, what=what, plugin_config=plugin_config)
         waiting.delete(self._deps.workloads, early)
         old_uids = paused.old_uids | {pod.uid for pod in early}
         return dataclasses.replace(paused, old_uids=old_uids)
 
     def resume_monitors(
-        self, paused: pausing.Paused, taken: undo.Taken, cancel: ports.Cancellation
+        self, paused: pausing.Paused, undo_stack: undo.UndoStack, cancel: ports.Cancellation
     ) -> None:
         """Restore the other deploy labels one by one, and have the operator validate again.
 
@@ -189,7 +193,7 @@ class GpuClients:
         remaining labels.
         """
         timeout_s = self._limits.monitor_timeout_s
-        labels = taken.journal.paused_labels
+        labels = undo_stack.journal.paused_labels
         waited_for = [key for key in labels if key in paused.labels_with_pods]
         others = labels.keys() - waited_for
         try:
@@ -199,7 +203,7 @@ class GpuClients:
                     placed = clients.gated_by(pods, (key,))
                     return not placed or any(not p.is_ready or p.is_terminating for p in placed)
 
-                is_ours = key in taken.resume({key, *others})
+                is_ours = key in undo_stack.resume({key, *others})
                 others = set()
                 if is_ours and self._wait.until_solved(is_unready, cancel, timeout_s=timeout_s):
                     self._deps.node.emit(
@@ -224,7 +228,7 @@ class GpuClients:
         affected: _Pods,
         pods: _Pods,
         gpus: Sequence[model.Gpu],
-        taken: undo.Taken,
+        undo_stack: undo.UndoStack,
         cancel: ports.Cancellation,
     ) -> bool:
         """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
@@ -237,7 +241,7 @@ class GpuClients:
             Superseded: Another layout is requested, or the agent stops.
         """
         claiming = [pod for pod in affected if pod.may_claim]
-        if not claiming or not self.advertising.expects_driver(taken, pods):
+        if not claiming or not self.advertising.expects_driver(undo_stack, pods):
             return False
         needs_slices = not all(pod.claimed_ids for pod in claiming)
         driver = self.advertising.driver
@@ -247,12 +251,14 @@ class GpuClients:
 
         if not is_lacking(pods):
             return False
-        if taken.journal.is_closed and not dra_driver.has_ready(pods):
+        if undo_stack.journal.is_closed and not dra_driver.has_ready(pods):
             # Evicted pods may come back, so an earlier attempt's drain starts over.
-            taken.note(draining=False)
-            found = self.find_plugin(taken, gpus, taken.journal.snapshot)
-            self.resume_plugin(found, taken)
-        taken.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
+            undo_stack.note(draining=False)
+            found = self.find_plugin(undo_stack, gpus, undo_stack.journal.snapshot)
+            self.resume_plugin(found, undo_stack)
+        undo_stack.enter(
+            model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
+        )
         timeout_s = self._limits.plugin_timeout_s
         # Slices that do not match in time are no failure: a claim may then use any GPU.
         is_late = self._wait.until_solved(is_lacking, cancel, timeout_s=timeout_s)
@@ -266,7 +272,7 @@ class GpuClients:
 
     def find_plugin(
         self,
-        taken: undo.Taken,
+        undo_stack: undo.UndoStack,
         gpus: Sequence[model.Gpu],
         changed: Iterable[model.GpuSnapshot],
     ) -> pausing.Paused:
@@ -277,7 +283,7 @@ class GpuClients:
         pods = self._deps.workloads.list()
         kept_uids = self.advertising.driver.current(gpus, pods)
         return pausing.Paused(
-            kinds=self.advertising.find(pods, gpus, taken),
+            kinds=self.advertising.find(pods, gpus, undo_stack),
             old_uids=advertisers.uids(pods) - kept_uids,
             kept_uids=kept_uids,
             changed=frozenset(gpu.uuid for gpu in changed),
