@@ -39,13 +39,9 @@ class Planned:
     """A node whose GPUs have random layouts and half of their instances in use; median."""
 
 
-def measure(*, seed: int = 0) -> Iterator[Planned]:
-    """Measure every product; products with the same profiles and placements count as one.
-
-    Args:
-        seed: Of the random nodes.
-    """
-    chance = random.Random(seed)  # noqa: S311 - no secret
+def measure() -> Iterator[Planned]:
+    """Measure every product; products with the same profiles and placements count as one."""
+    chance = random.Random(0)  # noqa: S311 - no secret
     alike: dict[object, list[tuple[str, model.Gpu]]] = {}
     for name, product in hardware.products().items():
         if product.not_simulatable or not product.is_mig_capable:

@@ -1,4 +1,4 @@
-"""Our agent and NVIDIA's mig-manager on the same real node, story by story.
+"""Compare our agent with NVIDIA's mig-manager on the same real node, story by story.
 
     python -m bench.realnode [--runs 3] [--only STORY ...] [--manager ours|nvidia ...]
                              [--idle-s 120] [--logs FOLDER]
@@ -8,9 +8,9 @@ kubelet, containerd, the API server and NVIDIA's device plugin are real and buil
 ``bench.speed``. It refuses to destroy an instance that a container uses, as a real one does.
 
 Both managers read the same layouts, beside a device plugin as the GPU operator deploys it. One
-plays all stories, then the other. All figures are seen from outside: on the node object, in
-kubelet's note of devices, in the driver, in the API server's audit log. Figures of
-docs/migration.md and docs/performance.md come from here.
+plays all stories, then the other. All figures are observed from outside: from the node object,
+kubelet, the driver, and the API server's audit log. Figures of docs/migration.md and
+docs/performance.md come from here.
 """
 
 import argparse
@@ -101,19 +101,19 @@ _MANAGERS: Mapping[str, node.Manager] = {
 
 
 class Results:
-    """What was seen so far, which is printed also when the benchmark fails."""
+    """The outcomes so far, which are also printed if the benchmark fails."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], list[node.Seen]] = collections.defaultdict(list)
+        self._outcomes: dict[tuple[str, str], list[node.Outcome]] = collections.defaultdict(list)
         self._at_rest: dict[str, tuple[collections.Counter[str], float]] = {}
 
-    def add(self, story: str, manager: str, seen: node.Seen) -> None:
-        """Keep one run of a story."""
-        self._seen[story, manager].append(seen)
-        print(f"load {os.getloadavg()[0]:.1f}; {story}, {manager}: {seen}", flush=True)
+    def add(self, story: str, manager: str, outcome: node.Outcome) -> None:
+        """Add one run of a story."""
+        self._outcomes[story, manager].append(outcome)
+        print(f"load {os.getloadavg()[0]:.1f}; {story}, {manager}: {outcome}", flush=True)
 
     def rested(self, manager: str, requests: collections.Counter[str], seconds: float) -> None:
-        """Keep the requests of a manager at rest."""
+        """Add the requests of a manager at rest."""
         self._at_rest[manager] = (requests, seconds)
 
     def report(self) -> None:
@@ -124,29 +124,29 @@ class Results:
         )
         print(f"\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         played = [story.name for story in _STORIES]
-        for (story, manager), every in sorted(
-            self._seen.items(), key=lambda item: played.index(item[0][0])
+        for (story, manager), outcomes in sorted(
+            self._outcomes.items(), key=lambda item: played.index(item[0][0])
         ):
-            print(f"| {story} | {manager} | {' | '.join(_cells(every))} |")
+            print(f"| {story} | {manager} | {' | '.join(_cells(outcomes))} |")
         print()
-        for (story, manager), every in self._seen.items():
-            middle = sorted(every, key=lambda seen: seen.requests.total())[len(every) // 2]
-            print(f"{story}, {manager}: {_kinds(middle.requests)}")
+        for (story, manager), outcomes in self._outcomes.items():
+            median = sorted((each.requests for each in outcomes), key=collections.Counter.total)
+            print(f"{story}, {manager}: {_kinds(median[len(median) // 2])}")
         for manager, (requests, seconds) in self._at_rest.items():
             per_minute = requests.total() * 60 / seconds
             print(f"{manager} at rest, {per_minute:.1f} a minute: {_kinds(requests)}")
 
 
-def _cells(every: Sequence[node.Seen]) -> list[str]:
+def _cells(outcomes: Sequence[node.Outcome]) -> list[str]:
     return [
-        _each(f"`{seen.state}`" for seen in every),
-        _seconds([seen.state_s for seen in every]),
-        _seconds([seen.schedulable_s for seen in every]),
-        _each(str(seen.evicted) for seen in every),
-        _each(str(seen.ended) for seen in every),
-        _each(str(seen.on_missing_devices) for seen in every),
-        f"{statistics.median(seen.requests.total() for seen in every):.0f}",
-        _each(seen.afterwards for seen in every),
+        _distinct(f"`{each.state}`" for each in outcomes),
+        _seconds([each.state_s for each in outcomes]),
+        _seconds([each.schedulable_s for each in outcomes]),
+        _distinct(each.evicted for each in outcomes),
+        _distinct(each.ended for each in outcomes),
+        _distinct(each.on_missing_devices for each in outcomes),
+        f"{statistics.median(each.requests.total() for each in outcomes):.0f}",
+        _distinct(each.afterwards for each in outcomes),
     ]
 
 
@@ -157,9 +157,8 @@ def _seconds(times: Sequence[float | None]) -> str:
     return f"{statistics.median(known):.1f} s ({min(known):.1f} to {max(known):.1f})"
 
 
-def _each(values: Iterable[str]) -> str:
-    """Return a value, or all that were seen."""
-    return " or ".join(dict.fromkeys(values))
+def _distinct(values: Iterable[object]) -> str:
+    return " or ".join(dict.fromkeys(map(str, values)))
 
 
 def _kinds(requests: collections.Counter[str]) -> str:
@@ -168,13 +167,13 @@ def _kinds(requests: collections.Counter[str]) -> str:
 
 
 def main() -> None:
-    """Play the stories, and print what was seen."""
+    """Play the stories, and print the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3, help="of each story (default: 3)")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of stories")
     parser.add_argument("--manager", nargs="+", choices=_MANAGERS, default=[*_MANAGERS])
     parser.add_argument("--idle-s", type=float, default=120.0, help="seconds at rest; 0: none")
-    parser.add_argument("--logs", type=pathlib.Path, help="keep what explains the outcomes here")
+    parser.add_argument("--logs", type=pathlib.Path, help="folder for the logs")
     chosen = parser.parse_args()
     if missing := namespaces.missing():
         sys.exit(missing)
@@ -194,7 +193,7 @@ def _measure(results: Results, chosen: argparse.Namespace, folder: pathlib.Path)
     with cluster.up(), contextlib.ExitStack() as ending:
         if chosen.logs:
             ending.callback(cluster.save, chosen.logs)
-        versions = node.watched(cluster)
+        versions = node.watch(cluster)
         nvidia_manager.install_plugin(cluster)
         for manager in (_MANAGERS[each] for each in chosen.manager):
             with manager.installed(cluster):
@@ -209,9 +208,9 @@ def _measure(results: Results, chosen: argparse.Namespace, folder: pathlib.Path)
 
 
 def _start(story: node.Story, path: pathlib.Path) -> nvml_faults.SharedState:
-    """Return GPUs as they are at the start of a story."""
-    into = matrix.Transition(product=_PRODUCT, before=story.before, after=story.before)
-    matrix.prepare(into, path)
+    """Return the GPUs at the start of a story."""
+    start = matrix.Transition(product=_PRODUCT, before=story.before, after=story.before)
+    matrix.prepare(start, path)
     return nvml_faults.SharedState(path)
 
 

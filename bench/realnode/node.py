@@ -1,4 +1,4 @@
-"""One story on the real node: its start, a new label, and what is seen from outside."""
+"""Play one story on the real node: prepare it, change the label, and observe from outside."""
 
 import collections
 import contextlib
@@ -18,13 +18,13 @@ _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 _BUSY, _RESOURCE = "busy", "mig-1g.5gb"
 _OUTCOME_WITHIN_S = 60.0
 _START_WITHIN_S = 180.0
-"""How long a start may take where other work has the processors."""
+"""Enough for a start on a busy machine."""
 _FOLLOWS_WITHIN_S = 2.0
 """A manager may write Events after the state; a retry comes later."""
 _RESUMES_WITHIN_S = 25.0
 """A manager may publish the state before the device plugin runs again."""
 _RETRIES_WITHIN_S = 60.0
-"""How long a failure is watched for the manager's own retry."""
+"""The wait for the manager's own retry after a failure."""
 _UNKNOWN = 999
 _T = TypeVar("_T")
 
@@ -39,7 +39,7 @@ class Manager:
     namespace: str
     name: str
     labels: Mapping[str, str]
-    """Of its pods."""
+    """Labels of its pods."""
 
     @property
     def user(self) -> str:
@@ -53,34 +53,34 @@ class Story:
 
     name: str
     before: tuple[matrix.Devices, ...]
-    """What each GPU has at the start."""
+    """The devices of each GPU at the start."""
     layout: str
-    """The layout that the label then names."""
+    """The requested layout."""
     pods: int = 0
-    """Pods that use one 1g.5gb each."""
+    """Number of pods that use one 1g.5gb each."""
     has_budget: bool = False
     """Whether a PodDisruptionBudget allows no eviction."""
     fails_creation: int = 0
-    """Which creation of a GPU instance fails with an unknown error; 0: none."""
+    """The number of the GPU instance whose creation fails with an unknown error; 0: none."""
     is_killed: bool = False
     """Whether the manager's container is killed once the first GPU instance has changed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a manager made of a story."""
+class Outcome:
+    """The outcome of a story with a manager."""
 
     state: str
     state_s: float | None
     """Seconds from the label to ``success`` or ``failed``; None: neither was published."""
     schedulable_s: float | None
-    """Seconds from the label until an open node advertises the devices that its GPUs have; None:
-    the GPUs are as before, or the node does not advertise them."""
+    """Seconds from the label until the node is schedulable and advertises the devices of its GPUs;
+    None: the GPUs are as before, or the node does not advertise them."""
     evicted: int
     ended: int
     """Pods that ended or restarted without an eviction."""
     on_missing_devices: int
-    """Running pods with a device in kubelet's note that the driver does not have."""
+    """Running pods with a device that kubelet reports and the driver lacks."""
     requests: collections.Counter[str]
     """From the label to two seconds after the state, by verb and resource."""
     afterwards: str
@@ -100,12 +100,12 @@ class _Version:
         return self.labels.get(_STATE, "")
 
 
-def watched(cluster: rig.Cluster) -> list[_Version]:
-    """Return a list that gets every version of the node object from now on."""
+def watch(cluster: rig.Cluster) -> list[_Version]:
+    """Return a list that a thread extends with every version of the node object."""
     versions: list[_Version] = []
 
     def read() -> None:
-        # The API server ends a watch from time to time, and the last one when it ends itself.
+        # The API server ends watches from time to time, and at its own end.
         with contextlib.suppress(RuntimeError):
             while True:
                 for event in cluster.plane.watch("/api/v1/nodes"):
@@ -126,20 +126,15 @@ def _version(node: dict[str, Any]) -> _Version:
 
 
 class Node:
-    """The real node with one manager, which is installed alone."""
+    """The real node with one manager."""
 
     def __init__(self, cluster: rig.Cluster, manager: Manager, versions: list[_Version]) -> None:
         self._cluster = cluster
         self._manager = manager
         self._versions = versions
 
-    def play(self, story: Story, start: nvml_faults.SharedState) -> Seen:
-        """Play a story.
-
-        Args:
-            story: Which.
-            start: GPUs as they are at its start.
-        """
+    def play(self, story: Story, start: nvml_faults.SharedState) -> Outcome:
+        """Play a story, which begins with the GPUs of ``start``."""
         cluster = self._cluster
         self._prepare(story, start)
         pods, profiles = self._pods(), cluster.driver.profiles()
@@ -151,18 +146,19 @@ class Node:
             for container in judging.containers(cluster.pods(manager.namespace, **manager.labels)):
                 cluster.node.kill_container(container)
         ended = self._await(lambda: self._ended(first, "success", "failed"), _OUTCOME_WITHIN_S)
-        left = cluster.driver.profiles()
+        result = cluster.driver.profiles()
         threading.Event().wait(_FOLLOWS_WITHIN_S)
         requests = log.requests(self._manager.user)
         self._await(self._is_back, _RESUMES_WITHIN_S)
         evicted, after = log.evicted(), self._pods()
-        afterwards = "GPUs as before" if left == profiles else f"GPUs with {_described(left)}"
+        same = result == profiles
+        afterwards = "GPUs as before" if same else f"GPUs with {_described(result)}"
         afterwards += self._afterwards()
         if story.fails_creation and ended and ended[0].state == "failed":
             mended = self._await(lambda: self._ended(first, "success"), _RETRIES_WITHIN_S)
             later_s = mended[0].at_s - ended[0].at_s if mended else _RETRIES_WITHIN_S
             afterwards += f"; {later_s:.0f} s later {'`success`' if mended else 'the same'}"
-        return Seen(
+        return Outcome(
             state=(ended or self._versions[-1:])[0].state,
             state_s=self._seconds(first, ended),
             schedulable_s=self._seconds(first, self._schedulable(first, profiles)),
@@ -177,19 +173,19 @@ class Node:
 
     def _prepare(self, story: Story, start: nvml_faults.SharedState) -> None:
         cluster, gpus, manager = self._cluster, self._cluster.driver.gpus, self._manager
-        # First the request: a drain that is blocked must not go on when its pods end.
+        # First withdraw the request: a blocked drain must not continue when its pods end.
         cluster.withdraw()
         cluster.reset()
         waiting.until(lambda: not cluster.pods(), "the end of pods", within_s=_START_WITHIN_S)
         cluster.kubectl("label", "node", rig.NODE, f"{_STATE}-")
         if story.is_killed:
-            # kubelet restarts a container that it restarted before only after a pause.
+            # kubelet delays further restarts of a container.
             self._delete_pods(manager.namespace, manager.labels)
             cluster.wait_for_daemons(manager.namespace, manager.name)
         if simulated_rig.geometry(gpus) != simulated_rig.geometry(start):
             waiting.until(lambda: not gpus.read().clients, "idle GPUs")
-            found = start.read().gpus
-            gpus.update(lambda node: (dataclasses.replace(node, gpus=found), None))
+            before = start.read().gpus
+            gpus.update(lambda node: (dataclasses.replace(node, gpus=before), None))
             self._delete_pods(nvidia_manager.NAMESPACE, {"app": nvidia_manager.PLUGIN})
         cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{_PLUGIN_LABEL}=true")
         waiting.until(self._is_back, "the plugin's devices", within_s=_START_WITHIN_S)
@@ -210,13 +206,13 @@ class Node:
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         self._cluster.kubectl("delete", "pods", "-n", namespace, f"--selector={selector}")
 
-    # -- what is seen
+    # -- the observation
 
-    def _await(self, found: Callable[[], _T], within_s: float) -> _T:
-        """Wait until something is found; return what was found in the end, also if nothing."""
+    def _await(self, read: Callable[[], _T], within_s: float) -> _T:
+        """Wait for a value that is not empty; return the last value."""
         with contextlib.suppress(AssertionError):
-            waiting.until(lambda: bool(found()), within_s=within_s)
-        return found()
+            waiting.until(lambda: bool(read()), within_s=within_s)
+        return read()
 
     def _seconds(self, first: int, versions: Sequence[_Version]) -> float | None:
         """Return the time from the label to the first of some versions."""
@@ -241,14 +237,14 @@ class Node:
         return [v for v in self._requested(first) if v.is_open and v.allocatable == devices]
 
     def _afterwards(self) -> str:
-        """Describe what a manager has left of the node besides its GPUs."""
+        """Describe the node besides its GPUs."""
         labels = self._cluster.labels().items()
-        found = {
+        problems = {
             "no device plugin": not nvidia_manager.plugin_runs(self._cluster),
             "plugin's label paused": (_PLUGIN_LABEL, "paused-for-mig-change") in labels,
             "tainted": bool(self._cluster.taints()),
         }
-        return "".join(f", {what}" for what, is_so in found.items() if is_so)
+        return "".join(f", {problem}" for problem, exists in problems.items() if exists)
 
     def _pods(self) -> set[tuple[str, int]]:
         """Return UID and restarts of each running pod."""
@@ -266,7 +262,7 @@ class Node:
         return sum(bool(assigned.get(uid, set()) - devices) for uid, _ in self._pods())
 
     def _devices(self) -> dict[str, int]:
-        """Return what kubelet advertises once the plugin has seen the GPUs as they are."""
+        """Return the devices of the GPUs, which kubelet advertises after the plugin's restart."""
         names = simulated_rig.devices(self._cluster.driver.gpus).values()
         return dict(collections.Counter(name.removeprefix("nvidia.com/") for name in names))
 

@@ -7,8 +7,8 @@ and impersonation.
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from mig_manager import errors
 from mig_manager.core import messages
@@ -30,11 +30,12 @@ _CONFIG_MAPS = (
 )
 """ConfigMaps of our manifests, of ours with the GPU operator, and of the operator."""
 _DOCUMENT_KEY = "config.yaml"
+_Event = TypeVar("_Event")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The nodes of a command."""
+class Search:
+    """The nodes that a command searched for."""
 
     reports: tuple[fleet_nodes.Report, ...]  # by name, never empty
     missing: tuple[str, ...]  # why named nodes are not in ``reports``
@@ -85,7 +86,7 @@ class ClusterReader:
     def __init__(self, transport: Transport) -> None:
         self._get = transport.get
 
-    def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> Found:
+    def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> Search:
         """Report on the named nodes, or else on the nodes that ``selected`` returns.
 
         Raises:
@@ -113,7 +114,7 @@ class ClusterReader:
             )
         ordered = sorted(nodes, key=lambda node: node.name)
         reports = tuple(fleet_nodes.report(node, now) for node in ordered)
-        return Found(reports=reports, missing=tuple(missing))
+        return Search(reports=reports, missing=tuple(missing))
 
     def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
         """Return the nodes that a selector matches; None: all nodes with GPUs."""
@@ -149,8 +150,7 @@ class ClusterReader:
 
     def events(self, node_name: str) -> tuple[Moment, ...]:
         """Return the agent's Events about a node, in no order."""
-        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
-        return tuple(filter(None, cluster.listed(self._get, _EVENTS, query, _event)))
+        return agent_events(self._get, node_name, _moment)
 
     def document(
         self,
@@ -198,11 +198,22 @@ class ClusterReader:
         )
 
 
-def _event(item: Mapping[str, Any]) -> Moment | None:
-    """Parse an Event; None if another component reported it."""
-    source = (item.get("source") or {}).get("component")
-    if _COMPONENT not in (item.get("reportingComponent"), source):
-        return None
+def agent_events(
+    get: Callable[..., dict[str, Any]],
+    node_name: str,
+    parse: Callable[[Mapping[str, Any]], _Event],
+) -> tuple[_Event, ...]:
+    """Return the Events about a node that the agent reported, in no order."""
+    query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
+
+    def parse_own(item: Mapping[str, Any]) -> _Event | None:
+        source = (item.get("source") or {}).get("component")
+        return parse(item) if _COMPONENT in (item.get("reportingComponent"), source) else None
+
+    return tuple(filter(None, cluster.listed(get, _EVENTS, query, parse_own)))
+
+
+def _moment(item: Mapping[str, Any]) -> Moment:
     series = item.get("series") or {}
     moments = (
         series.get("lastObservedTime"),

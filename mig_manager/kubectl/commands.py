@@ -41,7 +41,7 @@ class ClusterCommands:
         self._answer(result.to_data, lambda: draw(result, style=self._style))
         return result.is_good and not search.missing
 
-    def _status_of(self, search: cluster_reader.Found) -> node_status.Status:
+    def _status_of(self, search: cluster_reader.Search) -> node_status.Status:
         pods = cluster_reader.Pods(by_node=None)
         # A table has no room for the pods of many nodes, and listing them is slow.
         if self._is_drawn(search) or self._format is not OutputFormat.TEXT:
@@ -76,7 +76,7 @@ class ClusterCommands:
         from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
         from mig_manager.kubectl import top  # noqa: PLC0415 - rarely used
 
-        def find() -> cluster_reader.Found:
+        def find() -> cluster_reader.Search:
             self._now = dt.datetime.now(tz=dt.UTC)
             return self._find()
 
@@ -152,20 +152,20 @@ class ClusterCommands:
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         self._terminal.answer(self._format.value, data, text)
 
-    def _nodes(self) -> cluster_reader.Found:
+    def _nodes(self) -> cluster_reader.Search:
         search = self._find()
         for message in search.missing:
             self._terminal.note(message)
         return search
 
-    def _find(self) -> cluster_reader.Found:
+    def _find(self) -> cluster_reader.Search:
         return self._reader.find(self._chosen.nodes, self._chosen.selector, now=self._now)
 
     def _node(self) -> nodes.Report:
         (report,) = self._reader.find([self._chosen.node], None, now=self._now).reports
         return report
 
-    def _is_drawn(self, search: cluster_reader.Found) -> bool:
+    def _is_drawn(self, search: cluster_reader.Search) -> bool:
         return len(search.reports) == 1 or self._format is OutputFormat.WIDE
 
     def _document(self, default: config.Document | None = None) -> config.Document:

@@ -65,7 +65,7 @@ class Top:
         self,
         writer: kubectl.Kubectl,
         reader: cluster_reader.ClusterReader,
-        find: Callable[[], cluster_reader.Found],
+        find: Callable[[], cluster_reader.Search],
         document: Callable[[config.Document | None], config.Document],
         style: Callable[[], bar.Style],
     ) -> None:
@@ -74,7 +74,7 @@ class Top:
         self._find = find
         self._document = document
         self._style = style
-        self._search = cluster_reader.Found(reports=(), missing=())
+        self._search = cluster_reader.Search(reports=(), missing=())
         self._pods: tuple[cluster.Pod, ...] = ()
         self._choice = _Choice()
 

@@ -236,7 +236,7 @@ class Programs:
         )
 
 
-def roots(host: "host_settings.HostRoots", *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
+def roots(host: "host_settings.HostRoots") -> tuple[Root, ...]:
     """Return the roots that may have the driver's programs, best first.
 
     Our own root comes first: NVIDIA's container toolkit puts them there. A driver container that
@@ -245,7 +245,7 @@ def roots(host: "host_settings.HostRoots", *, here: pathlib.Path = _TOP) -> tupl
     at_driver = Root(path=host.driver_here)
     at_host = Root(path=host.host_here, driver=str(host.driver))
     order = (at_driver, at_host) if host.dev_here == host.driver_here else (at_host, at_driver)
-    return tuple(dict.fromkeys((Root(path=here), *order, Root(path=host.host_here))))
+    return tuple(dict.fromkeys((Root(), *order, Root(path=host.host_here))))
 
 
 def last_line(text: str) -> str:

@@ -3,17 +3,17 @@
 Every function raises ``ClusterError`` if the API refuses, does not answer, or answers nonsense.
 """
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
+from mig_manager.adapters import cluster_reader
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import json_text
 from mig_manager.core.node import clients, cluster
 
-_EVENTS = "/api/v1/namespaces/default/events"
-_COMPONENT = "mig-manager"
 _OUR_KEYS = ("nvidia.com/", "mig-manager.io/")
 _LOG = {"tailLines": "3000", "limitBytes": str(4 << 20), "timestamps": "true"}  # PodLogOptions
 
@@ -47,14 +47,9 @@ def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
 
 def events(kube: api.KubeApi, node_name: str) -> list[dict[str, Any]]:
     """Return our Events about a node."""
-    query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
     fields = "type reason message count firstTimestamp lastTimestamp eventTime"
-
-    def parse(item: Object) -> dict[str, Any]:
-        sources = (item.get("source") or {}).get("component"), item.get("reportingComponent")
-        return _part(item, fields) if _COMPONENT in sources else {}
-
-    return list(filter(None, cluster.listed(kube.get, _EVENTS, query, parse)))
+    parse = functools.partial(_part, fields=fields)
+    return list(cluster_reader.agent_events(kube.get, node_name, parse))
 
 
 def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
