@@ -235,7 +235,7 @@ class FakeGpus(_Port):
         self._rig.called("gpus.observe")
         return gpu_values.seen_of(self._rig.gpus, self._rig.lost)
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._rig.called("gpus.execute")
         if plan.requires_idle and self._rig.gpu_users:
             raise errors.GpuInUseError(f"GPU 0 is in use by {self._rig.gpu_users}")

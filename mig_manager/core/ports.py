@@ -25,7 +25,7 @@ class Gpus(Protocol):
         GPU is reachable.
         """
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Run the steps of all GPUs in parallel, the steps of one GPU in order.
 
         Steps are idempotent. ``IN_USE`` is retried for a bounded time. A failure on one GPU does
@@ -33,7 +33,7 @@ class Gpus(Protocol):
 
         Args:
             plan: The steps.
-            seen: GPUs as last observed; constant facts of GPUs that keep their mode are reused.
+            observed: The last observation; constant facts of GPUs that keep their mode are reused.
 
         Returns:
             The plan's GPUs afterwards, in its order. The message of an unreachable one names the

@@ -35,9 +35,9 @@ class AdvertisingGpus:
         self._advertise()
         return gpus
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute a plan and advertise the changed devices."""
-        changed = self._gpus.execute(plan, seen)
+        changed = self._gpus.execute(plan, observed)
         self._observed = self._observed.updated(changed)
         self._advertise()
         return changed

@@ -127,7 +127,7 @@ class Gpus:
     def observe(self) -> model.ObservedGpus:
         return self.work()
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         return self.work()
 
 

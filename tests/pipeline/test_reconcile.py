@@ -213,9 +213,9 @@ class Driver:
             for gpu in self._gpus.observe()
         )
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         if self._is_old:
-            self._gpus.execute(plan, seen)
+            self._gpus.execute(plan, observed)
         return gpu_values.of_plan(self.observe(), plan)
 
 

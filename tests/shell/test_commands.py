@@ -38,7 +38,7 @@ DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
 class StubbornGpus(fake_ports.FakeGpus):
     """GPUs on which everything succeeds and nothing happens."""
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._rig.called("gpus.execute")
         return gpu_values.of_plan(self._rig.gpus, plan)
 

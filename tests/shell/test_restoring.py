@@ -124,8 +124,8 @@ class BlindGpus(fake_ports.FakeGpus):
             for gpu in super().observe()
         )
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        super().execute(plan, seen)
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        super().execute(plan, observed)
         return self.observe().only(each.gpu_uuid for each in plan.gpus)
 
 

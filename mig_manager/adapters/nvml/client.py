@@ -143,12 +143,12 @@ class WorkerGpus(standbys.Standby):
         self.telemetry.gpus_observed(gpus)
         return gpus
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute a plan; after the errors of ``observe`` it is unknown which steps were done."""
         uuids = {gpu.gpu_uuid for gpu in plan.gpus}
         # The worker lists their instances again, so only lasting facts are sent.
         known = tuple(
-            dataclasses.replace(gpu, gpu_instances=()) for gpu in seen if gpu.uuid in uuids
+            dataclasses.replace(gpu, gpu_instances=()) for gpu in observed if gpu.uuid in uuids
         )
         self.telemetry.steps_began(plan)
         with self._timed("execute"):

@@ -56,12 +56,12 @@ class NvmlGpus:
         _require_distinct(observed)
         return observed
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute the plan, GPUs in parallel; return its GPUs as they are in the same session.
 
         NOT_SUPPORTED before the first step: the library lacks a function that the plan needs.
         """
-        known = {gpu.uuid: gpu for gpu in seen}
+        known = {gpu.uuid: gpu for gpu in observed}
         timeout_s = self.in_use_timeout_s
         if plan.in_use_timeout_s is not None:
             timeout_s = min(timeout_s, plan.in_use_timeout_s)
@@ -256,9 +256,9 @@ class ThreadGpus:
         """Return every GPU, ascending by index; NVML_TIMEOUT if they do not answer in time."""
         return self._wait(self._gpus.observe)
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute a plan; after NVML_TIMEOUT its steps may still go on."""
-        return self._wait(lambda: self._gpus.execute(plan, seen))
+        return self._wait(lambda: self._gpus.execute(plan, observed))
 
     def _wait(self, work: Callable[[], model.ObservedGpus]) -> model.ObservedGpus:
         call = call_thread.CallThread(work)

@@ -55,7 +55,7 @@ def _serve(
     parent: subprocesses.Parent,
     load_driver: Callable[[], object] | None,
 ) -> int:
-    """Answer one request: ``("observe",)``, ``("execute", plan, seen)`` or ``("inspect",)``."""
+    """Answer a request: ``("observe",)``, ``("execute", plan, observed)`` or ``("inspect",)``."""
     if not parent.is_there():
         return 1
     # It ends before a collection pays off.

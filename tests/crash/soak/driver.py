@@ -55,14 +55,14 @@ class OneByOne:
     def observe(self) -> model.ObservedGpus:
         return self._gpus.observe()
 
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         failures: list[errors.HardwareError] = []
         changed: list[model.Gpu] = []
-        with self._gpus._session_for(plan, {gpu.uuid: gpu for gpu in seen}):
+        with self._gpus._session_for(plan, {gpu.uuid: gpu for gpu in observed}):
             pass
         for gpu in plan.gpus:
             try:
-                changed += self._gpus.execute(steps.Plan(gpus=(gpu,)), seen)
+                changed += self._gpus.execute(steps.Plan(gpus=(gpu,)), observed)
             except errors.HardwareError as error:
                 failures.append(error)
         if failures:
