@@ -398,14 +398,13 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ..
     return tuple(names) if all(names) else ()
 
 
-def _words(container: Mapping[str, Any]) -> list[str]:
-    """Return a container's command line."""
+def _command_line(container: Mapping[str, Any]) -> list[str]:
     return [*map(str, container.get("command") or ()), *map(str, container.get("args") or ())]
 
 
 def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
     """Return the feature gates in variables and command lines, which may be shell scripts."""
-    commands = (" ".join(_words(container)) for container in spec["containers"])
+    commands = (" ".join(_command_line(container)) for container in spec["containers"])
     options = (gates for command in commands for gates in _GATES_OPTION.findall(command))
     texts = (*_variables(spec, "FEATURE_GATES"), *options)
     pairs = (pair.partition("=") for text in texts for pair in text.split(","))
@@ -415,7 +414,7 @@ def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
 def _mig_strategy(spec: Mapping[str, Any]) -> str:
     """Return the device plugin's MIG strategy; its options precede its variables."""
     for container in spec["containers"]:
-        words = _words(container)
+        words = _command_line(container)
         for word, following in zip(words, [*words[1:], ""], strict=False):
             flag, equals, value = word.partition("=")
             if flag == "--mig-strategy":

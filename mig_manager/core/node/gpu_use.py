@@ -88,7 +88,9 @@ class Usage:
         if self.known_ids is not None and self.known_ids <= frozenset(affected):
             return ()
         # At its start, kubelet lists no running pod with a GPU.
-        running = {pod.key for pod in self.pods if pod.phase == "Running" and _of_plugin(pod)}
+        running = {
+            pod.key for pod in self.pods if pod.phase == "Running" and _plugin_resources(pod)
+        }
         if self.assigned is not None and not (
             running and running.isdisjoint(one.key for one in self.assigned)
         ):
@@ -117,7 +119,7 @@ class Usage:
         ids |= allocated.device_ids if allocated else frozenset()
         if any(map(self._is_unknown, ids)):
             return "no GPU has its device, so it may use any"
-        if pod.claimed_ids and not _of_plugin(pod):
+        if pod.claimed_ids and not _plugin_resources(pod):
             return ""
         if allocated is None or not allocated.device_ids:
             is_silent = self.assigned is None
@@ -190,7 +192,7 @@ class Usage:
         ids = allocated.device_ids if allocated else frozenset[str]()
         if any(map(self._is_unknown, claimed | ids)) and self._may_run(pod):
             return True
-        has_gpu = any(map(resources.is_device_or_shared, _of_plugin(pod)))
+        has_gpu = any(map(resources.is_device_or_shared, _plugin_resources(pod)))
         if not ids or pod.may_run_gpu_init or affected is None:
             return has_gpu
         if not ids.isdisjoint(affected):
@@ -226,7 +228,7 @@ class Usage:
         return not homes.isdisjoint(("", f"pod {pod.uid}"))
 
 
-def _of_plugin(pod: cluster.Pod) -> frozenset[str]:
+def _plugin_resources(pod: cluster.Pod) -> frozenset[str]:
     """Return the ``nvidia.com/*`` resources that a device plugin provides to a pod."""
     return frozenset(pod.gpu_resources.keys() - pod.claimed_resources)
 

@@ -232,7 +232,7 @@ def why_not_schedulable(
     for expected, needed in zip(
         expected_devices(known), expected_devices(_among(known, changed)), strict=True
     ):
-        is_registered = _registered(known, node.capacity) >= len(expected)
+        is_registered = _count_registered(known, node.capacity) >= len(expected)
         is_known = is_partial or ids <= expected
         if ids == expected or (ids and is_registered and is_known and needed <= ids):
             return _compare_counts(devices, devices_of(node.allocatable))
@@ -258,7 +258,7 @@ def is_plugin_stale(
         return True
     if allocatable is None:
         return bool(why_not_schedulable(gpus, None, node, changed=()))
-    registered = _registered(gpus, node.capacity or node.allocatable)
+    registered = _count_registered(gpus, node.capacity or node.allocatable)
     # Only devices that are in one of the two show the plugin's strategy.
     likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
     return registered < min(map(len, likely or (sliced, whole)))
@@ -311,7 +311,7 @@ def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[mo
     return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
 
 
-def _registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> int:
+def _count_registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> int:
     """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while."""
     names = supplied(gpus, None)
     return sum(n for name, n in devices_of(counts).items() if base(name) in names)

@@ -26,16 +26,16 @@ _MOST_NUMBER = 2**32 - 1
 
 
 def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
-    """Return plain data, short because annotations are.
+    """Return plain data, short because annotations are limited.
 
-    An instance is ``[profile, id, start, size, inside]``, a creation ``[profile, start, size]``
-    of a GPU instance and, of a compute instance, its span after that.
+    An instance is ``[profile, id, start, size, inside]``. A creation is ``[profile, start, size]``
+    of the GPU instance, followed by the span of a compute instance.
     """
 
     def span(place: model.Placement | None) -> list[int]:
         return [place.start, place.size] if place else []
 
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for gpu in gpus:
         data: dict[str, Any] = {
             "uuid": gpu.uuid,
@@ -56,8 +56,8 @@ def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
                 [str(each.profile), *span(each.gpu_instance), *span(each.span)]
                 for each in gpu.created
             ]
-        found.append(data)
-    return found
+        rows.append(data)
+    return rows
 
 
 def from_data(data: object) -> tuple[model.GpuSnapshot, ...]:
@@ -124,7 +124,7 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
     """Return the annotation's value: one line, the same for the same GPUs."""
     models: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for gpu, had in zip(gpus, to_data([gpu.snapshot for gpu in gpus]), strict=True):
+    for gpu, snapshot in zip(gpus, to_data([gpu.snapshot for gpu in gpus]), strict=True):
         kind = {
             "name": gpu.name,
             "architecture": gpu.architecture.value,
@@ -138,9 +138,9 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
         if kind not in models:
             models.append(kind)
         place = {"index": gpu.index, "pci": gpu.pci_address, "model": models.index(kind)}
-        rows.append(place | had)
+        rows.append(place | snapshot)
     data: dict[str, Any] = {"version": VERSION, "models": models, "gpus": rows}
-    lost = [
+    unreachable = [
         {
             "index": gpu.index,
             "uuid": gpu.uuid,
@@ -153,7 +153,9 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
         }
         for gpu in model.unreachable(gpus)
     ]
-    return json.dumps(data | ({"unreachable": lost} if lost else {}), separators=(",", ":"))
+    if unreachable:
+        data["unreachable"] = unreachable
+    return json.dumps(data, separators=(",", ":"))
 
 
 def _profile_row(info: model.GpuInstanceProfile) -> list[Any]:
@@ -180,11 +182,11 @@ def from_json(text: str) -> model.ObservedGpus:
         gpus = tuple(
             _gpu(row, before, kinds) for row, before in zip(rows, from_data(rows), strict=True)
         )
-        lost = [_unreachable(row) for row in _list(data.get("unreachable", []))]
+        unreachable = [_unreachable(row) for row in _list(data.get("unreachable", []))]
     for identity in ("index", "uuid"):
         if len({getattr(gpu, identity) for gpu in gpus}) != len(gpus):
             raise ValueError(f"two GPUs have the same {identity}")
-    return model.ObservedGpus(gpus, lost)
+    return model.ObservedGpus(gpus, unreachable)
 
 
 def idle(gpu: model.Gpu) -> model.Gpu:
@@ -211,7 +213,7 @@ def _profile(row: Sequence[Any]) -> model.GpuInstanceProfile:
     name, enum_index, profile_id, memory, processors, most, engines, placements = row
     decoders, encoders, jpegs, ofas = map(_number, engines)
     return model.GpuInstanceProfile(
-        profile=_sound(profile_name.parse(_text(name))),
+        profile=_check_profile(profile_name.parse(_text(name))),
         enum_index=_number(enum_index),
         profile_id=_number(profile_id),
         memory_mib=_number(memory),
@@ -223,27 +225,27 @@ def _profile(row: Sequence[Any]) -> model.GpuInstanceProfile:
 
 
 def _gpu(
-    row: Mapping[str, Any], had: model.GpuSnapshot, kinds: Sequence[Mapping[str, Any]]
+    row: Mapping[str, Any], snapshot: model.GpuSnapshot, kinds: Sequence[Mapping[str, Any]]
 ) -> model.Gpu:
     reached = 0
-    for gi in sorted(had.gpu_instances, key=lambda gi: gi.placement):
+    for gi in sorted(snapshot.gpu_instances, key=lambda gi: gi.placement):
         if _span(gi.placement.start, gi.placement.size, most=_MOST_SLICES).start < reached:
             raise ValueError("two instances overlap")
         reached = gi.placement.end
-        slices = _sound(gi.profile).gpu_slices
+        slices = _check_profile(gi.profile).gpu_slices
         if len(gi.compute_instances) > slices:
             raise ValueError("an instance has more parts than slices")
         for ci in gi.compute_instances:
-            _sound(ci.profile)
+            _check_profile(ci.profile)
             if ci.placement is not None:
                 _span(ci.placement.start, ci.placement.size, most=slices)
     return model.Gpu(
         index=_number(row["index"]),
-        uuid=_text(had.uuid),
+        uuid=_text(snapshot.uuid),
         pci_address=_text(row["pci"]),
-        current_mode=had.current_mode,
-        pending_mode=had.pending_mode,
-        gpu_instances=had.gpu_instances,
+        current_mode=snapshot.current_mode,
+        pending_mode=snapshot.pending_mode,
+        gpu_instances=snapshot.gpu_instances,
         **kinds[_number(row["model"])],
     )
 
@@ -265,12 +267,12 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
 # -- untrusted values; ValueError if one is invalid ----------------------------------------------
 
 
-def _sound(named: model.Profile) -> model.Profile:
+def _check_profile(profile: model.Profile) -> model.Profile:
     """Refuse a well-formed profile that no GPU can have."""
-    is_sound = 1 <= named.compute_slices <= named.gpu_slices <= _MOST_SLICES
-    if not (is_sound and named.memory_gb <= _MOST_MEMORY_GB):
-        raise ValueError(f"no GPU has a profile {str(named)[:_MOST_LETTERS]}")
-    return named
+    is_ordered = 1 <= profile.compute_slices <= profile.gpu_slices <= _MOST_SLICES
+    if not is_ordered or profile.memory_gb > _MOST_MEMORY_GB:
+        raise ValueError(f"no GPU has a profile {str(profile)[:_MOST_LETTERS]}")
+    return profile
 
 
 def _span(start: object, size: object, *, most: int = _MAX_SLICE) -> model.Placement:
