@@ -168,7 +168,7 @@ def _agent(runs: int, reconfigurations: int, idle_s: float) -> None:
     with stage:
         starts = [_started(stage) for _ in range(runs)]
         print(f"agent, from start to ready    {_each([cpu for cpu, _ in starts])} ms CPU")
-        _print_weights("agent that has done nothing", [weight for _, weight in starts])
+        _print_weights("agent after its start", [weight for _, weight in starts])
         for number in range(reconfigurations):
             stage.label(_LAYOUTS[number % len(_LAYOUTS)])
             if stage.wait_for_end(_LAYOUTS[number % len(_LAYOUTS)]) is not model.State.SUCCESS:

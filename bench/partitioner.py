@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4, help="of 8 GPUs each")
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--day-s", type=float, default=900.0, help="how long to play the day")
-    parser.add_argument("--load", type=float, default=0.75, help="share of the GPUs asked for")
+    parser.add_argument("--load", type=float, default=0.75, help="requested share of the GPUs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--variants", nargs="*", choices=_VARIANTS, default=list(_VARIANTS))
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner.json")
@@ -230,8 +230,8 @@ def _longest(played: pods_of_a_day.Day) -> dict[str, float]:
 _ON_DEMAND = "on-demand"
 
 
-def _of_all(plan: Plan, layout: str) -> tuple[str, dict[str, str]]:
-    return "", dict.fromkeys(plan.nodes, layout)
+def _balanced(plan: Plan) -> tuple[str, dict[str, str]]:
+    return "", dict.fromkeys(plan.nodes, _BALANCED)
 
 
 def _best_fixed(plan: Plan) -> tuple[str, dict[str, str]]:
@@ -248,9 +248,9 @@ def _best_fixed(plan: Plan) -> tuple[str, dict[str, str]]:
 
 
 _VARIANTS: Mapping[str, Callable[[Plan], tuple[str, dict[str, str]]]] = {
-    _ON_DEMAND: lambda plan: _of_all(plan, _BALANCED),
+    _ON_DEMAND: _balanced,
     "best fixed": _best_fixed,
-    _BALANCED: lambda plan: _of_all(plan, _BALANCED),
+    _BALANCED: _balanced,
 }
 
 

@@ -36,7 +36,7 @@ def main() -> None:
         help="the same where the driver serialises all GPUs (default: 0.1)",
     )
     parser.add_argument("--runs", type=int, default=9, help="through the agent (default: 9)")
-    parser.add_argument("--only", choices=_PARTS, help="measure nothing else")
+    parser.add_argument("--only", choices=_PARTS, help="measure only this part")
     arguments = parser.parse_args()
     log.configure(level="error", is_json=True, stream=sys.stderr)
     parts = (arguments.only,) if arguments.only else _PARTS

@@ -234,7 +234,7 @@ class InstrumentedLibrary(library.SimulatedLibrary):
 
 
 class CountingLibrary(InstrumentedLibrary):
-    """A simulated library that counts the calls of this process, whatever they returned."""
+    """A simulated library that counts the calls of this process, also failed ones."""
 
     def __init__(self, state: SharedState) -> None:
         super().__init__(state)
@@ -248,7 +248,7 @@ class CountingLibrary(InstrumentedLibrary):
 
 
 def install(path: pathlib.Path) -> CountingLibrary:
-    """Replace pynvml's library by a simulated one that counts its calls, in this process."""
+    """Replace pynvml's library in this process by a simulated one that counts its calls."""
     counting = CountingLibrary(SharedState(path))
     library.load(counting)
     return counting

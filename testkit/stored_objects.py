@@ -44,7 +44,7 @@ class StoredObjects:
             return self.store.write((resource.plural, namespace, name), obj)
 
     def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
-        """Remove an object at once, whatever its grace period and finalizers."""
+        """Remove an object at once, without its grace period and finalizers."""
         if self.store.remove((resource.plural, namespace, name)) is None:
             raise resource.not_found(name)
 

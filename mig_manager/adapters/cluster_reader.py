@@ -90,8 +90,8 @@ class ClusterReader:
         """Report on the named nodes, or else on the nodes that ``selected`` returns.
 
         Raises:
-            ClusterError: None of the nodes named exists, or as each request.
-            UsageError: Nodes are given by name and by selector, or nothing is selected.
+            ClusterError: No named node exists, or as each request.
+            UsageError: Both names and a selector are given, or no node is selected.
         """
         if names and selector:
             raise errors.UsageError("name nodes or select them with -l, not both")

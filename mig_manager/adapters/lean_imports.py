@@ -2,7 +2,8 @@
 
 A deferred module is in ``sys.modules`` as usual, but its code runs at the first use of one of its
 attributes (``importlib.util.LazyLoader`` would run it at the second ``import``).
-docs/performance.md has what the largest uses save; less than 0.5 MB and 5 ms is not worth it.
+docs/performance.md has the savings of the largest uses; do not use this for less than 0.5 MB and
+5 ms.
 """
 
 import contextlib

@@ -135,7 +135,7 @@ def test_mismatched_loader_library_gives_way_to_the_driver_roots(
             both = shell("status", "-o", "json", **environ)
 
     assert alone.returncode == 1
-    assert "there is no library of the loaded driver's version" in alone.stderr
+    assert "no library has the loaded driver's version" in alone.stderr
     assert "remedy: Restart the pod" in alone.stderr
     assert both.returncode == 0, both.stderr
     assert len(json.loads(both.stdout)["gpus"]) == 1

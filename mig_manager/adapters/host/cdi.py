@@ -167,8 +167,8 @@ class CdiSpecs:
         for spec in specs:
             # The tool can write several specs (``gpu`` and ``gpu.coherent``), and names the files
             # after the class.
-            more = spec.class_.removeprefix(specs[0].class_)
-            _replace(path.with_name(f"{path.stem}{more}{path.suffix}"), spec.text)
+            suffix = spec.class_.removeprefix(specs[0].class_)
+            _replace(path.with_name(f"{path.stem}{suffix}{path.suffix}"), spec.text)
 
 
 def _naming(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str]:

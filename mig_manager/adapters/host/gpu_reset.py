@@ -193,8 +193,8 @@ class SmiReset:
         linked = _addresses(done.output).difference(*own)
         if not linked:
             raise self._refusal(chosen, done)
-        more = [gpu for gpu in pending if linked & _addresses(gpu.pci_address)]
-        if len(more) < len(linked):
+        linked_pending = [gpu for gpu in pending if linked & _addresses(gpu.pci_address)]
+        if len(linked_pending) < len(linked):
             names = ", ".join(f"{a:08X}:{b:02X}:{c:02X}.{d:X}" for a, b, c, d in sorted(linked))
             raise errors.HostError(
                 f"{', '.join(map(str, chosen))} can only be reset together with {names}, which "
@@ -202,7 +202,7 @@ class SmiReset:
                 "Manager, with which GPUs are reset one by one, or reboot",
                 reason=_REASON,
             )
-        return self._reset([*chosen, *more], pending, note)
+        return self._reset([*chosen, *linked_pending], pending, note)
 
     def _try_reset(self, gpus: Sequence[model.Gpu], note: Note) -> programs.Finished:
         """Run one reset command; first switch off persistence mode that keeps a GPU open."""

@@ -159,7 +159,7 @@ def _lock(path: pathlib.Path) -> int:
 
 
 def _require_ours(file: int, mode: int) -> None:
-    """Refuse a planted file through which we would write to another one."""
+    """Refuse a planted file, such as a hard link to another file."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise OSError(errno.EINVAL, "it is not a plain file with one name")

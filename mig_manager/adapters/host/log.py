@@ -180,8 +180,8 @@ def _write_if_ready(fd: int, data: bytes) -> int:
 def configure(*, level: str, is_json: bool, stream: TextIO | LineWriter) -> None:
     """Configure logging for this process: one event a line; logging never raises.
 
-    Event names are stable identifiers; what varies is in the fields. Tracebacks never show the
-    values of local variables, because those include tokens.
+    Event names are stable identifiers; variable parts are in the fields. Tracebacks never show the
+    values of local variables, which include tokens.
 
     Args:
         level: The least severe level written: ``debug``, ``info``, ``warning`` or ``error``.

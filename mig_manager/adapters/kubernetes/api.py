@@ -1,8 +1,8 @@
 """The Kubernetes API as plain JSON, over the official client's REST layer.
 
 The official client finds the cluster, rotates credentials, and does TLS and proxies. Its
-generated models are not used: they cost 20 MB and a second to import, and reject what a newer
-server may send. Its retries are off: it would repeat a POST, and could not be interrupted.
+generated models are not used: they cost 20 MB and a second to import, and reject objects of newer
+servers. Its retries are off: it would repeat a POST, and could not be interrupted.
 """
 
 import contextlib
@@ -138,7 +138,7 @@ class KubeApi:
 
     @classmethod
     def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
-        """Find the cluster by a kubeconfig file or else our pod's service account; send nothing.
+        """Find the cluster by a kubeconfig file or our pod's service account, without a request.
 
         Raises:
             UsageError: There is no usable configuration.

@@ -158,7 +158,7 @@ class _Resources:
     def __init__(self, kube: api.KubeApi) -> None:
         self._kube = kube
         self._versions: tuple[str, ...] = _VERSIONS
-        """The one that answered last comes first."""
+        """The version that answered last comes first."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
@@ -193,7 +193,7 @@ def _is_unavailable(error: errors.ClusterError) -> bool:
 
 
 def _raise_if_transient(error: errors.ClusterError) -> None:
-    """Raise an error that says nothing of claims: no answer, or refused credentials."""
+    """Raise an error that is not about claims: no answer, or refused credentials."""
     is_unauthorized = error.status == http.HTTPStatus.UNAUTHORIZED
     if is_unauthorized or error.reason is errors.Reason.API_UNAVAILABLE:
         raise error

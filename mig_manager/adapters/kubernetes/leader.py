@@ -40,7 +40,7 @@ class Leader:
         duration_s: float,
         clock: timing.Clock,
     ) -> None:
-        """Prepare, and send nothing yet; no other replica may have the same identity."""
+        """Prepare, without a request; no other replica may have the same identity."""
         self._kube = kube
         self._collection = leases.path(namespace)
         self._path = f"{self._collection}/{name}"

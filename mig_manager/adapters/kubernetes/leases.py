@@ -38,12 +38,12 @@ class Times:
     """How long a node keeps it without renewing it."""
     renew_s: float = 15.0
     fresh_s: float = 45.0
-    """How old the last renewal may be when the node is cordoned. The rest of the lease is longer
+    """The age limit of the last renewal when the node is cordoned. The rest of the lease is longer
     than a request with all of its retries, so that no other node can have the slot then."""
 
 
 class Durations:
-    """Parses the durations of Leases; it logs once what it cuts to ``LONGEST_LEASE_S``."""
+    """Parses the durations of Leases, up to ``LONGEST_LEASE_S``; logs a longer one once."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[str, str]] = set()
@@ -80,10 +80,10 @@ class LeaseSlots:
         times: Times | None = None,
         pick: Callable[[Sequence[slots.Slot]], slots.Slot] = random.choice,
     ) -> None:
-        """Prepare, and send nothing yet.
+        """Prepare, without a request.
 
         ``limit`` nodes may change at once. ``pick`` chooses among free slots, at random, so that
-        nodes do not all try the same one.
+        nodes try different ones.
         """
         self._kube = kube
         self._path = path(namespace)
@@ -136,7 +136,7 @@ class LeaseSlots:
                         _log.info("slot_released", slot=slot.name)
                     self._owns_none = True
                 except errors.ClusterError as error:
-                    # After the last attempt the Lease expires, because nothing renews it.
+                    # After the last attempt the Lease expires without renewal.
                     _log.warning("slot_not_released", node=self._node, error=error.message)
 
     @property

@@ -1,7 +1,7 @@
 """The ConfigMap ``NODE-mig-config`` with the layouts of one node.
 
-Name, labels, key and owner are those of NVIDIA's agent (mig-parted v0.15,
-``cmd/nvidia-mig-manager/main.go``): the agent's pod owns it, so that it goes with the pod.
+Name, labels, key and owner are as from NVIDIA's agent (mig-parted v0.15,
+``cmd/nvidia-mig-manager/main.go``): the agent's pod owns it, so that it is deleted with the pod.
 """
 
 import structlog
@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 
-_KEY = "config.yaml"
 _HEADER = "# Written by mig-manager: the layouts that can be requested of this node.\n"
 
 _log = structlog.get_logger()
@@ -28,7 +27,7 @@ class KubeNodeLayouts:
         pod_name: str,
         pod_uid: str | None,
     ) -> None:
-        """Name the ConfigMap's node and owner; without ``pod_uid`` the API is asked for it."""
+        """Prepare; without ``pod_uid`` the first ``write`` reads the owning pod."""
         self._kube = kube
         self._node = node_name
         self._path = cluster.api_path("/api/v1/namespaces", namespace)
@@ -50,12 +49,7 @@ class KubeNodeLayouts:
 
     def _write(self, document: str) -> None:
         name = f"{self._node}-mig-config"
-        owner = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "name": self._pod_name,
-            "uid": self._uid(),
-        }
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": self._pod_name, "uid": self._uid()}
         config_map = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -67,7 +61,7 @@ class KubeNodeLayouts:
                 },
                 "ownerReferences": [owner],
             },
-            "data": {_KEY: f"{_HEADER}{document}"},
+            "data": {"config.yaml": f"{_HEADER}{document}"},
         }
         config_maps = f"{self._path}/configmaps"
         try:
@@ -80,7 +74,7 @@ class KubeNodeLayouts:
             except errors.ClusterError as gone:
                 if not gone.is_not_found:
                     raise
-                # The garbage collector has removed it, because the agent's pod before is gone.
+                # The garbage collector has removed it with the previous agent's pod.
                 self._kube.post(config_maps, config_map)
 
     def _uid(self) -> str:

@@ -137,7 +137,7 @@ class Cluster:
         on_demand: Callable[[], None],
         times: watch.Times | None = None,
     ) -> None:
-        """Prepare, and send nothing yet; Events name the ``reporter``."""
+        """Prepare, without a request; Events name the ``reporter``."""
         self._kube = kube
         self._clock = clock
         self._reporter = reporter

@@ -1,6 +1,7 @@
-"""What the API knows of a node and its agent, for a report: our part of each object, and logs.
+"""Read a node and its agent from the API for a report: our part of each object, and logs.
 
-Every function raises ``ClusterError`` if the API refuses, does not answer, or answers nonsense.
+All functions raise ``ClusterError`` if the API refuses or does not answer, or an object is
+malformed.
 """
 
 import functools
@@ -80,9 +81,9 @@ def command(pods: Sequence[Object]) -> tuple[list[str], dict[str, str]]:
 
 
 def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
-    """Return the last lines of these pods' containers; ``previous="true"``: of those before.
+    """Return the last lines of these pods' containers; ``previous="true"``: before their restart.
 
-    A container without a log is left out, unless all are.
+    A container without a log is left out, unless no container has one.
     """
     parts: list[str] = []
     refusal = None

@@ -1,7 +1,7 @@
-"""Parse what the API server answers: objects, refusals, and the events of a watch.
+"""Parse the API server's answers: objects, refusals, and the events of a watch.
 
-The one place that knows the ``Status`` object (``metav1.Status``, the body of every refusal) and
-which HTTP status maps to which reason.
+Only this module knows the ``Status`` object (``metav1.Status``, the body of every refusal), and
+maps HTTP statuses to reasons.
 """
 
 import contextlib

@@ -25,7 +25,7 @@ _RESTARTS = timing.Backoff(first_s=1.0, max_s=300.0, factor=2.0)
 _STEADY_S = 30.0
 """A listener that lived this long was healthy, and is replaced after a short pause."""
 _END_S = 5.0
-"""How long to wait for the end of a listener; one that hangs in the kernel is left behind."""
+"""How long to wait for the end of a listener, which may hang in the kernel."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)

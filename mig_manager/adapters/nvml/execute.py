@@ -254,15 +254,14 @@ class Executor:
 
     def _gpu_instance_at(self, step: steps.CreateComputeInstance) -> gpu_device.GpuInstanceRef:
         profile_ids = self._open().profile_ids(step.profile.gpu_instance)
-        # Listed only if it is not among those looked up by id.
+        # List instances only if no lookup by id has returned it.
         listed = (instance for each in profile_ids for instance in self._gpu_instances(each))
         for instance in itertools.chain(self._by_id.values(), listed):
             is_placed = instance.placement == step.gpu_instance_placement
             if is_placed and instance.profile_id in profile_ids:
                 return instance
         raise errors.HardwareError(
-            f"there is no GPU instance {step.profile.gpu_instance} at "
-            f"{step.gpu_instance_placement}",
+            f"{step.profile.gpu_instance} at {step.gpu_instance_placement} is missing",
             reason=errors.Reason.VERIFY_FAILED,
         )
 
@@ -365,10 +364,10 @@ def _create_at(
 def _compute_profile(
     profiles: tuple[model.ComputeInstanceProfile, ...], name: model.Profile
 ) -> model.ComputeInstanceProfile:
-    """Choose the compute-instance profile for a name among those the GPU instance offers.
+    """Choose the compute-instance profile of a GPU instance for a name.
 
-    For a whole GPU instance the one with most multiprocessors: in a double-memory ``1g`` on Hopper
-    1_SLICE (0) would leave ten of 26 idle. For a part the plain profile, which comes first.
+    For a whole GPU instance the profile with most multiprocessors: in a double-memory ``1g`` on
+    Hopper 1_SLICE (0) would leave ten of 26 idle. For a part the plain profile, which comes first.
     """
     fitting = [candidate for candidate in profiles if candidate.slices == name.compute_slices]
     if not fitting:

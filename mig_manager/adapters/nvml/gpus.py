@@ -276,7 +276,7 @@ def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
     calls: list[call_thread.CallThread[_Result]] = []
     try:
         for action in actions:
-            calls.append(call_thread.CallThread(action))  # noqa: PERF401 - those that started are joined
+            calls.append(call_thread.CallThread(action))  # noqa: PERF401 - all started ones are joined
     finally:
         # Always: no call may outlive the session.
         for call in calls:

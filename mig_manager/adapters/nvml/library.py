@@ -60,7 +60,7 @@ WHOLE_DRIVER = frozenset(
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
-"""Answers about library, driver or caller, whichever GPU was asked about (nvml.h)."""
+"""Answers about library, driver or caller, not about the GPU (nvml.h)."""
 
 _MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
@@ -198,7 +198,7 @@ def _initialise_another(
         else:
             return
     folders = f", also below {', '.join(driver_roots)}" if driver_roots else ""
-    error.add(f"there is no library of the loaded driver's version{folders}")
+    error.add(f"no library has the loaded driver's version{folders}")
     raise error
 
 
