@@ -84,7 +84,7 @@ def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
     known = _contents(served.generated(gpus).values())
     entries, note = _entries(node, known)
     if node.takes_custom:
-        # Without a valid annotation there is nothing to list.
+        # An invalid annotation has no layout to list.
         with contextlib.suppress(errors.MigManagerError):
             own, _ = custom.Custom.of(node.view).layout()
             entries = [*entries, served.Entry.of(own)]
@@ -97,13 +97,13 @@ def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
         with contextlib.suppress(errors.MigManagerError):
             known |= _contents(document().layouts.values())
     contents = (known[_key(entry)] for entry in entries if _key(entry) in known)
-    drawn = {fit.layout.name: fit.gpus for fit in served.fitting(contents, gpus)}
+    fitted = {fit.layout.name: fit.gpus for fit in served.fitting(contents, gpus)}
     return Layouts(
         node=node.name,
         layouts=tuple(
             Listed(
                 entry=entry,
-                gpus=drawn.get(entry.name),
+                gpus=fitted.get(entry.name),
                 is_requested=entry.name == node.requested,
                 is_applied=entry.name == node.applied,
             )

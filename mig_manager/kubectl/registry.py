@@ -9,7 +9,7 @@ from mig_manager.kubectl import commands, settings
 def _row(
     name: str, act: Callable[[commands.ClusterCommands], bool], about: str
 ) -> program.Command:
-    """Return the row of a command that returns whether there is no problem."""
+    """Return the row of a command that returns False for a problem."""
 
     def run(parsed: program.Parsed, terminal: console.Console) -> int:
         chosen = settings.plugin_settings(parsed, terminal)

@@ -38,7 +38,7 @@ class _Choice:
     node: str = ""
     layout: str = ""
     text: str = ""
-    """The drawn plan of that layout."""
+    """The picture of the layout's plan."""
     message: str = ""
     """The result of the last request."""
 
@@ -150,7 +150,7 @@ class Top:
         return tuple(entry.name for entry in self._report().node.layouts)
 
     def _request(self, choice: _Choice) -> _Choice:
-        """Request the layout for the node, unless the node has changed since it was drawn."""
+        """Request the layout for the node, unless the node has changed since its last read."""
         change = {
             "resourceVersion": self._report().node.version,
             "labels": {cluster.CONFIG_LABEL: choice.layout},

@@ -17,8 +17,8 @@ class EndedBySignal(Exception):  # noqa: N818 - no error
 def on_signals(end: Callable[[EndedBySignal], None]) -> Iterator[None]:
     """Call ``end`` at the first signal, and let the signal take effect after the body.
 
-    Further signals do not interrupt the body, which removes what it has started within its own
-    deadlines. A closed terminal sends SIGHUP twice: the kernel does, and the shell for its jobs.
+    Further signals do not interrupt the body, which cleans up within its own deadlines. A closed
+    terminal sends SIGHUP twice: from the kernel, and from the shell for its jobs.
 
     Args:
         end: Makes the body end; called in a thread of its own.

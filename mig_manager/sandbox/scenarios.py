@@ -87,7 +87,8 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
         publish_layouts(stage)
         story.prepare(stage)
         is_good = _show(stage, story, layout, say=say, style=style)
-        suggestions = _suggestions(options, _other_layout(gpus, layout))
+        layouts = (_smallest_everywhere(gpus), BALANCED, _DISABLED)
+        suggestions = _suggestions(options, next(each for each in layouts if each != layout))
         say_next(stage, options, suggestions, who="The node stays", say=say, style=style)
     return 0 if is_good else 1
 
@@ -101,7 +102,7 @@ def say_next(
     say: Callable[[str], None],
     style: bar.Style,
 ) -> None:
-    """Print suggested commands, each below its purpose; keep the stage up if requested."""
+    """Print purposes and commands for them; keep the stage up if requested."""
     where = ", in another terminal" if options.is_kept else ""
     say(f"\n{style.paint(f'Try next{where}', bar.Tone.STRONG)}\n")
     if options.is_kept:
@@ -157,12 +158,6 @@ def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
         (STORIES[scenario].title, f"mig-manager demo --scenario {scenario} {simulated}"),
         ("what a layout changes on such GPUs", f"mig-manager plan {layout} {simulated}"),
         ("the same scenario, and keep the node for kubectl", kept),
-    )
-
-
-def _other_layout(gpus: Sequence[model.Gpu], layout: str) -> str:
-    return next(
-        each for each in (_smallest_everywhere(gpus), BALANCED, _DISABLED) if each != layout
     )
 
 

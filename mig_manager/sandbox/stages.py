@@ -57,7 +57,7 @@ class Stage:
     server: api_server.ApiServer
     """The server that the stage started; absent with credentials."""
 
-    def __init__(  # noqa: PLR0913 - what differs between stages
+    def __init__(  # noqa: PLR0913 - the differences between stages
         self,
         spec: str,
         config_text: str,
@@ -273,7 +273,7 @@ class Stage:
         self.api.delete(f"{_BUDGETS}/{BUDGET}")
 
     def run_pods(self, pods: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
-        """Create pods given as (name, resource, labels) and wait until all of them run."""
+        """Create pods, as (name, resource, labels), and wait until all of them run."""
         for name, resource, labels in pods:
             self.cluster.create(
                 cluster_view.Kind.POD, objects.gpu_pod(name, resource, labels=labels)

@@ -15,7 +15,7 @@ from mig_manager.core import node_settings
 CHECKS = (*doctor_machine.CHECKS, *doctor_cluster.CHECKS)
 """All checks, in the order of the report."""
 MARGIN_S = 3.0
-"""Extra time beyond a check's time-out, to start a process and to kill one that hangs."""
+"""Extra time beyond a check's time-out, to start a process and to kill a hanging one."""
 _VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
 """For these reasons the check's own remedy is better: it names the file or the option."""
 

@@ -31,7 +31,7 @@ class Check:
     """A check; its name, meaning and remedy are in docs/observability.md."""
 
     name: str  # a public contract
-    meaning: str  # what is true if the check passes
+    meaning: str  # a statement that the check verifies
     remedy: str  # used if the finding has no remedy of its own
     run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``NotAskedError``
 
@@ -166,7 +166,7 @@ def facts(chosen: command_settings.DoctorSettings) -> Facts:
     kube = Once(connect, what="the cluster")
     return Facts(
         settings=chosen,
-        # Two workers: one that hangs must not delay the other.
+        # Two workers: a hanging one must not delay the other.
         gpus=Once(lambda: worker().observe(), what="the GPUs"),
         inspection=Once(lambda: worker().inspect(), what="the GPU processes"),
         kube=kube,

@@ -79,7 +79,7 @@ _TONES: Mapping[Verdict, bar.Tone] = {
 
 
 def table(report: Report, *, style: bar.Style) -> str:
-    """Return the findings for people, each problem with its remedy below."""
+    """Return the findings for people, with remedies below the problems."""
     wide = max(len(check) for check, _ in report.findings)
     margin = " " * (wide + 11)
     lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]

@@ -283,7 +283,7 @@ def table(
 
 
 def _counts(decision: rollout.RolloutDecision, title: str) -> str:
-    """Return the number of nodes in each state, in one line."""
+    """Return the number of nodes by state, in one line."""
     parts = [
         f"{count} {state.replace('-', ' ')}" for state, count in decision.counts.items() if count
     ]

@@ -52,7 +52,7 @@ class Console:
     stdout: TextIO
     stderr: TextIO
     environ: Mapping[str, str]
-    program: str = "mig-manager"  # stands before each remark
+    program: str = "mig-manager"  # at the start of every remark
 
     @functools.cached_property
     def remarks(self) -> log.LineWriter:
@@ -126,8 +126,7 @@ class Console:
             AnswerLostError: It cannot be written.
             BrokenPipeError: The reader has ended.
         """
-        is_data = output_format in ("json", "yaml")
-        if is_data:
+        if output_format in ("json", "yaml"):
             self.say(answered(data(), output_format))
         else:
             self.say(bar.harmless(text()))
@@ -174,7 +173,7 @@ class Console:
         log.configure(level=level.value, is_json=is_json, stream=self.remarks)
 
     def parsed(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
-        """Parse a command line; None if it asked for help, which has been printed."""
+        """Parse a command line; None if it requests help, which argparse prints."""
         try:
             with contextlib.redirect_stdout(self.stdout):
                 return parse()

@@ -91,7 +91,7 @@ def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
 
 
 def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
-    """Draw a change, and say what it destroys and creates and which pods it affects."""
+    """Draw a change, its counts and the affected pods."""
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.wanted.keys(), style=style)
     ]

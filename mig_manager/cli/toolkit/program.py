@@ -1,6 +1,6 @@
-"""A program and its commands, with one row of the registry for each command.
+"""A program and its commands, as rows of a registry.
 
-Parser, help, completion, manual pages, documentation and dispatch are derived from the rows.
+Parser, help, completion, manual pages, documentation and dispatch follow from the rows.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Example(NamedTuple):
 class Text(NamedTuple):
     """The help text about a command."""
 
-    paragraphs: tuple[str, ...]  # the first says in a sentence what the command does
+    paragraphs: tuple[str, ...]  # the first is the summary
     examples: tuple[Example, ...]
     own_statuses: Mapping[str, str]  # exit statuses with a meaning of their own here
 
@@ -116,7 +116,7 @@ class Program:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of commands
     statuses: Mapping[str, str]
     other_statuses: str = ""
-    environment: str = ""  # a paragraph about variables; empty if there are none
+    environment: str = ""  # a paragraph about variables; empty without any
     refuses_empty: bool = True  # whether the value of an option must not be empty
     respell: Respell | None = None
 
@@ -176,14 +176,14 @@ class Program:
 
         Ignores variables that Kubernetes sets for a Service with such a name.
         """
-        ours = {
+        prefixed = {
             name
             for name, value in environ.items()
             if name.startswith(options.PREFIX) and not _OF_A_SERVICE.search(f"{name}={value}")
         }
-        if ours <= _OTHER_VARIABLES:
+        if prefixed <= _OTHER_VARIABLES:
             return {}
         known = set(_OTHER_VARIABLES)
         for command in ("", *self.commands):
             known.update(name for each in self.options_of(command) for name in each.variables)
-        return {name: closest(name, sorted(known)) for name in sorted(ours - known)}
+        return {name: closest(name, sorted(known)) for name in sorted(prefixed - known)}

@@ -90,11 +90,9 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
         for fit, (glyph, _, text) in _FITS.items()
         if fit in fits
     ]
-    lines += (
-        [style.plain(style.fitted("   ".join(legend), further="").replace("\xa0", " "))]
-        if legend
-        else []
-    )
+    if legend:
+        text = style.fitted("   ".join(legend), further="")
+        lines.append(style.plain(text.replace("\xa0", " ")))
     unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
     lines += _elsewhere(result, style)

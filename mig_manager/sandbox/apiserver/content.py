@@ -123,7 +123,7 @@ def _label_value(field: str, value: str) -> Iterator[Object]:
 
 
 def _taints(spec: Object) -> Iterator[Object]:
-    seen = set()
+    identities = set()
     for index, taint in enumerate(spec.get("taints") or ()):
         field = f"spec.taints[{index}]"
         yield from _key(f"{field}.key", taint.get("key", ""))
@@ -139,9 +139,9 @@ def _taints(spec: Object) -> Iterator[Object]:
                 field=f"{field}.effect",
             )
         identity = (taint.get("key"), effect)
-        if identity in seen:
+        if identity in identities:
             yield resources.cause("FieldValueDuplicate", f"Duplicate value: {taint}", field=field)
-        seen.add(identity)
+        identities.add(identity)
 
 
 def _pod(spec: Object) -> Iterator[Object]:

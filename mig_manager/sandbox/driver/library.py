@@ -43,7 +43,7 @@ def load(library: "SimulatedLibrary | None") -> None:
     # pynvml caches the function pointers of the first library that it loaded.
     with pynvml.libLoadLock:
         pynvml.nvmlLib = library
-        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - there is no other way
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - pynvml has no other way
         pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the refcount of another library
 
 

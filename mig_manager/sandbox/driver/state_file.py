@@ -112,7 +112,7 @@ class SharedState:
         self._cached = _Cached(version=version, node=node, writes=writes, good_until_s=good_s)
 
     def _count_writes(self) -> int:
-        """Return the number of writes, without those whose writer died before counting it."""
+        """Return the number of counted writes: a writer may die before it counts."""
         (count,) = _COUNTER.unpack_from(self._counter())
         return int(count)
 

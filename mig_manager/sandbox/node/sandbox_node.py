@@ -377,17 +377,14 @@ class Kubelet:
         if objects.is_terminating(pod):
             self._terminate(worker, pod, now)
             return
+        is_due = worker.next_at is not None and now >= worker.next_at
         try:
             if worker.stage is _Stage.RUNNING:
-                if worker.next_at is not None and now >= worker.next_at:
+                if is_due:
                     self._complete(worker, pod)
                 else:
                     worker.program.poll(now)
-            elif (
-                worker.stage is _Stage.WAITING
-                and worker.next_at is not None
-                and now >= worker.next_at
-            ):
+            elif worker.stage is _Stage.WAITING and is_due:
                 worker.program.start(now)
                 run_s = objects.annotations(pod).get(objects.RUN_SECONDS)
                 worker.stage = _Stage.RUNNING
