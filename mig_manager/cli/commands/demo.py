@@ -36,8 +36,9 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     )
     if not chosen.nodes:
         return scenarios.run(story, say=terminal.say, style=style)
-    is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
-    return fleet_story.run(story, chosen.nodes, say=terminal.say, style=style, is_live=is_live)
+    return fleet_story.run(
+        story, chosen.nodes, say=terminal.say, style=style, is_live=terminal.can_redraw
+    )
 
 
 def _path_exports(environ: Mapping[str, str]) -> Sequence[str]:

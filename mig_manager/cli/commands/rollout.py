@@ -235,7 +235,7 @@ class _Display:
         self._title = _title(chosen)
         self._style = terminal.style(chosen.colour)
         self._is_text = chosen.output_format is command_settings.OutputFormat.TEXT
-        self._is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
+        self._is_live = terminal.can_redraw
         self._before: dict[str, rollout.NodeProgressState] = {}
         self._clock = host.SystemClock()
         self._drawn_s = float("-inf")

@@ -90,6 +90,11 @@ class Console:
         return _columns_of(self.stdout)
 
     @property
+    def can_redraw(self) -> bool:
+        """Whether standard output is a terminal that can erase lines."""
+        return self.stdout.isatty() and self.environ.get("TERM") != "dumb"
+
+    @property
     def remark_columns(self) -> int | None:
         """The width of the terminal that shows the remarks; None without a terminal."""
         return _columns_of(self.stderr)
