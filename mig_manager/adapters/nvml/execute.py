@@ -261,7 +261,7 @@ class Executor:
             if is_placed and instance.profile_id in profile_ids:
                 return instance
         raise errors.HardwareError(
-            f"{step.profile.gpu_instance} at {step.gpu_instance_placement} is missing",
+            f"no GPU instance {step.profile.gpu_instance} at {step.gpu_instance_placement}",
             reason=errors.Reason.VERIFY_FAILED,
         )
 
