@@ -290,7 +290,7 @@ class Preview(TypedDict):
     """What a layout would change on one node."""
 
     name: str
-    layout: str  # empty: an undo removes the label
+    layout: NotRequired[str]  # empty: an undo removes the label
     verdict: Annotated[str, "core.fleet.preview.NodeFit"]
     reason: str
     message: str
