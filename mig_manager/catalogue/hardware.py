@@ -1,8 +1,8 @@
 """The MIG products: names, slices, profiles and placements.
 
-The table is ``hardware.json`` beside this file, read on first use only. Each number in it names
-its public source, or is listed as inferred; nothing outside the sandbox and ``validate --gpu``
-depends on it, because on a real node the driver reports all of this.
+The table ``hardware.json`` beside this file is read on first use. Every number in it has a public
+source, or is listed as inferred. Only the sandbox and commands with ``--gpu`` depend on it: on a
+real node the driver reports these facts.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
 
 
 class Grid(enum.Enum):
-    """How memory slices are numbered, which also decides the ids of GPU instances."""
+    """The numbering of memory slices, which also determines the ids of GPU instances."""
 
     SEVEN_SLICE = "seven-slice"
     """Data-centre GPUs: eight memory slices, seven of them with compute."""
@@ -44,7 +44,7 @@ class ComputeProfile(model.ComputeInstanceProfile):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProfile(model.GpuInstanceProfile):
-    """One GPU-instance profile of a product, with what only the simulated driver reports."""
+    """One GPU-instance profile of a product, with facts for the simulated driver."""
 
     name: str
     copy_engines: int
@@ -60,13 +60,13 @@ class Product:
 
     key: str  # short name in lower case, such as ``a100-sxm4-40gb``
     names: tuple[str, ...]
-    """As NVML reports them; the first is the usual one. Not unique: two H100 share one."""
+    """As NVML reports them, the usual name first. Not unique: two H100 share a name."""
     pci_device_ids: tuple[int, ...]  # device and vendor packed as NVML does
     generation: str  # ``turing``, ``ampere``, ``ada``, ``hopper`` or ``blackwell``
-    memory_mib: int  # zero: the memory of the host, or not known
+    memory_mib: int  # zero: the memory of the host, or unknown
     is_mig_capable: bool
     max_instances: int  # zero without MIG
-    grid: Grid | None  # None: no MIG, or the slices are not known
+    grid: Grid | None  # None: no MIG, or unknown slices
     mode_needs_reset: bool
     mode_persists: bool  # whether MIG mode survives a reboot
     profiles: tuple[GpuProfile, ...]
@@ -80,7 +80,7 @@ class Product:
 
     @property
     def architecture(self) -> model.Architecture:
-        """The generation as far as MIG behaves differently on it."""
+        """The generation, if MIG behaves differently on it."""
         try:
             return model.Architecture(self.generation)
         except ValueError:
@@ -88,7 +88,7 @@ class Product:
 
     @property
     def memory_slices(self) -> int:
-        """Memory slices of the whole GPU; zero when it cannot be partitioned."""
+        """Memory slices of the whole GPU; zero if it cannot be partitioned."""
         return max((place.end for row in self.profiles for place in row.placements), default=0)
 
 
@@ -103,7 +103,7 @@ _DEFAULTS = {
     "rtx-pro-6000": "rtx-pro-6000-blackwell-server",
     "rtx-pro-6000-blackwell": "rtx-pro-6000-blackwell-server",
 }
-"""What people mean by a name that several products share."""
+"""The most common product of a name that several products share."""
 
 
 def products() -> Mapping[str, Product]:
@@ -112,10 +112,11 @@ def products() -> Mapping[str, Product]:
 
 
 def find(name: str) -> Product:
-    """Return the product that ``name`` means; UsageError if none, or more than one, is called so.
+    """Return the product of that name; UsageError if it is unknown or ambiguous.
 
-    It is a key or an NVML name, in any case, with or without ``NVIDIA``; the first words of one
-    product alone, such as ``B300``; or a family such as ``A100``: its most common product.
+    The name is a key or an NVML name, case-insensitive, with or without ``NVIDIA``; the first
+    words of a single product, such as ``B300``; or a family such as ``A100``, which means its most
+    common product.
     """
     wanted = _normal(name)
     known = _names()
@@ -123,12 +124,12 @@ def find(name: str) -> Product:
         return _of_key(_DEFAULTS[wanted])
     if wanted in known:
         return _of_key(known[wanted])
-    begun = _beginning_with(wanted)
-    if len(begun) == 1:
-        return _of_key(*begun)
-    if begun:
-        raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(begun))}")
-    import difflib  # noqa: PLC0415 - for mistakes alone
+    keys = _beginning_with(wanted)
+    if len(keys) == 1:
+        return _of_key(*keys)
+    if keys:
+        raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(keys))}")
+    import difflib  # noqa: PLC0415 - only for mistakes
 
     longer = sorted(key for each, key in known.items() if "-" in wanted and wanted in each)
     close = [*dict.fromkeys(longer)][:3] or difflib.get_close_matches(
@@ -139,9 +140,9 @@ def find(name: str) -> Product:
 
 
 def _beginning_with(words: str) -> set[str]:
-    """Return the keys of the products whose names begin with these words, normalised.
+    """Return the keys of the products whose names begin with these whole words, normalised.
 
-    Whole words: ``L4`` and ``A10`` are other GPUs than those whose names begin with the letters.
+    ``L4`` is not ``L40``, and ``A10`` is not ``A100``.
     """
     return {key for name, key in _names().items() if words and name.startswith(f"{words}-")}
 
@@ -149,22 +150,22 @@ def _beginning_with(words: str) -> set[str]:
 def match(pattern: str) -> tuple[Product, ...]:
     """Return the products that a name or a glob selects; UsageError if none.
 
-    A family selects all its products. Of products with the same PCI id a family or a glob selects
-    the first: others are rare and named in full.
+    A family selects all its products. Of products with the same PCI id, a family or a glob selects
+    the first: the others are rare.
     """
     wanted = _normal(pattern)
     if set("*?[") & set(pattern):
-        found = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, wanted)}
-        if not found:
+        keys = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, wanted)}
+        if not keys:
             raise errors.UsageError(f"no known GPU matches {pattern!r}")
     else:
         is_one = wanted in _names() and wanted not in _DEFAULTS
-        found = set() if is_one else _beginning_with(wanted)
-        if not found:
+        keys = set() if is_one else _beginning_with(wanted)
+        if not keys:
             return (find(pattern),)
     first: dict[tuple[int, ...], Product] = {}
     for product in products().values():
-        if product.key in found:
+        if product.key in keys:
             first.setdefault(product.pci_device_ids, product)
     return tuple(first.values())
 
@@ -172,24 +173,25 @@ def match(pattern: str) -> tuple[Product, ...]:
 def parse_node(spec: str) -> tuple[Product, ...]:
     """Return the GPUs of a node such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
 
-    UsageError if the text is malformed, names an unknown product or one that cannot be simulated,
-    or asks for no GPU or more than ``MAX_GPUS``.
+    Raises:
+        UsageError: The text is malformed, a product is unknown or cannot be simulated, or the
+            number of GPUs is not 1 to ``MAX_GPUS``.
     """
     gpus: list[Product] = []
     for part in spec.split("+"):
-        found = re.fullmatch(r"\s*(?:(\d{1,4})\s*[xX]\s*)?(\S.*?)\s*", part)
-        if found is None or "*" in found[2]:
+        matched = re.fullmatch(r"\s*(?:(\d{1,4})\s*[xX]\s*)?(\S.*?)\s*", part)
+        if matched is None or "*" in matched[2]:
             problem = f"bad node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
             raise errors.UsageError(problem)
-        count = int(found[1] or 1)
+        count = int(matched[1] or 1)
         if not 1 <= len(gpus) + count <= MAX_GPUS or count == 0:
             raise errors.UsageError(f"bad node {spec!r}: a node has 1 to {MAX_GPUS} GPUs")
-        gpus += [_simulatable(find(found[2]))] * count
+        gpus += [_simulatable(find(matched[2]))] * count
     return tuple(gpus)
 
 
 def template(product: Product, index: int = 0) -> model.Gpu:
-    """Return an idle GPU of this product, all profiles known; UsageError if they are not."""
+    """Return an idle GPU of this product; UsageError if its placements are unknown."""
     return _idle(_simulatable(product), product.profiles, index)
 
 
@@ -207,7 +209,7 @@ def _idle(product: Product, rows: Iterable[model.GpuInstanceProfile], index: int
         current_mode=mode,
         pending_mode=mode,
         mode_change_needs_reset=product.mode_needs_reset,
-        # Of the plain type: profiles of different types are never equal.
+        # Dataclasses of different types are never equal.
         profiles=tuple(
             model.GpuInstanceProfile(**{name: getattr(row, name) for name in _SPEC_FIELDS})
             for row in rows
@@ -217,9 +219,9 @@ def _idle(product: Product, rows: Iterable[model.GpuInstanceProfile], index: int
 
 
 def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
-    """Return one idle GPU of each product that names or globs select; warn of each omitted one.
+    """Return one idle GPU of every product that names or globs select; warn of omitted products.
 
-    UsageError if a pattern means no product, or nothing is known of any that they mean.
+    UsageError if a pattern selects no product, or no selected product can be simulated.
     """
     return tuple(template(product) for product in _chosen(patterns, warn))
 
@@ -227,9 +229,10 @@ def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tupl
 def kinds(
     patterns: Iterable[str], *, warn: Callable[[str], object]
 ) -> tuple[generator.GpuKind, ...]:
-    """Return the kind of each product with MIG, as ``templates``; LayoutError if none has it.
+    """Return the kinds of the products with MIG, as ``templates``; LayoutError if none has MIG.
 
-    Of products with the same PCI id only the first: a layout's filter cannot tell them apart.
+    Of products with the same PCI id it returns the first: a layout's filter cannot distinguish
+    them.
     """
     products = _chosen(patterns, warn)
     by_ids: dict[tuple[int, ...], Product] = {}
@@ -237,7 +240,7 @@ def kinds(
         first = by_ids.setdefault(product.pci_device_ids, product)
         if product.is_mig_capable and first is not product:
             warn(f"{product.key} is left out: it has the PCI id of {first.key}")
-    found = tuple(
+    known = tuple(
         generator.GpuKind(
             device_ids=product.pci_device_ids,
             name=product.name,
@@ -246,22 +249,22 @@ def kinds(
         for product in by_ids.values()
         if product.is_mig_capable
     )
-    if not found:
+    if not known:
         names = ", ".join(product.name for product in products)
         raise errors.LayoutError(
             f"{names}: no MIG-capable product", reason=errors.Reason.NOT_MIG_CAPABLE
         )
-    return found
+    return known
 
 
 def product_names() -> tuple[str, ...]:
-    """Return the short names, as help writes them, of products with MIG and known slices."""
+    """Return the short names, as in help texts, of products with MIG and known slices."""
     return tuple(product.key.upper() for product in _known())
 
 
 @functools.cache
 def known_gpus() -> Sequence[model.Gpu]:
-    """Return an idle GPU of every product whose profiles are known or published."""
+    """Return an idle GPU of every product with known or published profiles."""
     unplaced = [each for each in products().values() if each.not_simulatable]
     return [
         *map(template, _known()),
@@ -270,9 +273,9 @@ def known_gpus() -> Sequence[model.Gpu]:
 
 
 def _published(raw: Mapping[str, Any]) -> model.GpuInstanceProfile:
-    """Return a profile from its published name and count, which is enough to check layouts.
+    """Return a profile from its published name and count, which suffice to check layouts.
 
-    Without published placements they follow one another. Other unknown numbers are zero.
+    Unpublished placements are assumed to be adjacent. Other unknown numbers are zero.
     """
     profile = profile_name.parse(raw["name"])
     size = profile.gpu_slices
@@ -302,7 +305,7 @@ def _normal(name: str) -> str:
 
 @functools.cache
 def _names() -> Mapping[str, str]:
-    """Return the key of the product that each name means, or of the first in the table."""
+    """Return the key of every name's product, the first in the table."""
     names = {key: key for key in _table()}
     for key, raw in _table().items():
         for name in raw["names"]:
@@ -335,7 +338,7 @@ def _of_key(key: str) -> Product:
 
 @functools.cache
 def _table() -> Mapping[str, Mapping[str, Any]]:
-    # Not importlib.resources, whose import takes as long as all the rest.
+    # importlib.resources takes as long to import as all other modules.
     text = pkgutil.get_data(__package__, "hardware.json")
     assert text is not None  # noqa: S101 - part of the package
     return {raw["key"]: raw for raw in json.loads(text)["products"]}
@@ -372,7 +375,7 @@ def _placements(text: str) -> tuple[model.Placement, ...]:
 
 
 def _profile(enum_index: int, slices: int, instance_mib: int, gpu_mib: int) -> model.Profile:
-    """Name a profile by the driver's numbers, through the same rule as for a real GPU."""
+    """Name a profile by the driver's numbers, with the same rule as for a real GPU."""
     memory_gb = profile_name.memory_gb(instance_mib=instance_mib, total_bytes=gpu_mib * 2**20)
     return profile_name.from_nvml(enum_index=enum_index, slice_count=slices, memory_gb=memory_gb)
 
@@ -383,15 +386,15 @@ def _known() -> list[Product]:
 
 
 def _chosen(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[Product]:
-    found: dict[str, Product] = {}
+    chosen: dict[str, Product] = {}
     for pattern in patterns:
         matching = match(pattern)
         if len(matching) > 1 and _normal(pattern) in _DEFAULTS:
             warn(f"{pattern} means {', '.join(product.key.upper() for product in matching)}")
-        found |= {product.key: product for product in matching}
-    known = [product for product in found.values() if not product.not_simulatable]
-    for product in found.values():
+        chosen |= {product.key: product for product in matching}
+    known = [product for product in chosen.values() if not product.not_simulatable]
+    for product in chosen.values():
         if known and product not in known:
             warn(f"{product.name} is left out: {product.not_simulatable}")
-    # With nothing known, the first says why.
-    return known or tuple(found.values())
+    # If none can be simulated, the first one's error has the reason.
+    return known or tuple(chosen.values())

@@ -91,7 +91,7 @@ def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.setti
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{ONE}  more:\n{RULE}", "a:5:3: layout 'more' is one too many: write exactly one"),
+        (f"{ONE}  more:\n{RULE}", "a:5:3: unexpected second layout 'more': write exactly one"),
         ("version: v1\n", "a has no layout; write exactly one below mig-configs"),
         ("# nothing\n", "a has no layout; write exactly one below mig-configs"),
         (

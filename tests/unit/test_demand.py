@@ -149,14 +149,14 @@ def test_all_lines_of_a_term_must_hold() -> None:
     both = {"matchExpressions": [*expression("In", "1")["matchExpressions"]] * 1}
     both["matchExpressions"] += expression("Exists", key="pool")["matchExpressions"]
     assert excluded(affinity(both), {"tier": "1"}) == (
-        "its node affinity wants tier In 1 and pool Exists"
+        "its node affinity requires tier In 1 and pool Exists"
     )
     assert not excluded(affinity(both), {"tier": "1", "pool": ""})
 
 
 def test_says_which_selector_excludes_a_node() -> None:
     selector = {"nodeSelector": {"pool": "a"}}
-    assert excluded(selector, {"pool": "b"}) == "its node selector wants pool=a"
+    assert excluded(selector, {"pool": "b"}) == "its node selector requires pool=a"
     assert not excluded(selector, {"pool": "a"})
 
 

@@ -131,10 +131,10 @@ def test_a_pin_is_parsed_in_any_spelling() -> None:
 @pytest.mark.parametrize(
     ("devices", "complaint"),
     [
-        ("{1g.5gb@: 1}", "f:4:53: '1g.5gb@': what follows @ is the memory slice"),
-        ("{1g.5gb@x: 1}", "what follows @ is the memory slice"),
-        ("{1g.5gb@-1: 1}", "what follows @ is the memory slice"),
-        ("{1g.5gb@4@4: 1}", "what follows @ is the memory slice"),
+        ("{1g.5gb@: 1}", "f:4:53: '1g.5gb@': after @ write the memory slice"),
+        ("{1g.5gb@x: 1}", "after @ write the memory slice"),
+        ("{1g.5gb@-1: 1}", "after @ write the memory slice"),
+        ("{1g.5gb@4@4: 1}", "after @ write the memory slice"),
         ('{"@4": 1}', "'' is not a MIG profile"),
         ("{1g.5gb@4: 2}", "'1g.5gb@4': only one 1g.5gb can start at memory slice 4"),
         ("{2c.3g.20gb@0: 1, 3g.20gb@0: 1}", "has 3 compute slices, not 5"),
@@ -149,7 +149,7 @@ def test_an_invalid_pin_is_refused_with_its_location(devices: str, complaint: st
 
 def test_pins_are_not_part_of_mig_parteds_format() -> None:
     read = config.parse(enabled("{1g.5gb@4: 1}"), source="f")
-    assert str(read.extensions[0]).startswith("f:4:53: '1g.5gb@4' gives an instance its place")
+    assert str(read.extensions[0]).startswith("f:4:53: '1g.5gb@4' has a placement")
 
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)

@@ -1,10 +1,10 @@
-"""What pods ask for, what they take, and which nodes they can run on, from the API's Pod objects.
+"""The requests of pods, and the nodes on which they can run, from the API's Pod objects.
 
-It computes what the scheduler computes about one pod and one node, so that "only MIG devices are
-missing" is known and not guessed: node selector, required node affinity, taints, cordon and all
-resources. What depends on other pods or on storage is left to the scheduler: pod affinity,
-topology spread, host ports, volumes, ResourceClaims. A pod that only they keep off a node may be
-given room there in vain, once (``partitioning.History``).
+It repeats the scheduler's checks of one pod and one node: node selector, required node affinity,
+taints, cordon and all resources. So a pod that passes lacks only MIG devices. It omits checks
+that depend on other pods or on storage: pod affinity, topology spread, host ports, volumes,
+ResourceClaims. A pod that fails only these can get useless room on a node, once
+(``partitioning.History``).
 
 The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinity``,
 ``helpers.go``) and k8s.io/component-helpers/resource (``PodRequests``).
@@ -21,7 +21,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.node import cluster, quantity, resources
 
 Amounts = tuple[tuple[str, int], ...]
-"""Resources by name, sorted, none of them zero: ``cpu`` in thousandths, the others in units."""
+"""Positive amounts by resource name, sorted: ``cpu`` in thousandths, others in units."""
 
 _CPU = "cpu"
 _PODS = "pods"
@@ -35,12 +35,12 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """One line of a node affinity: a label (or ``metadata.name``), an operator, its values."""
+    """One requirement of a node affinity about a label or ``metadata.name``."""
 
     key: str
     operator: str  # In, NotIn, Exists, DoesNotExist, Gt, Lt
     values: tuple[str, ...] = ()
-    is_field: bool = False  # whether the key is a field of the node, which is its name
+    is_field: bool = False  # whether the key is a field of the node; only its name is supported
 
     def __str__(self) -> str:
         values = f" {', '.join(self.values)}" if self.values else ""
@@ -58,7 +58,7 @@ class Taint:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
-    """A toleration of a pod; empty key: of every taint, empty effect: of every effect."""
+    """A toleration of a pod; an empty key or effect tolerates all."""
 
     key: str
     operator: str  # Equal, Exists, Gt, Lt
@@ -66,7 +66,7 @@ class Toleration:
     effect: str
 
     def tolerates(self, taint: Taint) -> bool:
-        """Return whether a pod with it may be scheduled in spite of the taint."""
+        """Return whether it tolerates the taint."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
         match self.operator:
@@ -80,35 +80,35 @@ class Toleration:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """All that decides where a pod can run: pods with equal needs are alike to the decision."""
+    """The facts that decide where a pod can run; decisions group pods with equal needs."""
 
-    amounts: Amounts  # at its hungriest moment, overhead included
+    amounts: Amounts  # peak request, overhead included
     selector: tuple[tuple[str, str], ...] = ()  # nodeSelector, sorted
     affinity: tuple[tuple[Requirement, ...], ...] | None = None
-    """One of these terms must hold, with all its requirements; None: no required affinity."""
+    """All requirements of one of these terms must hold; None: no required affinity."""
     tolerations: tuple[Toleration, ...] = ()
 
     @property
     def profiles(self) -> dict[model.Profile, int]:
-        """The MIG devices it asks for, by profile; names that are no profile's are left out."""
-        found = ((resources.profile_of(name), count) for name, count in self.amounts)
-        return {profile: count for profile, count in found if profile}
+        """The requested MIG devices by profile, without unknown names."""
+        counts = ((resources.profile_of(name), count) for name, count in self.amounts)
+        return {profile: count for profile, count in counts if profile}
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The MIG resources it asks for that are no profile's: misspelled, or with replicas."""
+        """The requested MIG resources without a profile: misspelled, or with replicas."""
         names = (name for name, _ in self.amounts)
         return tuple(n for n in names if resources.is_mig(n) and not resources.profile_of(n))
 
     @property
     def others(self) -> Amounts:
-        """What it asks for beside MIG devices."""
+        """The requested resources other than MIG devices."""
         return tuple(item for item in self.amounts if not resources.is_mig(item[0]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A pod that the scheduler found no node for, and that asks for MIG devices."""
+    """An unschedulable pod that requests MIG devices."""
 
     namespace: str
     name: str
@@ -125,7 +125,7 @@ class Pending:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A pod that has a node and has not ended: what it takes there."""
+    """A pod that has a node and has not ended, with its requests."""
 
     namespace: str
     name: str
@@ -135,11 +135,14 @@ class Bound:
 
 
 def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
-    """Parse a Pod object of the API; None for one that neither waits for MIG devices nor runs.
+    """Parse a Pod object; None if the pod neither waits for MIG devices nor runs.
 
     A pending pod counts if it is not bound, deleted or gated, the scheduler reported it
-    unschedulable, it asks for ``nvidia.com/mig-*``, and neither a label nor an annotation
-    ``mig-manager.io/partitioning: off`` excludes it. Raises ClusterError: It is malformed.
+    unschedulable, it requests ``nvidia.com/mig-*``, and no label or annotation
+    ``mig-manager.io/partitioning: off`` excludes it.
+
+    Raises:
+        ClusterError: The object is malformed.
     """
     with cluster.as_cluster_error("a pod"):
         metadata, spec = item["metadata"], item["spec"]
@@ -156,8 +159,17 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
                 node_name=node_name,
                 amounts=_amounts(spec),
             )
+        is_excluded = any(
+            (metadata.get(kind) or {}).get(cluster.PARTITIONING_LABEL) == OFF
+            for kind in ("labels", "annotations")
+        )
+        is_unschedulable = any(
+            (each.get("type"), each.get("status"), each.get("reason"))
+            == ("PodScheduled", "False", "Unschedulable")
+            for each in status.get("conditions") or ()
+        )
         is_gone = bool(metadata.get("deletionTimestamp") or spec.get("schedulingGates"))
-        if is_gone or _is_excluded(metadata) or not _is_unschedulable(status):
+        if is_gone or is_excluded or not is_unschedulable:
             return None
         needs = parse_needs(spec)
         if not any(resources.is_mig(resource) for resource, _ in needs.amounts):
@@ -194,12 +206,12 @@ def parse_needs(spec: Mapping[str, Any]) -> Needs:
 
 
 def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
-    """Parse the taints of a NodeSpec that keep pods off, a cordon among them.
+    """Parse the taints of a NodeSpec that keep pods off, including a cordon.
 
-    Left out are those that end by themselves: that of our own changes, and those of a node that is
-    not ready, which its condition says as well.
+    It omits temporary taints: our own hold, and taints of a node that is not ready, which its
+    condition also shows.
     """
-    found = [
+    taints = [
         Taint(
             key=str(each["key"]),
             value=str(each.get("value") or ""),
@@ -209,9 +221,9 @@ def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
         if each["key"] not in (cluster.HOLD_TAINT, *_UNREADY)
     ]
     if spec.get("unschedulable"):
-        # The node controller adds it a moment after the field.
-        found.append(Taint(key=_CORDON, value="", effect="NoSchedule"))
-    return tuple(dict.fromkeys(each for each in found if each.effect in _BLOCKING))
+        # The node controller adds this taint a moment after the field.
+        taints.append(Taint(key=_CORDON, value="", effect="NoSchedule"))
+    return tuple(dict.fromkeys(each for each in taints if each.effect in _BLOCKING))
 
 
 def amounts(named: Mapping[str, Any] | None) -> Amounts:
@@ -227,15 +239,15 @@ def to_amounts(counts: Mapping[str, int]) -> Amounts:
 def why_excluded(
     needs: Needs, name: str, labels: Mapping[str, str], taints: Iterable[Taint]
 ) -> str:
-    """Say why a pod can never run on a node as it is, resources aside; empty if it can."""
+    """Return why a pod cannot run on a node, regardless of resources; empty if it can."""
     for key, value in needs.selector:
         if labels.get(key) != value:
-            return f"its node selector wants {key}={value}"
+            return f"its node selector requires {key}={value}"
     if needs.affinity is not None and not any(
         term and all(_holds(each, name, labels) for each in term) for term in needs.affinity
     ):
         terms = [" and ".join(map(str, term)) for term in needs.affinity]
-        return f"its node affinity wants {messages.listed(terms, most=2)}"
+        return f"its node affinity requires {messages.listed(terms, most=2)}"
     for taint in taints:
         if not any(each.tolerates(taint) for each in needs.tolerations):
             if taint.key == _CORDON:
@@ -246,40 +258,22 @@ def why_excluded(
 
 
 def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
-    """Name the resources that are short; empty if there is enough."""
+    """Name the resources that are too few; empty if all suffice."""
     short = [name for name, count in needs if count > available.get(name, 0)]
     return f"too little {messages.listed(short)} is left" if short else ""
 
 
-def _is_excluded(metadata: Mapping[str, Any]) -> bool:
-    return any(
-        (metadata.get(kind) or {}).get(cluster.PARTITIONING_LABEL) == OFF
-        for kind in ("labels", "annotations")
-    )
-
-
-def _is_unschedulable(status: Mapping[str, Any]) -> bool:
-    return any(
-        (each.get("type"), each.get("status"), each.get("reason"))
-        == ("PodScheduled", "False", "Unschedulable")
-        for each in status.get("conditions") or ()
-    )
-
-
 def _amounts(spec: Mapping[str, Any]) -> Amounts:
     # Requests of the whole pod replace the sums of its containers.
-    total = collections.Counter({**cluster.peak(spec, _of_container), **_requests(spec)})
+    peak = cluster.peak(spec, lambda container: collections.Counter(_requests(container)))
+    total = collections.Counter({**peak, **_requests(spec)})
     total.update(_counter(spec.get("overhead")))
     total[_PODS] += 1
     return to_amounts(total)
 
 
-def _of_container(container: Mapping[str, Any]) -> "collections.Counter[str]":
-    return collections.Counter(_requests(container))
-
-
 def _requests(part: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a pod or container requests; the API server defaults it to the limit."""
+    """Return the requests of a pod or container; they default to its limits."""
     named = part.get("resources") or {}
     return {**_counter(named.get("limits")), **_counter(named.get("requests"))}
 
@@ -323,7 +317,7 @@ def _holds(wanted: Requirement, name: str, labels: Mapping[str, str]) -> bool:
 
 
 def _compares(operator: str, value: str | None, bound: str) -> bool:
-    """Return whether a value is a whole number greater, ``Gt``, or less, ``Lt``, than another."""
+    """Return whether an integer is greater (``Gt``) or less (``Lt``) than another."""
     if not (_INTEGER.fullmatch(value or "") and _INTEGER.fullmatch(bound)):
         return False
     difference = int(value or "") - int(bound)

@@ -1,10 +1,10 @@
-"""Which fixed layouts would have served the pods of the past best: a simulation without I/O.
+"""Simulate which fixed layouts would have served past pods best.
 
-Pods arrive when they were created and run as long as they ran. They are placed in the order of
-arrival, each on the first node that has all its devices idle, and a pod that finds none lets
-others pass. Ignored: CPU, memory and other resources, priority and preemption, pod affinity, and
-what a change of layout costs. A pod that has not ended runs until the last time in the file. Pods
-that were deleted are not in a list of pods.
+Pods arrive at their creation and run as long as they ran. The simulation places them in the order
+of arrival, on the first node with all their devices idle; a pod without a node does not block
+others. It ignores CPU, memory and other resources, priority and preemption, pod affinity, and the
+cost of layout changes. A pod that has not ended runs until the last time in the file. A list of
+pods lacks deleted pods.
 """
 
 import collections
@@ -12,7 +12,7 @@ import dataclasses
 import datetime as dt
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import messages, model, picture
@@ -22,7 +22,7 @@ from mig_manager.core.node import cluster, resources
 
 NOW = "as they are"
 BEST = "best mix found"
-_PARTS = 8  # into which the GPUs of a kind are divided: each part has one layout
+_PARTS = 8  # of the GPUs of a kind; every part has one layout
 _PASSES = 2
 
 Devices = collections.Counter[model.Profile]
@@ -30,24 +30,24 @@ Devices = collections.Counter[model.Profile]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A pod of the past that asked for MIG devices."""
+    """A past pod that requested MIG devices."""
 
     key: str
     needs: demand.Needs
     arrival: dt.datetime
-    end: dt.datetime | None  # None: it has not ended
-    start: dt.datetime | None  # None: it has not started
+    end: dt.datetime | None  # None: not ended
+    start: dt.datetime | None  # None: not started
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How pods fared with a mix of layouts; seconds."""
+    """The result of a mix of layouts; seconds."""
 
     name: str
     served: int  # pods that got their devices
-    waited_s: float  # together, those that were never served too
+    waited_s: float  # by all pods, served or not
     gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """How many GPUs have which devices, in words."""
+    """Number of GPUs by their devices, in words."""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -56,7 +56,7 @@ class Score:
 
 
 def parse_job(item: Mapping[str, Any]) -> Job | None:
-    """Parse a Pod object; None if it asked for no MIG device. Raises ClusterError: malformed."""
+    """Parse a Pod object; None if it requested no MIG device, ClusterError if malformed."""
     with cluster.as_cluster_error("a pod"):
         metadata, status = item["metadata"], item.get("status") or {}
         needs = demand.parse_needs(item["spec"])
@@ -82,7 +82,7 @@ def parse_job(item: Mapping[str, Any]) -> Job | None:
 def compare(
     nodes: Sequence[partitioned.PartitionedNode], jobs: Iterable[Job]
 ) -> tuple[Score, ...]:
-    """Return the scores of the present layouts, the generated ones and a best mix, best first."""
+    """Return the scores of present layouts, generated layouts and a best mix, best first."""
     trial = _Trial(nodes, jobs)
     scores = [trial.score(NOW, [_content(gpu) for _, gpu in trial.gpus])]
     names = dict.fromkeys(name for made in trial.generated for name in made)
@@ -121,7 +121,7 @@ class _Trial:
         ]
 
     def score(self, name: str, contents: Sequence[Devices]) -> Score:
-        """Let the jobs run on GPUs with these devices."""
+        """Run the jobs on GPUs with these devices."""
         idle: dict[str, Devices] = {node.name: collections.Counter() for node in self.nodes}
         for (node, _), content in zip(self.gpus, contents, strict=True):
             idle[node.name].update(content)
@@ -131,24 +131,26 @@ class _Trial:
         arrivals = collections.deque(range(len(self.jobs)))
         while arrivals or ends:
             if ends and (not arrivals or ends[0][0] <= self.jobs[arrivals[0]].arrival):
-                now, ended, place = heapq.heappop(ends)
-                idle[place].update(self._wanted[self._group[ended]])
-                candidates, waiting, names = waiting, [], (place,)
+                now, finished, name_of_node = heapq.heappop(ends)
+                idle[name_of_node].update(self._wanted[self._group[finished]])
+                candidates, waiting, names = waiting, [], (name_of_node,)
             else:
                 candidates, names = [arrivals.popleft()], None
                 now = self.jobs[candidates[0]].arrival
             failed: set[int] = set()
             for position in candidates:
                 group = self._group[position]
-                found = None if group in failed else self._place(group, names, idle)
-                if found is None:
+                host = None if group in failed else self._place(group, names, idle)
+                if host is None:
                     failed.add(group)
                     waiting.append(position)
                     continue
-                idle[found].subtract(self._wanted[group])
+                idle[host].subtract(self._wanted[group])
                 count += 1
-                waited_s += (now - self.jobs[position].arrival).total_seconds()
-                heapq.heappush(ends, (now + self._life(self.jobs[position]), position, found))
+                job = self.jobs[position]
+                waited_s += (now - job.arrival).total_seconds()
+                duration = (job.end or self._end) - (job.start or job.arrival)
+                heapq.heappush(ends, (now + max(duration, dt.timedelta()), position, host))
         waited_s += sum(
             (self._end - self.jobs[position].arrival).total_seconds() for position in waiting
         )
@@ -156,9 +158,9 @@ class _Trial:
         return Score(name=name, served=count, waited_s=waited_s, gpus=dict(counts))
 
     def best(self) -> Score:
-        """Search the layouts of parts of the GPUs, one part after the other."""
-        asked = {profile for job in self.jobs for profile in job.needs.profiles}
-        menus = [_menu(gpu, frozenset(asked)) for _, gpu in self.gpus]
+        """Search the layouts of parts of the GPUs, part by part."""
+        requested = {profile for job in self.jobs for profile in job.needs.profiles}
+        menus = [_menu(gpu, requested) for _, gpu in self.gpus]
         parts: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for number, menu in enumerate(menus):
             kind = tuple(map(picture.counted, menu))
@@ -178,7 +180,7 @@ class _Trial:
     def _place(
         self, group: int, names: Iterable[str] | None, idle: Mapping[str, Devices]
     ) -> str | None:
-        """Return the first of these nodes that has what a job asks for; None of them: all."""
+        """Return the first node with idle devices for a job; ``names`` None: of all nodes."""
         hosts = self._hosts[group]
         for name in hosts if names is None else names:
             has = idle[name]
@@ -186,24 +188,20 @@ class _Trial:
                 return name
         return None
 
-    def _life(self, job: Job) -> dt.timedelta:
-        began = job.start or job.arrival
-        return max((job.end or self._end) - began, dt.timedelta())
-
 
 def _generated(node: partitioned.PartitionedNode) -> dict[str, dict[str, Devices]]:
-    """Return the devices in each generated layout with MIG, by UUID and name."""
-    found: dict[str, dict[str, Devices]] = {gpu.uuid: {} for gpu in node.gpus}
+    """Return the devices in every generated layout with MIG, by UUID and name."""
+    devices: dict[str, dict[str, Devices]] = {gpu.uuid: {} for gpu in node.gpus}
     for name, layout in served.generated(node.gpus).items():
         for uuid, goal in config.select(layout, node.gpus).items():
             if goal.counts:
-                found[uuid][name] = collections.Counter(goal.counts)
-    return found
+                devices[uuid][name] = collections.Counter(goal.counts)
+    return devices
 
 
-def _menu(gpu: model.Gpu, asked: frozenset[model.Profile]) -> list[Devices]:
-    """Return what a GPU can have of the profiles that are asked for, none of it in vain."""
-    specs = [spec for spec in gpu.profiles or () if spec.profile in asked]
+def _menu(gpu: model.Gpu, requested: Collection[model.Profile]) -> list[Devices]:
+    """Return the maximal sets of requested devices that fit a GPU."""
+    specs = [spec for spec in gpu.profiles or () if spec.profile in requested]
     return [collections.Counter(dict(counts)) for counts in generator.maximal(specs)]
 
 

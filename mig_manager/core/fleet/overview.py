@@ -1,7 +1,7 @@
-"""Draw the nodes of a cluster on one screen: their GPUs to scale, what is in use, what changes.
+"""Draw the nodes of a cluster on one screen: their GPUs to scale, with use and changes.
 
-GPUs of a node that look alike are drawn once. The API shows how many devices of a kind pods have,
-and not which: an agent that follows the use publishes that, and elsewhere the first ones count.
+Equal GPUs of a node are drawn once. The API shows how many devices of a kind pods have, but not
+which. Some agents publish which instances are in use; elsewhere the first ones count.
 """
 
 import collections
@@ -28,14 +28,14 @@ TONES: Mapping[nodes.NodeState, bar.Tone] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The nodes of a cluster with GPUs, and the pods that wait for MIG devices."""
+    """The nodes of a cluster with GPUs, and the pods."""
 
     reports: Sequence[nodes.Report]
     pods: Sequence[cluster.Pod]
 
     @property
     def pending(self) -> tuple[cluster.Pod, ...]:
-        """The pods that request MIG devices and are on no node yet."""
+        """The pods that request MIG devices and have no node yet."""
         return tuple(
             pod
             for pod in self.pods
@@ -66,7 +66,7 @@ def _mig_requests(pod: cluster.Pod) -> Mapping[str, int]:
 
 
 def _headline(report: nodes.Report, width: int, style: bar.Style) -> str:
-    """Return a node's name, state, layout and what it does now, in one line."""
+    """Return a node's name, state, layout and current activity in one line."""
     node, state, run = report.node, report.state, report.node.status
     layout = node.applied or "-"
     if node.requested and node.requested != node.applied:
@@ -88,16 +88,16 @@ _STATE_WIDTH = max(len(state.value) for state in nodes.NodeState)
 
 
 def _strips(report: nodes.Report, pods: Sequence[cluster.Pod], style: bar.Style) -> list[str]:
-    """Return the GPUs of a node, side by side as far as they fit in a line."""
+    """Return the GPUs of a node, as many in a line as fit."""
     if not report.gpus:
         return []
     in_use = _in_use(report.node, report.gpus, pods)
-    alike: dict[tuple[bar.Cell, ...], list[int]] = collections.defaultdict(list)
+    indices_of: dict[tuple[bar.Cell, ...], list[int]] = collections.defaultdict(list)
     for gpu in report.gpus:
-        alike[_cells(gpu, in_use)].append(gpu.index)
+        indices_of[_cells(gpu, in_use)].append(gpu.index)
     drawn = [
         (",".join(messages.ranges(indices)), cells, sum(cell.size for cell in cells) * _PITCH + 1)
-        for cells, indices in alike.items()
+        for cells, indices in indices_of.items()
     ]
     lines: list[str] = []
     room = 0
@@ -160,7 +160,7 @@ def _devices(gpu: model.Gpu, *, is_single: bool) -> Iterable[tuple[str, model.Pl
 
 
 def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[bar.Cell, ...]:
-    """Return the instances of a GPU and the room between them, from slice 0 on."""
+    """Return the instances of a GPU and the free slices between them, from slice 0."""
     placements = {gi.placement for gi in gpu.gpu_instances}
     is_on = gpu.current_mode is model.MigMode.ENABLED
     cells: list[bar.Cell] = []
@@ -185,7 +185,7 @@ def _strip(cells: Iterable[bar.Cell], style: bar.Style) -> str:
 
 
 def _footer(overview: Overview, style: bar.Style) -> list[str]:
-    """Return the legend, and which MIG devices the pending pods wait for."""
+    """Return the legend, and the MIG devices for which pending pods wait."""
     lines = [style.paint(style.plain(LEGEND), bar.Tone.FAINT)]
     wanted: collections.Counter[str] = collections.Counter()
     pending = overview.pending

@@ -1,7 +1,7 @@
-"""Preview what a layout would change on a node, from what its agent has published.
+"""Preview the changes of a layout on a node from its published GPUs.
 
-It asks the planner of the agents. Which devices are in use is not known here: an agent spares
-those, and so may choose other instances of the same kind to destroy.
+It uses the agent's planner. The preview does not know which devices are in use. An agent avoids
+them, so it can destroy other instances of the same kind.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class NodeFit(enum.Enum):
     APPLIED = "applied"
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
-    UNKNOWN = "unknown"  # its GPUs, or their profiles, are not known
+    UNKNOWN = "unknown"  # its GPUs, or their profiles, are unknown
 
     @property
     def fits(self) -> bool | None:
@@ -38,29 +38,29 @@ class NodeFit(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a layout would change on one node."""
+    """The changes of a layout on one node."""
 
     name: str
     layout: str
     feasibility: NodeFit
-    reason: str = ""  # why it does not fit, or is not known
+    reason: str = ""  # why it does not fit, or is unknown
     message: str = ""
-    content_hash: str = ""  # of the layout; empty if it is not known
-    planned: plans.Planned | None = None  # None: it does not fit, or the GPUs are not known
+    content_hash: str = ""  # of the layout; empty if unknown
+    planned: plans.Planned | None = None  # None: it does not fit, or the GPUs are unknown
     losses: tuple[resources.Loss, ...] | None = None
-    """Devices that are destroyed and that pods request; None: no plan, or unknown pods."""
-    claiming: tuple[str, ...] = ()  # pods with ResourceClaims, which may be for such devices
+    """Destroyed devices that pods request; None: no plan, or unknown pods."""
+    claiming: tuple[str, ...] = ()  # pods with ResourceClaims, perhaps for destroyed devices
 
     @property
     def evicted(self) -> tuple[str, ...]:
-        """Pods that are evicted for certain: every device of a resource of theirs is destroyed."""
+        """Pods that are certainly evicted: all devices of one of their resources are destroyed."""
         return tuple(
             sorted({pod for loss in self.losses or () if loss.is_total for pod in loss.kind.pods})
         )
 
     @property
     def maybe_evicted(self) -> tuple[str, ...]:
-        """Pods that may be evicted: the agent spares devices in use as far as it can."""
+        """Pods that may be evicted: the agent avoids devices in use where possible."""
         every = {pod for loss in self.losses or () for pod in loss.kind.pods}
         return tuple(sorted({*every, *self.claiming} - set(self.evicted)))
 
@@ -102,9 +102,9 @@ def preview(
         node: The node.
         document: Has the layout, unless the node has it.
         name: The name of the layout.
-        pods: Those on the node that request GPUs; None: unknown.
-        presumed: The GPUs of a node that has not published them, if they are known anyway.
-        layout: The layout itself, if it is in no document.
+        pods: The node's pods that request GPUs; None: unknown.
+        presumed: The GPUs of a node that has not published them.
+        layout: The layout, if it is in no document.
     """
     gpus, why = presumed, "no agent has published its GPUs; is one running there?"
     try:
@@ -131,7 +131,7 @@ def preview(
     feasibility, reason, message = NodeFit.FITS, "", ""
     if planned.plan.is_provisional:
         feasibility, reason = NodeFit.UNKNOWN, "MigDisabled"
-        message = "which profiles its GPUs have is not known before MIG is enabled"
+        message = "the profiles of its GPUs are unknown until MIG is enabled"
     elif planned.plan.is_empty:
         feasibility = NodeFit.APPLIED
     losses, claiming = (None, ()) if pods is None else _affected(node, planned, pods)
@@ -175,7 +175,7 @@ def of_rollout(
 def _affected(
     node: nodes.Node, planned: plans.Planned, pods: Sequence[cluster.Pod]
 ) -> tuple[tuple[resources.Loss, ...], tuple[str, ...]]:
-    """Return the devices that pods lose, and the pods with claims, which may lose others.
+    """Return the devices that pods lose, and the pods with claims, which can lose others.
 
     Only the node's kubelet knows which pod uses which device.
     """
@@ -191,8 +191,8 @@ def _affected(
 
 
 def _strategy(node: nodes.Node) -> str:
-    """Return the device plugin's MIG strategy by what the node offers; empty if nothing yet."""
-    resources_now = [name for name, count in node.view.allocatable.items() if count]
-    if any(resources.is_device(name) and name != resources.GPU for name in resources_now):
+    """Return the device plugin's MIG strategy by the node's resources; empty if it has none."""
+    names = [name for name, count in node.view.allocatable.items() if count]
+    if any(resources.is_device(name) and name != resources.GPU for name in names):
         return "mixed"
-    return "single" if resources.GPU in resources_now else ""
+    return "single" if resources.GPU in names else ""

@@ -1,9 +1,9 @@
-"""Decide which nodes of a rollout start next, without ever having too many unavailable.
+"""Decide which nodes of a rollout start next, within a limit of unavailable nodes.
 
-All state is on the nodes: a rollout can be interrupted at any moment and continued by anybody, and
-two at once see each other's nodes. A node counts as unavailable when it is not ready, cordoned or
-tainted, and also while its agent has not finished with the requested layout, even before the
-drain, or is going to retry it.
+All state is on the nodes: a rollout can be interrupted and continued by any user, and concurrent
+rollouts see each other's nodes. A node counts as unavailable if it is not ready, cordoned or
+tainted. It also counts from the request, even before the drain, until its agent has finished and
+will not retry.
 """
 
 import collections
@@ -17,16 +17,15 @@ from mig_manager.core.fleet import nodes as fleet_nodes
 
 
 class NodeProgressState(enum.Enum):
-    """Where a node is in the rollout; the values are a public contract."""
+    """The progress of a node; the values are a public contract."""
 
     APPLIED = "applied"
     TO_DO = "to-do"
     IN_PROGRESS = "in-progress"
     FAILED = "failed"  # as its agent reports; it retries only if ``NodeProgress.is_retried``
-    TIMED_OUT = "timed-out"  # it takes longer than a node may
-    NO_RESPONSE = "no-response"  # its agent does not respond. The request is withdrawn.
-    SKIPPED = "skipped"
-    """Nothing is requested of it: it is not ready, or no agent has ever reported."""
+    TIMED_OUT = "timed-out"  # not applied within ``node_timeout_s``
+    NO_RESPONSE = "no-response"  # its agent does not respond, so the request is withdrawn
+    SKIPPED = "skipped"  # without a request: it is not ready, or no agent has ever reported
     SUPERSEDED = "superseded"  # another layout was requested meanwhile
 
 
@@ -43,16 +42,16 @@ BAD = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
-    """What a rollout may do; seconds."""
+    """Limits of a rollout; seconds."""
 
     max_unavailable: str = "1"
-    """A number of nodes, or a percentage of those selected, rounded down and at least one."""
+    """A number of nodes, or a percentage of selected nodes, rounded down and at least one."""
     pauses: bool = False  # whether no further node starts after a failure
-    node_timeout_s: float = 1800.0  # how long a node may take, waiting for a slot not counted
-    silence_timeout_s: float = 120.0  # how long an agent may take to respond
+    node_timeout_s: float = 1800.0  # for one node, without its wait for a slot
+    silence_timeout_s: float = 120.0  # for the response of an agent
 
     def most(self, count: int) -> int:
-        """Return how many of so many nodes may be unavailable."""
+        """Return how many of ``count`` nodes may be unavailable."""
         if self.max_unavailable.endswith("%"):
             return max(1, math.floor(int(self.max_unavailable[:-1]) * count / 100))
         return int(self.max_unavailable)
@@ -72,38 +71,38 @@ class NodeProgress:
     before: str | None = None  # the layout that ``undo`` requests
     is_unavailable: bool = False
     unreachable: tuple[str, ...] = ()
-    """Its unreachable GPUs, if it is ``APPLIED``: the layout is not active on them."""
+    """Unreachable GPUs of an ``APPLIED`` node: the layout is not active on them."""
 
 
 class RolloutPhase(enum.Enum):
-    """Where the whole rollout is."""
+    """The progress of the whole rollout."""
 
     ROLLING = "rolling"
-    PAUSING = "pausing"  # A node failed: no further node starts, and those in progress are awaited
+    PAUSING = "pausing"  # a node failed: no further node starts, nodes in progress finish
     DONE = "done"
-    FAILED = "failed"  # no node is left to start, and not every node has the layout
+    FAILED = "failed"  # no further node can start, and not every node has the layout
     PAUSED = "paused"
     STALLED = "stalled"
     """No node can start, because too many are unavailable for reasons outside the rollout."""
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether no node is in progress or about to start."""
         return self not in (RolloutPhase.ROLLING, RolloutPhase.PAUSING)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutDecision:
-    """The state of all nodes, and what to do now."""
+    """The state of all nodes, and the next actions."""
 
     phase: RolloutPhase
     nodes: tuple[NodeProgress, ...]  # ascending by name
-    most: int  # how many may be unavailable
-    start: tuple[str, ...] = ()  # nodes to request the layout of now
+    most: int  # how many nodes may be unavailable
+    start: tuple[str, ...] = ()  # nodes on which to request the layout now
     failures: tuple[NodeProgress, ...] = ()
-    """Last failures of nodes that are not ``APPLIED``, also of those that retry right now."""
+    """Last failures of nodes that are not ``APPLIED``, including nodes that retry now."""
     withdraw: tuple[str, ...] = ()
-    """Nodes whose former request to restore, because their agent does not respond."""
+    """Nodes on which to restore the former request, because their agent does not respond."""
 
     @property
     def unavailable(self) -> tuple[str, ...]:
@@ -127,37 +126,38 @@ class RolloutDecision:
 
 
 class Rollout:
-    """Decides again whenever the nodes were read; measures how long they take."""
+    """Decides after every read of the nodes; measures their durations."""
 
     def __init__(self, goal: fleet_nodes.Goal, limits: RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
-        self._requested: set[str] = set()  # nodes whose label was written and does not show it yet
+        self._requested: set[str] = set()
+        """Nodes whose label was written and is not visible yet."""
         self._joined: set[str] = set()
         """Nodes that have shown the target label during this rollout."""
         self._withdrawn: set[str] = set()
         self._since_s: dict[str, float] = {}
-        """Since when a node is in progress, waiting for a slot not counted."""
+        """Since when a node is in progress, without its wait for a slot."""
         self._failed_before: frozenset[str] | None = None
-        """Nodes that had failed at the start: they pause nothing."""
+        """Nodes that had failed at the start; they do not pause the rollout."""
         self._failures: dict[str, NodeProgress] = {}
         self._failed: set[str] = set()
-        """Nodes that have failed since, also if they were applied later."""
+        """Nodes that failed after the start, even if they were applied later."""
         self._unanswered_s: dict[str, float] = {}
         """Since when an agent has not responded to its node's label."""
         self._before: tuple[object, float] = ((), 0.0)
-        """The nodes' states when they last changed, and when that was."""
+        """The nodes' states at their last change, and its time."""
 
     def requested(self, name: str) -> None:
-        """Note that a node's label was written, until that shows."""
+        """Record that a node's label was written."""
         self._requested.add(name)
 
     def withdrawn(self, name: str) -> None:
-        """Note that a node's former request was restored."""
+        """Record that a node's former request was restored."""
         self._withdrawn.add(name)
 
     def decide(self, nodes: Sequence[fleet_nodes.Node], now_s: float) -> RolloutDecision:
-        """Decide what to do with the selected nodes; ``now_s`` counts from some fixed point."""
+        """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
         ordered = sorted(filter(self._goal.includes, nodes), key=lambda node: node.name)
         progress = [self._progress(node, now_s) for node in ordered]
         phase = self._phase(progress, now_s)
@@ -206,7 +206,7 @@ class Rollout:
         if not has_more:
             is_done = all(p.state is NodeProgressState.APPLIED for p in progress)
             return RolloutPhase.DONE if is_done else RolloutPhase.FAILED
-        # A node that fails repeatedly changes all the time without making room for another.
+        # A node that fails repeatedly changes often, but never lets another node start.
         states = tuple(p.state if p.state not in BAD else None for p in progress)
         if states != self._before[0]:
             self._before = states, now_s
@@ -220,7 +220,7 @@ class Rollout:
         is_silent = state is NodeProgressState.NO_RESPONSE
         if state in (NodeProgressState.APPLIED, NodeProgressState.TO_DO):
             self._since_s.pop(node.name, None)
-        # Until the request is withdrawn, an agent that comes back would act on it.
+        # An agent that returns acts on its request until the request is withdrawn.
         is_withdrawn = is_silent and not self._is_ours(node)
         return NodeProgress(
             name=node.name,
@@ -242,7 +242,7 @@ class Rollout:
         )
 
     def _is_stable(self, node: fleet_nodes.Node, now_s: float) -> bool:
-        """Return whether the node stays as it is; an agent that never responds changes nothing."""
+        """Return whether a node will not change; a silent agent changes nothing."""
         if node.is_finished or node.has_responded:
             self._unanswered_s.pop(node.name, None)
             return node.is_finished
@@ -250,7 +250,7 @@ class Rollout:
         return now_s - since_s >= self._limits.silence_timeout_s
 
     def _state(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeProgressState, str]:
-        """Return a node's state, and why if its agent does not say."""
+        """Return a node's state, with a message if its agent reports none."""
         if node.name in self._withdrawn:
             return NodeProgressState.NO_RESPONSE, "no agent responded; the request is withdrawn"
         # NVIDIA's manager sets only the state.
@@ -274,7 +274,7 @@ class Rollout:
         self, node: fleet_nodes.Node, now_s: float
     ) -> tuple[NodeProgressState, str]:
         if node.requested is None:
-            why = "no layout is requested, as before the rollout; the GPUs stay as they are"
+            why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
             return NodeProgressState.APPLIED, why
         is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
         if is_success and (node.status is None or node.is_finished):
@@ -310,7 +310,7 @@ def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     in_progress = sum(node.state in moving or node.is_retried for node in decision.nodes)
     unavailable = len(decision.unavailable)
     chosen: list[str] = []
-    # Nodes that are unavailable already cost nothing more.
+    # Nodes that are already unavailable do not add to the limit.
     for node in sorted(
         decision.of(NodeProgressState.TO_DO), key=lambda each: not each.is_unavailable
     ):

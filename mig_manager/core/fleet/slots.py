@@ -1,8 +1,8 @@
-"""Slots for nodes under change: which nodes have one, and which may be taken.
+"""Slots for nodes under change: which are free, and which may be claimed.
 
-A slot is a Lease, named by its number. A node holds at most one, under its own name, so that an
-agent that was killed leaves it to its successor. How long a holder has been silent is judged by
-when we saw its Lease change, and never by comparing its clock with ours.
+A slot is a numbered Lease. A node holds at most one, under its own name, so that a restarted agent
+still has it. The silence of a holder counts from the time when we saw its Lease change, because
+clocks of nodes differ.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ _MOST_NAMED = 10  # holders that a message names before it counts the rest
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One Lease as the API has it."""
+    """One Lease."""
 
     index: int
-    holder: str  # the node that has it; empty: none
-    version: str  # another one after each change
-    duration_s: float  # how long it stays taken without being renewed
-    transitions: int = 0  # how often another node has taken it
+    holder: str  # name of the node; empty: none
+    version: str  # ``resourceVersion``
+    duration_s: float  # how long the holder keeps it without a renewal
+    transitions: int = 0  # changes of the holder
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Since when a slot is unchanged, as far as was observed."""
+    """Since when a slot has been unchanged, by our observation."""
 
     version: str
     since_s: float
@@ -41,7 +41,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The slots, by what our node may do with them."""
+    """The slots, sorted by their use for our node."""
 
     mine: tuple[Slot, ...]  # slots of our node: one, or more if a response was lost
     free: tuple[Slot, ...]  # free slots; without a version if there is no Lease yet
@@ -56,7 +56,7 @@ class Denial:
     limit: int
     holders: tuple[str, ...]  # nodes that are under change now
     silent: tuple[str, ...] = ()
-    """Nodes whose agent is silent, and that an interrupted change has left unavailable."""
+    """Nodes with a silent agent that an interrupted change has made unavailable."""
 
     def __str__(self) -> str:
         def named(nodes: Iterable[str]) -> str:
@@ -75,7 +75,7 @@ class Denial:
 
 
 def index_of(name: str) -> int | None:
-    """Return the number of a slot; None for a Lease that is something else."""
+    """Return the number of a slot; None for another Lease."""
     number = name.removeprefix(PREFIX)
     is_ours = name.startswith(PREFIX) and number.isascii() and number.isdigit()
     is_ours = is_ours and str(int(number[:9])) == number
@@ -83,7 +83,7 @@ def index_of(name: str) -> int | None:
 
 
 def remember(before: Mapping[int, Seen], slots: Iterable[Slot], now_s: float) -> dict[int, Seen]:
-    """Return since when each slot is unchanged; ``before`` is the result of the last call."""
+    """Return since when the slots are unchanged; ``before`` is the result of the last call."""
     return {
         slot.index: before[slot.index]
         if slot.index in before and before[slot.index].version == slot.version
@@ -95,20 +95,20 @@ def remember(before: Mapping[int, Seen], slots: Iterable[Slot], now_s: float) ->
 def judge(
     slots: Sequence[Slot], seen: Mapping[int, Seen], now_s: float, *, node: str, limit: int
 ) -> Judgement:
-    """Sort the slots by what our node may do with them.
+    """Sort the slots by their use for our node.
 
-    ``slots`` are all, also those beyond the limit, which another agent may have; ``seen`` is the
-    result of ``remember`` for them, and ``now_s`` counts from the same fixed point.
+    ``slots`` are all slots, even beyond the limit, because the limit of another agent can differ.
+    ``seen`` is the result of ``remember``, and ``now_s`` has the same clock.
     """
-    there = {slot.index: slot for slot in slots}
+    by_index = {slot.index: slot for slot in slots}
     others = tuple(slot for slot in slots if slot.holder not in ("", node))
     silent = tuple(slot for slot in others if now_s - seen[slot.index].since_s >= slot.duration_s)
     return Judgement(
         mine=tuple(slot for slot in slots if slot.holder == node),
         free=tuple(
-            there.get(index) or Slot(index=index, holder="", version="", duration_s=0.0)
+            by_index.get(index) or Slot(index=index, holder="", version="", duration_s=0.0)
             for index in range(limit)
-            if index not in there or not there[index].holder
+            if index not in by_index or not by_index[index].holder
         ),
         silent=silent,
         held=tuple(slot for slot in others if slot not in silent),
@@ -116,7 +116,7 @@ def judge(
 
 
 def is_disrupted(view: cluster.NodeView) -> bool:
-    """Return whether a node has the marks of a change, also of an interrupted one."""
+    """Return whether a node has the marks of a running or interrupted change."""
     return (
         bool(view.annotations.get(cluster.JOURNAL_ANNOTATION))
         or cluster.HOLD_TAINT in view.taint_keys

@@ -8,14 +8,12 @@
         mig-enabled: true
         mig-devices: {1g.5gb: 7}      # profile to count; 1g.5gb@4: the one at memory slice 4
 
-What NVIDIA's mig-parted reads is read here with the same meaning, with one exception: what it
-reads without a word and then does something else than the author meant is an error. Such are a
-key given twice, a ``device-filter`` that is no PCI id and no name, an index that is negative or
-null, and a second YAML document behind the first; when GPUs are selected, an index that the node
-lacks and a layout that is about none of them. A lenient reader lets all this pass with warnings.
+A document has the same meaning as for NVIDIA's mig-parted. But input that mig-parted silently
+misinterprets is an error: a duplicate key, a ``device-filter`` that is neither a PCI id nor a
+name, a negative or null index, and a second YAML document. When GPUs are selected, so are an index
+that the node lacks, and a layout that selects no GPU. Lenient parsing warns instead.
 
-Parsing normalises, so that ``==`` and ``content_hash`` compare what layouts mean, not how they
-are spelled.
+Parsing normalises, so that ``==`` and ``content_hash`` compare the meaning of layouts.
 """
 
 import re
@@ -40,14 +38,14 @@ select = layouts.select
 def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     """Parse a config document; an empty one has no layouts.
 
-    If lenient, what mig-parted ignores is a warning. ConfigError says where and what is right.
+    If lenient, warn about input that mig-parted ignores. ConfigError has a location and a remedy.
     """
     diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
     root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
-    read = {} if root is None or yaml_tree.is_null(root) else _layouts(root, diagnostics)
+    is_empty = root is None or yaml_tree.is_null(root)
     return Document(
         source=source,
-        layouts=read,
+        layouts={} if root is None or is_empty else _layouts(root, diagnostics),
         warnings=yaml_tree.in_order(diagnostics.warnings),
         extensions=yaml_tree.in_order(diagnostics.extensions),
     )
@@ -64,19 +62,19 @@ def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[s
     if not (isinstance(configs, yaml_tree.Mapping) and configs.entries):
         problem = f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
         fields.fail(configs, problem)
-    found: dict[str, Layout] = {}
+    parsed: dict[str, Layout] = {}
     for entry in configs.entries:
         if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
             problem = f"layout '{entry.key}' must be a list of rules (- devices: ...)"
             fields.fail(entry.value, problem)
         rules = tuple(_rule(item, diagnostics) for item in entry.value.items)
-        found[entry.key] = Layout(
+        parsed[entry.key] = Layout(
             name=entry.key,
             rules=rules,
             is_lenient=diagnostics.is_lenient,
             location=entry.location,
         )
-    return found
+    return parsed
 
 
 def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> Rule:
@@ -96,7 +94,7 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> Rule:
     mode = _mode(fields.required(node, "mig-enabled", example="true"))
     wanted, locations = _devices(node, mode, diagnostics)
     return Rule(
-        # Sorted by what they print: None and a number do not compare.
+        # As text: None and a number do not compare.
         filters=tuple(sorted(filters, key=str)),
         filter_locations=filters,
         indices=indices,
@@ -112,17 +110,17 @@ def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
         fields.fail(node, f"{shown} must be a text in quotes; {layouts.FILTER_HELP}")
     try:
-        read = layouts.parse_filter(node.value)
+        parsed = layouts.parse_filter(node.value)
     except ValueError as error:
         diagnostics.doubt(node.location, str(error), passes="it matches no GPU")
         return layouts.MATCHES_NOTHING
-    if isinstance(read, layouts.NameFilter):
+    if isinstance(parsed, layouts.NameFilter):
         diagnostics.extend(
             node.location,
-            f"device-filter {shown} is a product name; nvidia-mig-parted knows PCI ids such as "
-            '"0x20B010DE" alone',
+            f"device-filter {shown} is a product name; nvidia-mig-parted supports only PCI ids "
+            'such as "0x20B010DE"',
         )
-    return read
+    return parsed
 
 
 def _gpus(
@@ -136,24 +134,24 @@ def _gpus(
                 node.location, f"devices is a single value; nvidia-mig-parted takes [{node.text}]"
             )
     items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
-    read = [_gpu(item, diagnostics, is_alone=item is node) for item in items]
-    indices = {each for each in read if isinstance(each, int)}
-    identities = {each for each in read if isinstance(each, str)}
+    gpus = [_gpu(item, diagnostics, is_alone=item is node) for item in items]
+    indices = {each for each in gpus if isinstance(each, int)}
+    identities = {each for each in gpus if isinstance(each, str)}
     return tuple(sorted(indices)), tuple(sorted(identities))
 
 
 def _gpu(
     node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics, *, is_alone: bool
 ) -> int | str | None:
-    """Read an index, a UUID or a PCI address; None for what matches no GPU."""
+    """Parse an index, a UUID or a PCI address; None if it can match no GPU."""
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
     shown = fields.shown(node)
     neither = f"devices must be all, or a list of GPU indices, UUIDs or PCI addresses, not {shown}"
     if isinstance(value, str):
         identity = layouts.parse_identity(value)
         if identity is None:
-            fields.fail(node, neither + _meant(value, is_alone=is_alone))
-        problem = f"{shown} names a GPU; nvidia-mig-parted knows indices alone"
+            fields.fail(node, neither + _hint(value, is_alone=is_alone))
+        problem = f"{shown} names a GPU; nvidia-mig-parted supports only indices"
         diagnostics.extend(node.location, problem)
         return identity
     number = fields.whole(node)
@@ -169,13 +167,13 @@ def _gpu(
     return number
 
 
-def _meant(text: str, *, is_alone: bool) -> str:
+def _hint(text: str, *, is_alone: bool) -> str:
     if re.fullmatch(r"[0-9]{1,3}", text):
         return f"; did you mean {text}, without quotes?"
     if text.strip().lower() == "all":
         return "; did you mean 'devices: all'?"
     if text.startswith("MIG-"):
-        return "; that is a MIG device, and it is GPUs that are divided"
+        return "; that is a MIG device, not a GPU"
     if text.lower().startswith("gpu-"):
         return "; a UUID is 'GPU-' and 32 hexadecimal digits with dashes, as 'status' shows it"
     return "; did you mean 'all'?" if is_alone and text.lower().startswith("al") else ""
@@ -183,7 +181,7 @@ def _meant(text: str, *, is_alone: bool) -> str:
 
 def _mode(node: yaml_tree.Node) -> model.MigMode:
     value = node.value if isinstance(node, yaml_tree.Scalar) else node
-    # mig-parted takes a key without a value for false.
+    # To mig-parted, a key without a value is false.
     if value is None or value is False:
         return model.MigMode.DISABLED
     if value is not True:
@@ -195,7 +193,7 @@ def _mode(node: yaml_tree.Node) -> model.MigMode:
 def _devices(
     rule: yaml_tree.Mapping, mode: model.MigMode, diagnostics: yaml_tree.Diagnostics
 ) -> tuple[model.DesiredGpu, dict[model.Profile, errors.Location]]:
-    """Return what a rule requests, and where it requests each profile."""
+    """Return the desired state of a rule, and the locations of its profiles."""
     node = rule.get("mig-devices")
     if (node is None or yaml_tree.is_null(node)) and mode is model.MigMode.DISABLED:
         return model.DesiredGpu.of(mode, {}), {}
@@ -208,19 +206,19 @@ def _devices(
     for entry in node.entries:
         name, at, start = entry.key.partition("@")
         try:
-            asked = profile_name.parse(name)
+            profile = profile_name.parse(name)
         except ValueError as error:
             raise errors.ConfigError(str(error), location=entry.location) from None
-        locations.setdefault(asked, entry.location)
+        locations.setdefault(profile, entry.location)
         is_null = yaml_tree.is_null(entry.value)
         count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
         if at:
-            pin = model.Pin(profile=asked, start=_start(start, entry, diagnostics))
+            pin = model.Pin(profile=profile, start=_start(start, entry, diagnostics))
             pins[pin] = pins.get(pin, 0) + count
             _check_room(pin, pins, entry)
         else:
             # Two spellings of one profile add up, as in mig-parted.
-            counts[asked] = counts.get(asked, 0) + count
+            counts[profile] = counts.get(profile, 0) + count
     if node.entries and not (any(counts.values()) or any(pins.values())):
         fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
     if node.entries and mode is model.MigMode.DISABLED:
@@ -231,12 +229,12 @@ def _devices(
 def _start(text: str, entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> int:
     diagnostics.extend(
         entry.location,
-        f"'{entry.key}' gives an instance its place; nvidia-mig-parted takes profiles alone",
+        f"'{entry.key}' has a placement; nvidia-mig-parted supports only profiles",
     )
     if not re.fullmatch(r"[0-9]{1,3}", text):
         raise errors.ConfigError(
-            f"{entry.key[:60]!r}: what follows @ is the memory slice at which the instance "
-            "starts, such as 1g.5gb@4",
+            f"{entry.key[:60]!r}: after @ write the memory slice at which the instance starts, "
+            "such as 1g.5gb@4",
             location=entry.location,
         )
     return int(text)
@@ -244,14 +242,14 @@ def _start(text: str, entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics
 
 def _check_room(pin: model.Pin, pins: dict[model.Pin, int], entry: yaml_tree.Entry) -> None:
     whole = pin.profile.gpu_instance
-    taken = sum(
+    needed = sum(
         other.profile.compute_slices * count
         for other, count in pins.items()
         if (other.profile.gpu_instance, other.start) == (whole, pin.start)
     )
-    if taken > whole.gpu_slices:
+    if needed > whole.gpu_slices:
         raise errors.ConfigError(
             f"'{entry.key}': only one {whole} can start at memory slice {pin.start}, and it "
-            f"has {whole.gpu_slices} compute slices, not {taken}",
+            f"has {whole.gpu_slices} compute slices, not {needed}",
             location=entry.location,
         )

@@ -1,4 +1,4 @@
-"""The layout in a node's annotation, for which the request ``custom`` stands on that node."""
+"""The layout ``custom``: a node's annotation has its content."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import requests
 
 _MARK = f"{cluster.ON_DEMAND} "
-"""How the name of a layout begins that evicts no pod, whatever the node's label says later."""
+"""Prefix of the names of layouts that evict no pod, regardless of later labels."""
 MOST_BYTES = 32 << 10
 """Of the annotation. The API server allows a node 256 KiB of annotations, and the agent's own
 must have room."""
@@ -21,16 +21,16 @@ must have room."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """A request for ``custom``; what differs in any member is another request."""
+    """The content of a request for ``custom``; a different member means another request."""
 
     node_name: str
     text: str | None  # of the annotation; None: it is missing or empty
     is_on_demand: bool = False
-    """Whether programs repartition the node: then no pod is evicted, and none is waited for."""
+    """Whether programs repartition the node: then no pod is evicted or awaited."""
 
     @staticmethod
     def of(view: cluster.NodeView) -> "Custom":
-        """Return what ``custom`` stands for on a node."""
+        """Return the content of ``custom`` on a node."""
         return Custom(
             node_name=view.name,
             text=view.annotations.get(cluster.LAYOUT_ANNOTATION) or None,
@@ -54,8 +54,8 @@ class Custom:
         """
         if self.text is None:
             raise errors.LayoutError(
-                f"node {self.node_name} has no annotation {cluster.LAYOUT_ANNOTATION}, from which "
-                f"layout '{cluster.CUSTOM_LAYOUT}' is taken",
+                f"node {self.node_name} has no annotation {cluster.LAYOUT_ANNOTATION} with the "
+                f"layout '{cluster.CUSTOM_LAYOUT}'",
                 reason=errors.Reason.NO_CUSTOM_LAYOUT,
             )
         source = f"annotation {cluster.LAYOUT_ANNOTATION} of node {self.node_name}"
@@ -71,15 +71,14 @@ class Written:
 
 
 def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Written:
-    """Return the document that requests this of GPUs by UUID and evicts no pod.
+    """Return a document that requests these states of GPUs, by UUID, and evicts no pod.
 
-    It has one rule for GPUs alike.
-
-    An ``addition`` to the layout's name makes it another request for the same.
+    GPUs with equal states share a rule. An ``addition`` to the layout's name makes a new request
+    for the same states.
     """
-    alike: dict[model.DesiredGpu, list[str]] = {}
+    uuids_of: dict[model.DesiredGpu, list[str]] = {}
     for uuid, goal in wanted.items():
-        alike.setdefault(goal, []).append(uuid)
+        uuids_of.setdefault(goal, []).append(uuid)
     nowhere = errors.Location(source="partitioner", line=0, column=0)
     rules = tuple(
         config.Rule(
@@ -89,7 +88,7 @@ def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Wr
             wanted=goal,
             location=nowhere,
         )
-        for goal, uuids in sorted(alike.items(), key=lambda item: min(item[1]))
+        for goal, uuids in sorted(uuids_of.items(), key=lambda item: min(item[1]))
     )
     name = " ".join(filter(None, (cluster.ON_DEMAND, addition)))
     layout = config.Layout(name=name, rules=rules, location=nowhere)
@@ -98,9 +97,9 @@ def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Wr
 
 @functools.lru_cache(maxsize=1)
 def is_marked(text: str) -> bool:
-    """Check whether a document says that it evicts no pod; False if it is invalid.
+    """Return whether a document's layout is marked to evict no pod; False if it is invalid.
 
-    The mark is the layout's name, because agents that do not know the mark accept any name.
+    The mark is in the layout's name, because older agents accept any name.
     """
     try:
         layout, _ = _only(text, source="", is_lenient=True)
@@ -110,13 +109,13 @@ def is_marked(text: str) -> bool:
 
 
 def requested(view: cluster.NodeView) -> Custom | None:
-    """Return what a node's request stands for; None: another layout is requested, or none."""
+    """Return the content of a node's request for ``custom``; None if it requests no such."""
     is_custom = view.labels.get(cluster.CONFIG_LABEL) == cluster.CUSTOM_LAYOUT
     return Custom.of(view) if is_custom else None
 
 
 def asked(name: str, custom: Custom | None) -> requests.Request:
-    """Return the request for a layout; ``custom`` is what that name stands for, if it does."""
+    """Return the request for a layout, with the content of ``custom`` if that is requested."""
     if custom is None:
         return requests.Request(config=name)
     is_program = is_marked(custom.text or "")
@@ -152,7 +151,7 @@ def _only(
         raise errors.ConfigError(f"{source} has no layout; write exactly one below mig-configs")
     if others:
         raise errors.ConfigError(
-            f"layout '{others[0].name}' is one too many: write exactly one",
+            f"unexpected second layout '{others[0].name}': write exactly one",
             location=others[0].location,
         )
     return first, document.warnings

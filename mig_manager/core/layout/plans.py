@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Scope(enum.Enum):
-    """How much of a layout counts."""
+    """The part of a layout that counts."""
 
     ALL = "all"
     MODE_ONLY = "mode-only"
-    """MIG mode alone; instances stay as they are where the mode is right."""
+    """Only MIG mode; GPUs in the right mode keep their instances."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the GPUs have."""
+    """The GPUs of a node, with their processes."""
 
     gpus: model.ObservedGpus
     processes: Mapping[str, tuple[steps.GpuProcess, ...]] | None = None
@@ -38,8 +38,8 @@ class Status:
     def to_data(self) -> "answers.Status":
         """Return plain data for JSON and YAML."""
         processes = {
-            uuid: [each.to_data() for each in found]
-            for uuid, found in (self.processes or {}).items()
+            uuid: [each.to_data() for each in users]
+            for uuid, users in (self.processes or {}).items()
         }
         return {
             "kind": "Status",
@@ -53,38 +53,38 @@ class Status:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a layout would change."""
+    """The plan of a layout."""
 
     layout: str
     gpus: model.ObservedGpus
     wanted: Mapping[str, model.DesiredGpu]
-    """By UUID; without the GPUs outside the layout."""
+    """By UUID, only of selected GPUs."""
     plan: steps.Plan
     users: Mapping[str, tuple[str, ...]]
     """Pods by the UUID of the MIG device or GPU that they use, as far as known."""
     overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
-    """What passed because the layout was read leniently."""
+    """Problems that lenient parsing ignores."""
     origin: str = ""
-    """Where the layout comes from; empty for one that a boot restores."""
+    """The origin of the layout; empty for a layout restored at boot."""
 
     @property
     def is_applied(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the layout is active."""
         return self.plan.is_empty
 
     @property
     def destroyed(self) -> tuple[steps.DestroyGpuInstance, ...]:
-        """GPU instances that are destroyed."""
+        """The steps that destroy GPU instances."""
         return tuple(s for s in self.plan.steps if isinstance(s, steps.DestroyGpuInstance))
 
     @property
     def created(self) -> tuple[steps.CreateGpuInstance, ...]:
-        """GPU instances that are created."""
+        """The steps that create GPU instances."""
         return tuple(s for s in self.plan.steps if isinstance(s, steps.CreateGpuInstance))
 
     @property
     def staying(self) -> int:
-        """How many GPU instances of the node stay."""
+        """The number of the node's GPU instances that stay."""
         return sum(len(gpu.gpu_instances) for gpu in self.gpus) - len(self.destroyed)
 
     @property
@@ -99,13 +99,13 @@ class Planned:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What lenient parsing accepts, and what the change costs virtual machines."""
+        """Problems that lenient parsing ignores, and effects on virtual machines."""
         remarks = (str(remark) for remark in self.overlooked)
         return (*remarks, *planner.vgpu_host_warnings(self.gpus, self.plan))
 
     @property
     def evicted(self) -> tuple[str, ...]:
-        """Pods that use what is destroyed, as far as known."""
+        """Known pods that use devices to be destroyed."""
         affected = clients.affected_ids(self.plan, self.gpus)
         return tuple(sorted({pod for uuid in affected for pod in self.users.get(uuid, ())}))
 
@@ -133,10 +133,10 @@ class Planned:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a layout changed."""
+    """The changes of a layout."""
 
     rounds: tuple[Planned, ...]
-    """The plans that were executed; empty when the layout was active already."""
+    """The executed plans; empty if the layout was already active."""
     layout: str
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
@@ -144,7 +144,7 @@ class Applied:
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything had to be done."""
+        """Whether any plan was executed."""
         return bool(self.rounds)
 
     def to_data(self) -> "answers.Change":
@@ -166,7 +166,7 @@ def plan(
     scope: Scope = Scope.ALL,
     users: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Planned:
-    """Plan a layout for GPUs as they were observed.
+    """Plan a layout for observed GPUs.
 
     Raises:
         LayoutError: The layout is impossible on these GPUs.

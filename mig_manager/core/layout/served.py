@@ -1,7 +1,7 @@
-"""The layouts that can be requested of a node: those of a config file, and generated ones.
+"""The layouts available on a node: from a config file, and generated.
 
-An owner's file precedes generated layouts, name by name. The default file, which comes with the
-program or with NVIDIA's operator, follows them: it was written without knowledge of this node.
+Of equal names, an owner's file precedes generated layouts. The default file of this program or of
+NVIDIA's operator follows them: it was written without knowledge of the node.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from mig_manager.core.records import gpu_codec
 
 _VERSION = 1
 _MOST_BYTES = 64 << 10  # of the annotation
-_MOST = 1000  # layouts to read from it
+_MOST = 1000  # layouts parsed from it
 _MOST_LETTERS = 200  # of a name or an origin
 
 
@@ -29,18 +29,18 @@ def generated(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
 
 
 def ungenerated(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu, ...]:
-    """Return the unreachable GPUs whose layouts are unknown: no other GPU is of their model."""
+    """Return the unreachable GPUs with unknown layouts: no reachable GPU is of their model."""
     models = {gpu.pci_device_id for gpu in gpus}
     return tuple(gpu for gpu in gpus.unreachable if gpu.pci_device_id not in models)
 
 
 def merged(
-    file: layouts.Document, made: Mapping[str, layouts.Layout], *, is_default: bool
+    file: layouts.Document, generated: Mapping[str, layouts.Layout], *, is_default: bool
 ) -> layouts.Document:
-    """Return the layouts of a file, filled up with generated ones; of a default file those win."""
-    if not made:
+    """Return the layouts of a file and generated ones; these replace a default file's."""
+    if not generated:
         return file
-    both = {**made, **file.layouts, **(made if is_default else {})}
+    both = {**generated, **file.layouts, **(generated if is_default else {})}
     return dataclasses.replace(
         file, source=f"{file.source}, with the layouts generated for this node,", layouts=both
     )
@@ -52,14 +52,14 @@ class FittingLayout:
 
     layout: layouts.Layout
     gpus: tuple[model.Gpu, ...]
-    """Those that it selects, with its instances where an otherwise empty GPU has them. A GPU that
-    lists its profiles only with MIG on has no instances here."""
+    """The GPUs that it selects, with its instances as on an empty GPU; without instances if the
+    driver lists the profiles only with MIG on."""
 
 
 def fitting(
     candidates: Iterable[layouts.Layout], gpus: Iterable[model.Gpu]
 ) -> Iterator[FittingLayout]:
-    """Yield the layouts that these GPUs can have, whatever instances they have now."""
+    """Yield the layouts that these GPUs can have, regardless of their present instances."""
     idle = [gpu_codec.idle(gpu) for gpu in gpus]
     for layout in candidates:
         try:
@@ -113,19 +113,19 @@ class Entry:
 
 
 def to_json(entries: Iterable[Entry], *, takes_custom: bool = False) -> str:
-    """Return the value of the annotation that lists a node's layouts, as far as it has room.
+    """Return the annotation that lists a node's layouts, up to its maximum size.
 
     ``takes_custom``: whether the node also takes a layout from its annotation.
 
     The API server refuses a node with more than 256 KiB of annotations
-    (``TotalAnnotationSizeLimitB`` of ``k8s.io/apimachinery``), and with it the end of a run.
+    (``TotalAnnotationSizeLimitB`` of ``k8s.io/apimachinery``), also when a run ends.
     """
     rows: dict[str, dict[str, str]] = {}
-    left = _MOST_BYTES
+    size = 0
     for each in entries:
         row = {"hash": each.content_hash, "origin": each.origin}
-        left -= len(json.dumps({each.name: row}))
-        if left < 0:
+        size += len(json.dumps({each.name: row}))
+        if size > _MOST_BYTES:
             break
         rows[each.name] = row
     custom = {"custom": True} if takes_custom else {}
@@ -133,7 +133,7 @@ def to_json(entries: Iterable[Entry], *, takes_custom: bool = False) -> str:
 
 
 def from_json(text: str) -> tuple[Entry, ...]:
-    """Parse that annotation, with texts made safe to print; ValueError if it is none."""
+    """Parse that annotation, with printable texts; ValueError if it is malformed."""
     with json_text.decoding("a list of layouts"):
         data = json_text.parse_object(text)
         rows = list(data["layouts"].items())[:_MOST]
@@ -144,7 +144,7 @@ def from_json(text: str) -> tuple[Entry, ...]:
 
 
 def takes_custom(text: str) -> bool | None:
-    """Return whether the node of such a list takes custom layouts; None if it is no list."""
+    """Return whether the node takes custom layouts; None if the list is malformed."""
     try:
         return json_text.parse_object(text).get("custom") is True
     except ValueError:

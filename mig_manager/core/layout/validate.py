@@ -1,9 +1,9 @@
 """Check which layouts fit which GPUs, without touching any.
 
-A rule with a ``device-filter``, or one that names a GPU by UUID or PCI address, is meant for that
-GPU and must fit it. A rule without any is meant for every GPU that supports it: a layout for A100s
-is valid although an A30 has no ``1g.5gb``. So a rule that does not fit here is excused if it fits
-another known GPU, unless the layout was named: then it is meant for these GPUs.
+A rule with a ``device-filter``, or with the UUID or PCI address of a GPU, must fit that GPU. Any
+other rule is meant for every GPU that supports it: a layout for A100s is valid
+although an A30 has no ``1g.5gb``. So a rule that does not fit is excused if it fits another known
+GPU, unless the user named the layout: then it is meant for these GPUs.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Fit(enum.Enum):
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
     ELSEWHERE = "elsewhere"
-    """It does not fit, but does not name this product, and fits others."""
+    """It does not fit, but fits other products, and does not name this one."""
     NOT_FOR_IT = "not-for-it"
     """The layout is for other GPUs."""
     UNKNOWN = "unknown"
@@ -46,16 +46,15 @@ class ProductFit:
     brief: str = ""
     """The cause in a few words; empty when it fits, or selects other GPUs."""
     location: errors.Location | None = None
-    """Of the rule that does not fit; None when there is none."""
-    origin: str = ""
-    """Where the layout comes from."""
+    """Of the rule that does not fit."""
+    origin: str = ""  # of the layout
     unserved: Mapping[resources.Strategy, str] = dataclasses.field(default_factory=dict)
-    """MIG strategies with which the device plugin would exit where it fits, and why."""
+    """MIG strategies with which the device plugin would exit although it fits, and why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """All verdicts, by layout in the document's order and product in the given one."""
+    """All verdicts, in the order of layouts, then of products."""
 
     source: str
     layouts: tuple[str, ...]
@@ -70,13 +69,14 @@ class Validated:
 
     @property
     def unserved(self) -> Mapping[resources.Strategy, Sequence[str]]:
-        """The layouts that fit and with which the device plugin would exit, by MIG strategy."""
-        found: dict[resources.Strategy, list[str]] = {}
-        for strategy in resources.Strategy:
-            names = [v.layout for v in self.verdicts.values() if strategy in v.unserved]
-            if names:
-                found[strategy] = list(dict.fromkeys(names))
-        return found
+        """The layouts that fit but make the device plugin exit, by MIG strategy."""
+        layouts = {
+            strategy: [v.layout for v in self.verdicts.values() if strategy in v.unserved]
+            for strategy in resources.Strategy
+        }
+        return {
+            strategy: list(dict.fromkeys(names)) for strategy, names in layouts.items() if names
+        }
 
     def to_data(self) -> "answers.Validation":
         """Return plain data for JSON and YAML."""
@@ -102,7 +102,7 @@ class Validated:
 
 
 Others = Callable[[], Sequence[model.Gpu]]
-"""Returns one idle GPU of each product that a layout may be for; called only for an excuse."""
+"""Returns one idle GPU of every other known product; called only if a rule does not fit."""
 
 
 def against_products(
@@ -112,10 +112,10 @@ def against_products(
     templates: Sequence[model.Gpu],
     others: Others | None = None,
 ) -> Validated:
-    """Check each layout against products.
+    """Check every layout against products.
 
-    A rule counts when its filter matches the product, whatever indices it names; a rule that a
-    later one for every GPU replaces does not.
+    A rule counts if its filter matches the product, regardless of indices, unless a later rule for
+    every GPU replaces it.
     """
     names = [template.name for template in templates]
     labelled = {}
@@ -144,7 +144,7 @@ def against_node(
     gpus: Sequence[model.Gpu],
     others: Others | None = None,
 ) -> Validated:
-    """Check each layout against the GPUs of one node, regardless of their instances."""
+    """Check every layout against the GPUs of one node, regardless of their instances."""
     products = tuple(dict.fromkeys(gpu.name for gpu in gpus))
     cases = [
         _Case(
@@ -177,7 +177,7 @@ def _validated(
 
 
 def _layouts_for_product(layout: config.Layout, template: model.Gpu) -> tuple[config.Layout, ...]:
-    """Return a layout of one rule for each rule that can apply to such a GPU."""
+    """Return layouts of one rule, for all rules that can apply to such a GPU."""
     deciding: list[config.Rule] = []
     for rule in layout.rules:
         if rule.filters_match(template):
@@ -186,7 +186,7 @@ def _layouts_for_product(layout: config.Layout, template: model.Gpu) -> tuple[co
 
 
 def _alone(layout: config.Layout, rule: config.Rule) -> config.Layout:
-    """Return the layout with one rule alone, for every GPU that its filters match."""
+    """Return the layout with only one rule, for every GPU that its filters match."""
     everywhere = dataclasses.replace(rule, indices=None, identities=())
     return dataclasses.replace(layout, rules=(everywhere,), is_lenient=False)
 
@@ -209,7 +209,7 @@ class _Case:
 
     @property
     def results(self) -> Sequence[resources.GpuLayout]:
-        """What the layout makes of the GPUs: the node's, or one template for each rule."""
+        """The layouts of the node's GPUs, or of one template for every rule."""
         if self.node is not None:
             return resources.gpu_layouts(self.node, config.select(self.layout, self.node))
         return [resources.gpu_layout(f"some {self.product}", rule.wanted) for rule in self.rules]
@@ -225,14 +225,14 @@ class _Case:
 
 
 class _Judge:
-    """Reaches verdicts; remembers what fits elsewhere."""
+    """Reaches verdicts, with a cache of rules that fit other products."""
 
     def __init__(self, others: Others | None) -> None:
         self._others = others
         self._known: dict[config.Rule, bool] = {}
 
     def verdict(self, case: _Case) -> ProductFit:
-        """Plan each variant for the members, as parts of their node."""
+        """Plan every variant for the members, as parts of their node."""
         is_unknown = False
         for variant in case.variants:
             if not any(rule.filters_match(gpu) for rule in variant.rules for gpu in case.members):
@@ -259,7 +259,7 @@ class _Judge:
                 for gpu in case.members
             )
         ]
-        # Rules that fail only together are all meant.
+        # Rules that fail only together.
         failing = failing or list(case.rules)
         why = error.message
         if not case.node:
