@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, steps
-from mig_manager.core.node import claims, cluster, policy
+from mig_manager.core.node import claims, cluster, policies
 from mig_manager.core.records import readiness
 from tests import contract, fakes, gpu_values
 
@@ -145,31 +145,31 @@ class FakeWorkloads(_Port):
         watched = self._rig.watched()
         return self.list() if watched is None else watched
 
-    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         self._rig.called("workloads.evict")
         if pod.uid not in self._rig.pods:
-            return policy.EvictionResponse(answer=policy.Eviction.GONE)
+            return policies.EvictionResponse(answer=policies.Eviction.GONE)
         verdict = self._verdict(pod)
-        if verdict.answer is policy.Eviction.ACCEPTED:
+        if verdict.answer is policies.Eviction.ACCEPTED:
             self._end(pod)
         return verdict
 
-    def can_evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         self._rig.called("workloads.can_evict")
         return self._verdict(pod)
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[policies.Budget, ...]:
         self._rig.called("workloads.budgets")
         known = self._rig.disruption_budgets if "default" in namespaces else ()
         return tuple(budget.observed(self._rig) for budget in known)
 
-    def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: policies.Budget) -> tuple[cluster.Pod, ...]:
         self._rig.called("workloads.covered")
         (ours,) = (one for one in self._rig.disruption_budgets if one.name == budget.name)
         pods = (*self._rig.pods.values(), *self._rig.elsewhere.values())
         return tuple(pod for pod in pods if ours.covers(pod))
 
-    def _verdict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def _verdict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         why = self._rig.budgets.get(pod.name, "")
         guards = [one for one in self._rig.disruption_budgets if one.covers(pod)]
         if len(guards) > 1:
@@ -177,9 +177,9 @@ class FakeWorkloads(_Port):
         elif guards and not guards[0].observed(self._rig).allowed:
             why = f"budget {guards[0].name} is used up"
         if not why:
-            return policy.EvictionResponse(answer=policy.Eviction.ACCEPTED)
-        return policy.EvictionResponse(
-            answer=policy.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
+            return policies.EvictionResponse(answer=policies.Eviction.ACCEPTED)
+        return policies.EvictionResponse(
+            answer=policies.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
         )
 
     def delete(self, pod: cluster.Pod) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import claims as dra
-from mig_manager.core.node import clients, cluster, policy, resources
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import clients, cluster, policies, resources
 from tests import fake_ports
 from tests.unit import samples
 
@@ -100,7 +99,7 @@ class FakeBudget:
     replicas: int
     max_unavailable: int
 
-    def observed(self, rig: "NodeRig") -> policy.Budget:
+    def observed(self, rig: "NodeRig") -> policies.Budget:
         """Return it with its status as it is now."""
         ready = [
             pod
@@ -108,10 +107,10 @@ class FakeBudget:
             if self.covers(pod) and pod.is_ready and not pod.is_terminating
         ]
         desired = self.replicas - self.max_unavailable
-        return policy.Budget(
+        return policies.Budget(
             namespace="default",
             name=self.name,
-            selector=(policy.Requirement(key="app", values=frozenset({self.app})),),
+            selector=(policies.Requirement(key="app", values=frozenset({self.app})),),
             allowed=max(0, len(ready) - desired),
             healthy=len(ready),
             desired=desired,

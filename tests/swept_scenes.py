@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager.core.node import cluster
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import cluster, policies
 from tests import fakes
 from tests.scenes import busy_node, dra_node, hooked, hosted_node, node
 

@@ -14,8 +14,7 @@ from mig_manager.adapters.host import (
     procfs,
     programs,
 )
-from mig_manager.adapters.kubernetes import api, claims, node, pods
-from mig_manager.adapters.kubernetes import watch as watching
+from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import host_files, ports, standbys
@@ -30,7 +29,7 @@ def of_node(
     kube: api.KubeApi,
     telemetry: ports.Telemetry,
     boot_id: str,
-    node_watch: watching.NodeWatch,
+    node_watch: watch.NodeWatch,
     pod_watch: pods.PodWatch,
 ) -> ports.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""

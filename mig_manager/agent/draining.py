@@ -8,8 +8,7 @@ touched, after the taint, once no pod can get a device, and in the session of th
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import job as jobs
-from mig_manager.agent import preparing, undo
+from mig_manager.agent import jobs, preparing, undo
 from mig_manager.agent.pods import drain, eviction, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import cluster

@@ -7,8 +7,7 @@ from collections.abc import Hashable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import job as jobs
-from mig_manager.agent import outcomes, resolving
+from mig_manager.agent import jobs, outcomes, resolving
 from mig_manager.agent.pods import drain, survey
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster

@@ -3,8 +3,7 @@
 import contextlib
 
 from mig_manager import errors
-from mig_manager.agent import draining, host, preparing, recovery
-from mig_manager.agent import job as jobs
+from mig_manager.agent import draining, host, jobs, preparing, recovery
 from mig_manager.agent.pods import pausing
 from mig_manager.core import model
 from mig_manager.core.layout import layouts

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import job as jobs
+from mig_manager.agent import jobs
 from mig_manager.change import local
 from mig_manager.core import host_files, messages, model, steps, timing
-from mig_manager.core.node import clients
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import clients, policies
 
 _log = structlog.get_logger()
 

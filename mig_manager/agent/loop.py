@@ -11,9 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes, reconcile
-from mig_manager.agent import inbox as inboxes
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import drift, intake, liveness, outcomes, reconcile
 from mig_manager.core import ports, timing
 
 _log = structlog.get_logger()
@@ -35,18 +33,18 @@ class Agent:
     def __init__(  # noqa: PLR0913 - each is named where it is called
         self,
         pipeline: reconcile.Reconciler,
-        inbox: inboxes.Inbox,
+        inbox: intake.Inbox,
         *,
         intervals: Intervals,
         telemetry: ports.Telemetry | None = None,
-        pulse: pulses.Pulse | None = None,
+        pulse: liveness.Pulse | None = None,
         alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipeline = pipeline
         self._inbox = inbox
         self._telemetry = telemetry or ports.Telemetry()
-        self._pulse = pulse or pulses.Pulse()
+        self._pulse = pulse or liveness.Pulse()
         self._alone = alone
         self._monotonic = monotonic
         self._intervals = intervals
@@ -54,7 +52,7 @@ class Agent:
             first_s=intervals.retry_initial_s, max_s=intervals.retry_max_s, factor=2.0
         )
         self.is_recovered = False
-        self._served: inboxes.LabelRequest | None = None
+        self._served: intake.LabelRequest | None = None
         self._outcome: outcomes.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
         self._run_generation = 0
@@ -118,7 +116,7 @@ class Agent:
                 attempt += 1
                 write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 
-    def _serve(self, request: inboxes.LabelRequest, *, may_evict: bool = True) -> None:
+    def _serve(self, request: intake.LabelRequest, *, may_evict: bool = True) -> None:
         """Run the pipeline until the outcome is final, with backoff between the attempts."""
         self._outcome = None
         attempt = 0
@@ -138,7 +136,7 @@ class Agent:
             request.check()
 
     def _try(
-        self, request: inboxes.LabelRequest, attempt: int, retry_after_s: float, *, may_evict: bool
+        self, request: intake.LabelRequest, attempt: int, retry_after_s: float, *, may_evict: bool
     ) -> bool:
         """Run the pipeline once; return whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))

@@ -9,16 +9,13 @@ import structlog
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import config_watch
-from mig_manager.adapters.kubernetes import api, pods
-from mig_manager.adapters.kubernetes import watch as watching
+from mig_manager.adapters.kubernetes import api, pods, watch
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
-from mig_manager.agent import dependencies, loop, reconcile
-from mig_manager.agent import inbox as inboxes
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import dependencies, intake, liveness, loop, reconcile
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import ports, standbys
-from mig_manager.core.layout import custom as customs
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import worker as simulated_worker
 
@@ -38,9 +35,9 @@ class Overrides:
     replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda own: own
     """Maps the ports from the settings to the ports to use."""
     telemetry: ports.Telemetry | None = None
-    pulse: pulses.Pulse = dataclasses.field(default_factory=pulses.Pulse)
-    inbox: inboxes.Inbox = dataclasses.field(default_factory=inboxes.Inbox)
-    watch_times: watching.Times | None = None
+    pulse: liveness.Pulse = dataclasses.field(default_factory=liveness.Pulse)
+    inbox: intake.Inbox = dataclasses.field(default_factory=intake.Inbox)
+    watch_times: watch.Times | None = None
     watches_files: bool = True
     """False if one process has many agents: the kernel allows a user few inotify instances."""
     watches_pods: bool = True
@@ -63,7 +60,7 @@ class Service:
         self._watches_files = own.watches_files
         self._stop = threading.Event()
         self._inbox = own.inbox
-        self._watch = watching.NodeWatch(
+        self._watch = watch.NodeWatch(
             kube,
             name=settings.node_name,
             on_node=self._take,
@@ -85,7 +82,7 @@ class Service:
             longest_operation_s = max(
                 settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s
             )
-            checks = pulses.Health(
+            checks = liveness.Health(
                 own.pulse,
                 stuck_after_s=longest_operation_s + _STUCK_MARGIN_S,
                 contact_age_s=lambda: self._watch.last_contact_s,
@@ -175,7 +172,7 @@ class Service:
         is_on_demand = view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
         self.reconciler.note_node(view)
         self._inbox.put_on_demand(is_on_demand=is_on_demand)
-        custom = customs.requested(view) if self._settings.has_custom_layouts else None
+        custom = custom_layouts.requested(view) if self._settings.has_custom_layouts else None
         self._inbox.put_label(name, node_uid=view.uid, custom=custom)
         # A run may be waiting for this change.
         self._inbox.put_cluster_change()

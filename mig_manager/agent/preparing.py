@@ -5,8 +5,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, host, recovery, resolving
-from mig_manager.agent import job as jobs
+from mig_manager.agent import drift, host, jobs, recovery, resolving
 from mig_manager.agent.pods import advertisers, drain, survey
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.layout import config

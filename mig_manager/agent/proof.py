@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.agent import host, outcomes
-from mig_manager.agent import job as jobs
+from mig_manager.agent import host, jobs, outcomes
 from mig_manager.agent.pods import pausing
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts

@@ -15,6 +15,7 @@ from mig_manager.agent import (
     capacity,
     drift,
     host,
+    jobs,
     outcomes,
     publish,
     recovery,
@@ -23,10 +24,9 @@ from mig_manager.agent import (
     served_layouts,
     settings,
 )
-from mig_manager.agent import job as jobs
 from mig_manager.agent.pods import advertisers, gpu_clients
 from mig_manager.core import messages, model, ports
-from mig_manager.core.layout import custom as customs
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals, requests
 
@@ -56,7 +56,7 @@ class Reconciler:
         self._drift = drift.Memory()
         self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
 
-    def recover(self, name: str | None, custom: customs.Custom | None = None) -> None:
+    def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
         If that run was for the layout ``name`` (for ``custom``: the same content), the next run
@@ -98,7 +98,7 @@ class Reconciler:
         name: str,
         cancel: ports.Cancellation,
         *,
-        custom: customs.Custom | None = None,
+        custom: custom_layouts.Custom | None = None,
         attempt: int = 1,
         retry_after_s: float = 0.0,
         is_new: bool = False,
@@ -115,7 +115,7 @@ class Reconciler:
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        asked = customs.asked(name, custom)
+        asked = custom_layouts.asked(name, custom)
         self._record = (self._record or requests.NONE).begun(asked, is_new=is_new)
         if custom:
             custom = dataclasses.replace(custom, is_on_demand=not self._record.may_evict)
@@ -159,7 +159,7 @@ class Reconciler:
         return outcome
 
     def check_drift(
-        self, name: str, outcome: outcomes.Outcome, custom: customs.Custom | None = None
+        self, name: str, outcome: outcomes.Outcome, custom: custom_layouts.Custom | None = None
     ) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import job as jobs
-from mig_manager.agent import publish
+from mig_manager.agent import jobs, publish
 from mig_manager.agent.pods import survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps

@@ -5,8 +5,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import job as jobs
-from mig_manager.agent import served_layouts
+from mig_manager.agent import jobs, served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner

@@ -3,8 +3,7 @@
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import capacity, publish, served_layouts
-from mig_manager.agent import job as jobs
+from mig_manager.agent import capacity, jobs, publish, served_layouts
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, readiness, requests
 

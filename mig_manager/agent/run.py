@@ -18,6 +18,7 @@ from mig_manager.agent import (
     draining,
     execution,
     host,
+    jobs,
     outcomes,
     preparing,
     proof,
@@ -25,7 +26,6 @@ from mig_manager.agent import (
     resolving,
     slots,
 )
-from mig_manager.agent import job as jobs
 from mig_manager.core import messages, model
 from mig_manager.core.planner import planner
 

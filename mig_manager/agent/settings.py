@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.core import host_settings, node_settings, options, timing
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import policies
 
 
 class GeneratedLayouts(enum.Enum):

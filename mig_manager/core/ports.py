@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, standbys, steps, timing
-from mig_manager.core.node import claims, clients, cluster, gpu_use, policy
+from mig_manager.core.node import claims, clients, cluster, gpu_use, policies
 from mig_manager.core.records import readiness
 
 
@@ -134,16 +134,16 @@ class Workloads(Protocol):
         Good enough to publish. Requests only the data that the watch lacks.
         """
 
-    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         """Evict a pod with its own grace period, guarded by its UID."""
 
-    def can_evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         """Return the current answer to ``evict``, by a dry run."""
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[policies.Budget, ...]:
         """Return the PodDisruptionBudgets of some namespaces."""
 
-    def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: policies.Budget) -> tuple[cluster.Pod, ...]:
         """Return all pods that a budget covers, on any node or unscheduled."""
 
     def delete(self, pod: cluster.Pod) -> None:

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.core import bar, yaml_tree
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config, custom, layouts
+from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import plan
 
@@ -75,7 +75,7 @@ def apply(
             f"no agent has published the GPUs of node {report.node.name}; is one running there?"
         )
     text = annotation(layout, now)
-    custom.single(text, source=layout.location.source)
+    custom_layouts.single(text, source=layout.location.source)
     plans = plan.plan(
         cluster.CUSTOM_LAYOUT,
         [report],
@@ -112,7 +112,7 @@ def _notes(node: nodes.Node) -> list[str]:
             "its agent takes no custom layouts and the request would fail; enable them with "
             "--custom-layouts"
         )
-    if custom.Custom.of(node.view).is_on_demand:
+    if custom_layouts.Custom.of(node.view).is_on_demand:
         notes.append(
             "it is partitioned on demand: this layout fails at once if it would evict a pod, "
             "and the partitioner may replace it"
@@ -146,7 +146,7 @@ def _request(api: kubectl.Kubectl, report: nodes.Report, text: str, *, now: dt.d
 
 def _basis(node: nodes.Node) -> tuple[object, ...]:
     """Return the parts of a node that determine a plan and its notes."""
-    return node.view.uid, node.requested, node.gpus, custom.Custom.of(node.view)
+    return node.view.uid, node.requested, node.gpus, custom_layouts.Custom.of(node.view)
 
 
 def text(result: Applied, *, style: bar.Style) -> str:

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config, custom, served
+from mig_manager.core.layout import config, custom_layouts, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.kubectl import plan
@@ -86,7 +86,7 @@ def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
     if node.takes_custom:
         # An invalid annotation has no layout to list.
         with contextlib.suppress(errors.MigManagerError):
-            own, _ = custom.Custom.of(node.view).layout()
+            own, _ = custom_layouts.Custom.of(node.view).layout()
             entries = [*entries, served.Entry.of(own)]
             known |= _contents([own])
     notes += [note] if note else []

@@ -16,7 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness
 from mig_manager.core import messages, model, timing
 from mig_manager.core.fleet import demand, partitioned, partitioning
 from mig_manager.core.layout import config, served
@@ -104,7 +104,7 @@ class Partitioner:
         self._document = document
         self._began = messages.parse_time(clock.now_iso()) or dt.datetime.now(tz=dt.UTC)
         self._began_s = clock.monotonic()
-        self.pulse = pulses.Pulse(clock.monotonic)
+        self.pulse = liveness.Pulse(clock.monotonic)
         self.pulse.beat()
         self._bases: dict[str, tuple[tuple[str, ...], Base]] = {}
         """By node: the UUIDs of its GPUs, and the base layout on them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import prometheus_client
 
 import mig_manager
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness
 from mig_manager.core.fleet import partitioning, waiting
 
 _STUCK_AFTER_S = 300.0
@@ -97,7 +97,7 @@ class Metrics:
 class Health:
     """Answers kubelet's probes."""
 
-    pulse: pulses.Pulse
+    pulse: liveness.Pulse
     contact_age_s: Callable[[], float]
 
     def why_dead(self) -> str:
@@ -107,4 +107,4 @@ class Health:
 
     def why_unready(self) -> str:
         """Return why pods are not served now; empty if this replica or the leader serves them."""
-        return pulses.why_no_contact(self.contact_age_s()) or self.why_dead()
+        return liveness.why_no_contact(self.contact_age_s()) or self.why_dead()

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, pods
-from mig_manager.core.node import cluster, policy
+from mig_manager.core.node import cluster, policies
 from testkit import apiserver
 
 _GPU = "nvidia.com/mig-1g.10gb"
@@ -211,7 +211,7 @@ def test_eviction_refused_for_now_has_the_servers_retry_after(
         apiserver.Fault(path="/eviction", status=status, message=message, retry_after_s=after_s)
     )
     verdict = workloads.evict(pod)
-    assert (verdict.answer, verdict.retry_after_s) == (policy.Eviction.BLOCKED, after_s or 0.0)
+    assert (verdict.answer, verdict.retry_after_s) == (policies.Eviction.BLOCKED, after_s or 0.0)
 
 
 @pytest.mark.parametrize("status", [403, 500, 400])

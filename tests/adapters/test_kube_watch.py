@@ -13,8 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
 from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, eviction, survey
-from mig_manager.core.node import cluster
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import cluster, policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, gpu_values, waiting

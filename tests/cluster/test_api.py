@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, leases, node, pods, responses
-from mig_manager.core.node import cluster, policy
+from mig_manager.core.node import cluster, policies
 from tests import waiting
 from tests.cluster import clusters
 
@@ -72,14 +72,14 @@ def test_a_pod_stops_in_its_own_time_when_it_is(
     kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: cluster.Pod, *, is_eviction: bool
 ) -> None:
     namesake = dataclasses.replace(pod, uid=OTHERS_UID)
-    assert workloads.can_evict(pod).answer is policy.Eviction.ACCEPTED
-    assert workloads.evict(namesake).answer is policy.Eviction.GONE
+    assert workloads.can_evict(pod).answer is policies.Eviction.ACCEPTED
+    assert workloads.evict(namesake).answer is policies.Eviction.GONE
     workloads.delete(namesake)
     (seen,) = workloads.list()
     assert not seen.is_terminating
 
     if is_eviction:
-        assert workloads.evict(pod).answer is policy.Eviction.ACCEPTED
+        assert workloads.evict(pod).answer is policies.Eviction.ACCEPTED
     else:
         workloads.delete(pod)
 
@@ -93,7 +93,7 @@ def test_the_eviction_of_a_pod_that_has_gone_is_done(
 ) -> None:
     kube.delete(f"{PODS}/train", {"gracePeriodSeconds": 0})
 
-    assert workloads.evict(pod).answer is policy.Eviction.GONE
+    assert workloads.evict(pod).answer is policies.Eviction.GONE
     workloads.delete(pod)
     assert workloads.list() == ()
 
@@ -129,7 +129,7 @@ def test_budgets_block_the_eviction_of_a_running_pod_and_are_named(
 
     for ask in (workloads.can_evict, workloads.evict):
         verdict = ask(pod)
-        assert (verdict.answer is policy.Eviction.BLOCKED) is bool(words)
+        assert (verdict.answer is policies.Eviction.BLOCKED) is bool(words)
         assert [text for text in words if text not in verdict.why] == []
 
 
@@ -141,10 +141,10 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     where.count_disruptions(kube, "guard", 1)
 
     for pod in (one, other, one):
-        assert workloads.can_evict(pod).answer is policy.Eviction.ACCEPTED
+        assert workloads.can_evict(pod).answer is policies.Eviction.ACCEPTED
     (before,) = workloads.budgets({"default"})
-    assert workloads.evict(one).answer is policy.Eviction.ACCEPTED
-    assert workloads.evict(other).answer is policy.Eviction.BLOCKED
+    assert workloads.evict(one).answer is policies.Eviction.ACCEPTED
+    assert workloads.evict(other).answer is policies.Eviction.BLOCKED
 
     (after,) = workloads.budgets({"default"})
     assert (before.allowed, after.allowed) == (1, 0)
@@ -180,7 +180,7 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     (budget,) = workloads.budgets({"default"})
 
     assert budget.covers(pod) is is_guarded
-    assert (workloads.can_evict(pod).answer is policy.Eviction.BLOCKED) is is_guarded
+    assert (workloads.can_evict(pod).answer is policies.Eviction.BLOCKED) is is_guarded
     assert bool(workloads.covered(budget)) is is_guarded
 
 

@@ -17,8 +17,7 @@ from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import inbox as inboxes
-from mig_manager.agent import main, settings
+from mig_manager.agent import intake, main, settings
 from mig_manager.core import ports, standbys
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
@@ -108,7 +107,7 @@ def _watched(own: ports.Dependencies, points: points_.Points) -> ports.Dependenc
     return dataclasses.replace(own, clock=_Clock(), **watched)
 
 
-class _Mailbox(inboxes.Inbox):
+class _Mailbox(intake.Inbox):
     """Notes when the agent has nothing to do."""
 
     def __init__(self, points: points_.Points) -> None:

@@ -19,8 +19,7 @@ from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import main, settings
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness, main, settings
 from mig_manager.core import model, ports, standbys, timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
@@ -91,7 +90,7 @@ class Heard(ports.Telemetry):
         return taken
 
 
-class _Pulse(pulses.Pulse):
+class _Pulse(liveness.Pulse):
     """Knows whether the agent waits for something that may never come."""
 
     def __init__(self, on_rest: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import demand
-from mig_manager.core.layout import config, custom
+from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import capacity, gpu_codec
@@ -164,7 +164,7 @@ class Rig:
     def _custom(self, name: str, layout: str) -> dict[str, str]:
         if layout != cluster.CUSTOM_LAYOUT:
             return {}
-        requested = custom.Custom(node_name=name, text=self.requested(name))
+        requested = custom_layouts.Custom(node_name=name, text=self.requested(name))
         return {"annotationHash": requested.annotation_hash}
 
     def _status(self, name: str) -> Object:

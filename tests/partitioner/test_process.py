@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness
 from mig_manager.core import timing
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import resources as kinds
@@ -35,7 +35,7 @@ def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path)
 
 def test_it_is_dead_when_its_loop_is_stuck_and_not_ready_without_the_api() -> None:
     age_s, now_s = float("inf"), 0.0
-    pulse = pulses.Pulse(lambda: now_s)
+    pulse = liveness.Pulse(lambda: now_s)
     pulse.beat()
     health = metrics.Health(pulse, lambda: age_s)
 

@@ -10,8 +10,7 @@ from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
-from mig_manager.core.node import clients
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import clients, policies
 from tests import fakes, gpu_values
 from tests.fakes import NodeRig
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mig_manager import errors
 from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
-from mig_manager.core.layout import custom as customs
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, cluster
 from tests import changes, fakes, scenes
 from tests.pipeline import test_on_demand
@@ -29,7 +29,7 @@ class Change(NamedTuple):
     layout: str
     was: str | None
     """The layout that is applied before."""
-    custom: customs.Custom | None = None
+    custom: custom_layouts.Custom | None = None
     """Where it is this, the GPUs end with ``LAYOUT``."""
     is_refused: bool = False
     """Whether the driver refuses an instance of the layout, so that all is rolled back."""
@@ -109,7 +109,7 @@ class Play:
     rig: fakes.NodeRig
     config: fakes.FakeConfig
     layout: str
-    custom: customs.Custom | None
+    custom: custom_layouts.Custom | None
     moment: int = 0
     """How many moments the present agent has lived through."""
     path: tuple[str, ...] = ()

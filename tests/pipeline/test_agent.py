@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import capacity, drift, loop, outcomes, reconcile
-from mig_manager.agent import inbox as inboxes
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import capacity, drift, intake, liveness, loop, outcomes, reconcile
 from mig_manager.core import model, ports
-from mig_manager.core.layout import custom
+from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
 from tests import waiting
 
@@ -45,7 +43,7 @@ class Capacity(capacity.CapacityReport):
 class Pipeline(reconcile.Reconciler):
     """Answers each run from a script; stops the agent after the last answer."""
 
-    def __init__(self, box: inboxes.Inbox, *script: Reason | Exception) -> None:
+    def __init__(self, box: intake.Inbox, *script: Reason | Exception) -> None:
         self._box = box
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
@@ -66,7 +64,7 @@ class Pipeline(reconcile.Reconciler):
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
         self.capacity = self.reported = Capacity()
 
-    def recover(self, name: str | None, _custom: custom.Custom | None = None) -> None:
+    def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> None:
         self.recovered.append(name)
 
     def stop(self) -> None:
@@ -91,7 +89,7 @@ class Pipeline(reconcile.Reconciler):
         self.forgotten += 1
 
     def check_drift(
-        self, name: str, ended: outcomes.Outcome, _custom: custom.Custom | None = None
+        self, name: str, ended: outcomes.Outcome, _custom: custom_layouts.Custom | None = None
     ) -> drift.Action:
         assert name == self.runs[-1][0]
         assert not ended.should_retry
@@ -115,8 +113,8 @@ class Pipeline(reconcile.Reconciler):
         return outcomes.Outcome(state=state, reason=answer, message="")
 
 
-def labelled(name: str | None) -> inboxes.Inbox:
-    box = inboxes.Inbox()
+def labelled(name: str | None) -> intake.Inbox:
+    box = intake.Inbox()
     box.put_label(name)
     return box
 
@@ -129,7 +127,7 @@ def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Interva
 
 @contextlib.contextmanager
 def serving(
-    box: inboxes.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
+    box: intake.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
 ) -> Iterator[None]:
     """Run the loop beside the body, until it ends by itself."""
     served = loop.Agent(pipeline, box, intervals=intervals_ or intervals())
@@ -140,9 +138,7 @@ def serving(
     assert not thread.is_alive()
 
 
-def serve(
-    box: inboxes.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
-) -> None:
+def serve(box: intake.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> None:
     with serving(box, pipeline, intervals_):
         pass
 
@@ -168,7 +164,7 @@ def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
 
 
 def test_early_change_of_the_config_file_is_no_removed_label() -> None:
-    box = inboxes.Inbox()
+    box = intake.Inbox()
     pipeline = Pipeline(box, Reason.APPLIED)
     box.put_file_change()
 
@@ -194,7 +190,7 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
 def test_checks_of_the_request_are_signs_of_life() -> None:
     now_s = 0.0
     silences_s: list[float] = []
-    pulse = pulses.Pulse(lambda: now_s)
+    pulse = liveness.Pulse(lambda: now_s)
     box = labelled("a")
     pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
 
@@ -223,7 +219,7 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
     pipeline = Pipeline(box, Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
 
-    def recover(name: str | None, _custom: custom.Custom | None = None) -> None:
+    def recover(name: str | None, _custom: custom_layouts.Custom | None = None) -> None:
         pipeline.recovered.append(name)
         if locked:
             raise locked.pop()
@@ -299,7 +295,7 @@ def test_new_request_is_served_although_the_condition_is_unwritten() -> None:
     assert pipeline.refusals == 1_000_000
 
 
-def on_node(node_uid: str, name: str = "a") -> Callable[[inboxes.Inbox], None]:
+def on_node(node_uid: str, name: str = "a") -> Callable[[intake.Inbox], None]:
     return lambda box: box.put_label(name, node_uid=node_uid)
 
 
@@ -308,8 +304,8 @@ def on_node(node_uid: str, name: str = "a") -> Callable[[inboxes.Inbox], None]:
     [
         ((Reason.APPLIED,), [on_node("u2")], 1, False),
         ((Reason.APPLIED,), [on_node("u2"), on_node("u2", "b")], 1, True),
-        ((Reason.APPLIED,), [on_node("u2"), inboxes.Inbox.put_file_change], 1, False),
-        ((Reason.APPLIED,), [inboxes.Inbox.put_file_change], 0, False),
+        ((Reason.APPLIED,), [on_node("u2"), intake.Inbox.put_file_change], 1, False),
+        ((Reason.APPLIED,), [intake.Inbox.put_file_change], 0, False),
         ((Reason.DOES_NOT_FIT,), [on_node("u2")], 1, False),
         ((Reason.IN_USE, Reason.APPLIED), [on_node("u2")], 1, False),
         ((Reason.APPLIED,), [on_node("u1", "b"), on_node("u1")], 0, True),
@@ -318,12 +314,12 @@ def on_node(node_uid: str, name: str = "a") -> Callable[[inboxes.Inbox], None]:
 )
 def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
     ended: tuple[Reason, ...],
-    then: list[Callable[[inboxes.Inbox], None]],
+    then: list[Callable[[intake.Inbox], None]],
     forgotten: int,
     *,
     is_new: bool,
 ) -> None:
-    box = inboxes.Inbox()
+    box = intake.Inbox()
     box.put_label("a", node_uid="u1")
     pipeline = Pipeline(box, *ended, Reason.APPLIED)
 
@@ -342,7 +338,7 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
 
 
 def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
-    box = inboxes.Inbox()
+    box = intake.Inbox()
     box.put_label("a", node_uid="u1")
     lost = errors.ClusterError("the Node is gone", reason=Reason.API_ERROR)
     pipeline = Pipeline(box, Reason.APPLIED, lost, Reason.APPLIED)
@@ -411,8 +407,8 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
 
 
 def test_end_of_the_opt_in_is_no_new_request() -> None:
-    own = custom.Custom(node_name="n", text="x", is_on_demand=True)
-    box = inboxes.Inbox()
+    own = custom_layouts.Custom(node_name="n", text="x", is_on_demand=True)
+    box = intake.Inbox()
     box.put_label("custom", custom=own)
     request = box.next(0)
     assert request
@@ -423,7 +419,7 @@ def test_end_of_the_opt_in_is_no_new_request() -> None:
 
     following = box.next(request.generation)
     assert following
-    assert following.custom == custom.Custom(node_name="n", text="y", is_on_demand=False)
+    assert following.custom == custom_layouts.Custom(node_name="n", text="y", is_on_demand=False)
 
 
 def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model
-from mig_manager.core.layout import custom, served
+from mig_manager.core.layout import custom_layouts, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals, status
 from mig_manager.errors import Reason
@@ -28,13 +28,13 @@ BALANCED = document(
 )
 
 
-def requested(text: str | None = CHANGED, *, is_on_demand: bool = False) -> custom.Custom:
-    return custom.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
+def requested(text: str | None = CHANGED, *, is_on_demand: bool = False) -> custom_layouts.Custom:
+    return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
 def run(
     rig: fakes.NodeRig,
-    wanted: custom.Custom | None = None,
+    wanted: custom_layouts.Custom | None = None,
     *,
     by: reconcile.Reconciler | None = None,
     limits: dict[str, Any] | None = None,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.layout import custom
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from tests import agent_stage
 
@@ -31,7 +31,7 @@ def request(stage: agent_stage.Stage, text: str, **labels: str) -> None:
 
 def wait_for(stage: agent_stage.Stage, text: str) -> model.State:
     """Wait for the end of the run for a text of the annotation; return its state."""
-    expected = custom.Custom(node_name="", text=text).annotation_hash
+    expected = custom_layouts.Custom(node_name="", text=text).annotation_hash
 
     def has_ended() -> bool:
         status = stage.status()

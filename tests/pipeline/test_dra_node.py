@@ -7,8 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import claims, cluster, resources
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import claims, cluster, policies, resources
 from mig_manager.errors import Reason
 from tests import fake_ports, fakes, gpu_values
 from tests.scenes import (

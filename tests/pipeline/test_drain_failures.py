@@ -7,8 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent.pods import survey
-from mig_manager.core.node import cluster
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import cluster, policies
 from mig_manager.errors import Reason
 from tests import fake_ports, fakes
 from tests.fakes import NodeRig

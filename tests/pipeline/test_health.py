@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness
 from tests import waiting
 
 STUCK_AFTER_S = 10.0
@@ -24,8 +24,8 @@ class Life:
     is_recovered = True
 
     def __init__(self) -> None:
-        self.pulse = pulses.Pulse(lambda: self.now_s)
-        self.health = pulses.Health(
+        self.pulse = liveness.Pulse(lambda: self.now_s)
+        self.health = liveness.Health(
             self.pulse,
             stuck_after_s=STUCK_AFTER_S,
             contact_age_s=lambda: self.contact_age_s,
@@ -62,7 +62,7 @@ def ask(port: int, path: str, *, method: str = "GET") -> tuple[int, str, http.cl
 # -- the checks -------------------------------------------------------------------------------
 
 
-BEAT, REST = pulses.Pulse.beat, pulses.Pulse.rest
+BEAT, REST = liveness.Pulse.beat, liveness.Pulse.rest
 STUCK = "the worker has been stuck for 10 s"
 
 
@@ -77,7 +77,7 @@ STUCK = "the worker has been stuck for 10 s"
     ],
 )
 def test_worker_without_a_sign_of_life_is_stuck_unless_it_waits(
-    life: Life, signs: list[float | Callable[[pulses.Pulse], None]], why: str
+    life: Life, signs: list[float | Callable[[liveness.Pulse], None]], why: str
 ) -> None:
     for sign in signs:
         if isinstance(sign, float | int):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import policies
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 

@@ -4,7 +4,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
@@ -125,7 +125,7 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
 class Alive(ports.Telemetry):
     """Gives a sign of life wherever the worker gives one."""
 
-    def __init__(self, pulse: pulses.Pulse) -> None:
+    def __init__(self, pulse: liveness.Pulse) -> None:
         self._pulse = pulse
 
     def still_working(self) -> None:
@@ -135,7 +135,7 @@ class Alive(ports.Telemetry):
 def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> None:
     rig = scenes.node(layout="all-balanced")
     rig.services = {f"s{number}.service": True for number in range(5)}
-    pulse = pulses.Pulse(lambda: rig.clock.now_s)
+    pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     slow_s = 100.0
     silences: list[float] = []
@@ -160,7 +160,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     rig.has_hold_taint = False
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
-    pulse = pulses.Pulse(lambda: rig.clock.now_s)
+    pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     silences: list[float] = []
     rig.clock.on_wait.append(lambda: silences.append(pulse.silence_s))

@@ -6,28 +6,28 @@ import time
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import inbox as inboxes
-from mig_manager.core.layout import custom
+from mig_manager.agent import intake
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from tests import scenes
 
 
 @pytest.fixture
-def box() -> inboxes.Inbox:
+def box() -> intake.Inbox:
     """Return an inbox with a request for layout ``a``."""
-    inbox = inboxes.Inbox()
+    inbox = intake.Inbox()
     inbox.put_label("a")
     return inbox
 
 
-def taken(box: inboxes.Inbox, seen: int = 0) -> inboxes.LabelRequest:
+def taken(box: intake.Inbox, seen: int = 0) -> intake.LabelRequest:
     current = box.next(seen)
     assert current is not None
     return current
 
 
 def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
-    box: inboxes.Inbox,
+    box: intake.Inbox,
 ) -> None:
     box.put_label("b")
     current = taken(box)
@@ -37,7 +37,7 @@ def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
     current.check()
 
 
-def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: inboxes.Inbox) -> None:
+def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: intake.Inbox) -> None:
     box.put_label("a", node_uid="u1")
     current = taken(box)
     for node_uid in ("u1", ""):
@@ -56,7 +56,7 @@ def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: inbo
 
 
 def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
-    box: inboxes.Inbox,
+    box: intake.Inbox,
 ) -> None:
     box.put_label("a", node_uid="u1")
     current = taken(box)
@@ -70,7 +70,7 @@ def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
 
 
 def test_changed_file_before_the_first_label_does_not_count() -> None:
-    box = inboxes.Inbox()
+    box = intake.Inbox()
     box.put_file_change()
 
     assert box.next(0) is None
@@ -81,7 +81,7 @@ def test_changed_file_before_the_first_label_does_not_count() -> None:
 
 @pytest.mark.parametrize("is_removed", [True, False])
 def test_changed_file_is_a_new_request_and_a_removed_label_none(
-    box: inboxes.Inbox, *, is_removed: bool
+    box: intake.Inbox, *, is_removed: bool
 ) -> None:
     current = taken(box)
     if is_removed:
@@ -96,9 +96,7 @@ def test_changed_file_is_a_new_request_and_a_removed_label_none(
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
-def test_a_waiting_run_wakes_at_once_when_its_request_ends(
-    box: inboxes.Inbox, change: str
-) -> None:
+def test_a_waiting_run_wakes_at_once_when_its_request_ends(box: intake.Inbox, change: str) -> None:
     current = taken(box)
     act = {
         "label": lambda: box.put_label("b"),
@@ -113,7 +111,7 @@ def test_a_waiting_run_wakes_at_once_when_its_request_ends(
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_news_before_or_during_a_pause_end_it_once_and_no_other_sleep(
-    box: inboxes.Inbox, delay_s: float
+    box: intake.Inbox, delay_s: float
 ) -> None:
     current = taken(box)
     threading.Timer(delay_s, box.put_cluster_change).start()
@@ -128,7 +126,7 @@ def test_news_before_or_during_a_pause_end_it_once_and_no_other_sleep(
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
-def test_a_pause_ends_with_its_request(box: inboxes.Inbox, delay_s: float) -> None:
+def test_a_pause_ends_with_its_request(box: intake.Inbox, delay_s: float) -> None:
     current = taken(box)
     threading.Timer(delay_s, box.stop).start()
 
@@ -136,7 +134,7 @@ def test_a_pause_ends_with_its_request(box: inboxes.Inbox, delay_s: float) -> No
         current.pause(60)
 
 
-def test_a_stop_ends_the_queue_for_good(box: inboxes.Inbox) -> None:
+def test_a_stop_ends_the_queue_for_good(box: intake.Inbox) -> None:
     box.stop()
 
     assert box.next(0) is None
@@ -145,7 +143,7 @@ def test_a_stop_ends_the_queue_for_good(box: inboxes.Inbox) -> None:
 
 def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> None:
     rig = scenes.busy_node()
-    box = inboxes.Inbox()
+    box = intake.Inbox()
     box.put_label(scenes.LAYOUT)
     rig.on_call = lambda: box.stop() if rig.has_hold_taint else None
 
@@ -158,12 +156,12 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     scenes.assert_nothing_taken(rig, is_stopped=True)
 
 
-def requested(text: str | None, *, is_on_demand: bool = False) -> custom.Custom:
-    return custom.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
+def requested(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.Custom:
+    return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
 def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(
-    box: inboxes.Inbox,
+    box: intake.Inbox,
 ) -> None:
     box.put_label("custom", custom=requested("one"))
     current = taken(box)
@@ -179,7 +177,7 @@ def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(
     assert (again.name, again.custom) == ("custom", requested("two"))
 
 
-def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: inboxes.Inbox) -> None:
+def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: intake.Inbox) -> None:
     box.put_label("custom", custom=requested("one"))
     current = taken(box)
 

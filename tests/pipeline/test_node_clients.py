@@ -3,8 +3,7 @@
 import pytest
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster, resources
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import clients, cluster, policies, resources
 from mig_manager.errors import Reason
 from tests import fakes
 from tests.scenes import (

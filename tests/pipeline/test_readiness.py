@@ -7,9 +7,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.agent import drift, loop
-from mig_manager.agent import inbox as inboxes
-from mig_manager.core.node import policy
+from mig_manager.agent import drift, intake, loop
+from mig_manager.core.node import policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, scenes, waiting
@@ -22,7 +21,7 @@ OTHER = "dedicated"
 def new_node(layout: str | None = None) -> fakes.NodeRig:
     """Return a node that has just joined, with the owner's taints."""
     rig = scenes.node(layout=layout)
-    rig.policy = policy.Policy(startup_taints=frozenset({STARTUP}))
+    rig.policy = policies.Policy(startup_taints=frozenset({STARTUP}))
     rig.taints = {STARTUP, OTHER}
     rig.condition, rig.conditions = None, []
     return rig
@@ -135,7 +134,7 @@ def test_startup_taint_goes_with_each_success_and_is_never_added() -> None:
 
 
 def test_lost_write_of_the_condition_is_repeated_at_rest() -> None:
-    rig, box = new_node(), inboxes.Inbox()
+    rig, box = new_node(), intake.Inbox()
     box.put_label(None)
     times = loop.Intervals(retry_initial_s=0.01, retry_max_s=0.02)
     with apiserver.serve() as server:

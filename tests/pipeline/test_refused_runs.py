@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import cluster, resources
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import cluster, policies, resources
 from mig_manager.errors import Reason
 from tests import fakes, scenes
 from tests.pipeline.test_dra_node import KEEP_ONE, without_driver, without_pods

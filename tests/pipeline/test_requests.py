@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import inbox as inboxes
-from mig_manager.agent import loop, outcomes
+from mig_manager.agent import intake, loop, outcomes
 from mig_manager.core import ports, steps
-from mig_manager.core.layout import custom
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
 from tests import contract, fakes, scenes
@@ -20,7 +19,7 @@ from tests.pipeline.test_drift import add_pod_on_foreign_instances
 from tests.shipped.test_schemas import GOLDEN
 
 LAYOUT = "all-balanced"
-Act = Callable[[inboxes.Inbox], None]
+Act = Callable[[intake.Inbox], None]
 
 
 class Story:
@@ -60,7 +59,7 @@ class Story:
                 return
 
     def _serve(self, acts: list[Act]) -> None:
-        box = inboxes.Inbox()
+        box = intake.Inbox()
         ours = scenes.reconciler(
             self.rig,
             configs=self.source,
@@ -93,7 +92,7 @@ class Story:
         times = loop.Intervals(retry_initial_s=0.001, retry_max_s=0.002)
         loop.Agent(ours, box, intervals=times).serve()
 
-    def watch(self, box: inboxes.Inbox) -> None:
+    def watch(self, box: intake.Inbox) -> None:
         """Report the node to the agent, as its watch does."""
         view = cluster.NodeView(
             name="node-a",
@@ -102,12 +101,12 @@ class Story:
             allocatable={},
         )
         name = view.labels.get(cluster.CONFIG_LABEL)
-        box.put_label(name, node_uid="u1", custom=custom.requested(view))
+        box.put_label(name, node_uid="u1", custom=custom_layouts.requested(view))
 
     def label(self, value: str | None) -> Act:
         """Return an act: set the label that requests a layout, or remove it."""
 
-        def act(box: inboxes.Inbox) -> None:
+        def act(box: intake.Inbox) -> None:
             self.rig.labels.pop(cluster.CONFIG_LABEL, None)
             if value:
                 self.rig.labels[cluster.CONFIG_LABEL] = value
@@ -118,7 +117,7 @@ class Story:
     def file(self, text: str) -> Act:
         """Return an act: write the layout file."""
 
-        def act(box: inboxes.Inbox) -> None:
+        def act(box: intake.Inbox) -> None:
             self.source.text = text
             box.put_file_change()
 

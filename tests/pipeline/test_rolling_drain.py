@@ -8,8 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import model
-from mig_manager.core.node import cluster
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import cluster, policies
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import fakes, scenes

@@ -16,7 +16,7 @@ from mig_manager.cli import registry
 from mig_manager.cli.commands import rollout_settings
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.core import options
-from mig_manager.core.node import policy
+from mig_manager.core.node import policies
 from mig_manager.partitioner import settings as partitioner
 
 AGENT = {"NODE_NAME": "n1"}
@@ -109,8 +109,8 @@ def test_every_option_is_set_by_its_flags_and_by_its_variables(
 def test_defaults_allow_only_the_eviction_of_affected_pods() -> None:
     defaults = agent()
 
-    assert defaults.policy == policy.Policy()
-    assert defaults.policy.drain is policy.Drain.AFFECTED
+    assert defaults.policy == policies.Policy()
+    assert defaults.policy.drain is policies.Drain.AFFECTED
     assert not any(
         (
             defaults.allows_foreign_managers,

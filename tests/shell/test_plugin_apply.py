@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
-from mig_manager.core.layout import custom, served
+from mig_manager.core.layout import custom_layouts, served
 from mig_manager.core.node import cluster
 from testkit import apiserver
 from tests.shell import commandline
@@ -81,8 +81,8 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     assert "Requested as layout custom" in answer.out
     assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
     text = metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION]
-    written, _ = custom.single(text, source="annotation")
-    meant, _ = custom.single(MINE, source="file")
+    written, _ = custom_layouts.single(text, source="annotation")
+    meant, _ = custom_layouts.single(MINE, source="file")
     assert written.content_hash == meant.content_hash
     assert user.server.store.version == watched + 1
 
@@ -133,7 +133,7 @@ def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
     add_node(user.server)
     assert apply(user, "--layout", "whole", text=SEVERAL).status == 0
     text = metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION]
-    layout, _ = custom.single(text, source="annotation")
+    layout, _ = custom_layouts.single(text, source="annotation")
     assert layout.rules[0].wanted.mode is model.MigMode.DISABLED
 
 
@@ -220,7 +220,7 @@ def test_kubectl_itself_writes_the_request(user: rig.Viewer, tmp_path: pathlib.P
 
 def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str = MINE) -> None:
     """Add a node that asks for the layout of ``text``, whose agent has applied ``reported``."""
-    layout, _ = custom.single(reported, source="annotation")
+    layout, _ = custom_layouts.single(reported, source="annotation")
     add_node(
         server,
         requested="custom",
@@ -230,7 +230,7 @@ def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str =
     node = stored(server)
     found = node["metadata"]["annotations"]
     run = json.loads(found[cluster.STATUS_ANNOTATION])
-    run["annotationHash"] = custom.Custom(node_name="gpu-1", text=reported).annotation_hash
+    run["annotationHash"] = custom_layouts.Custom(node_name="gpu-1", text=reported).annotation_hash
     found[cluster.STATUS_ANNOTATION] = json.dumps(run)
     server.store.write(KEY, node)
 
@@ -285,7 +285,7 @@ def test_the_list_of_layouts_has_the_custom_one(user: rig.Viewer) -> None:
 
 def test_a_history_does_not_take_another_custom_layout_for_this_one(user: rig.Viewer) -> None:
     add_custom(user.server, OTHER, reported=OTHER)
-    other, _ = custom.single(OTHER, source="annotation")
+    other, _ = custom_layouts.single(OTHER, source="annotation")
     applied = errors.Reason.APPLIED.value
     for hours, content_hash in ((9, other.content_hash), (8, "0123456789ab")):
         message = f"Layout custom ({content_hash}) is active."

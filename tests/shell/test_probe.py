@@ -11,8 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import probe
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness, probe
 
 STUCK_AFTER_S = 10.0
 AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
@@ -22,10 +21,10 @@ AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
 def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int]:
     """Serve health as an agent does whose worker has been silent that long; yield the port."""
     now_s = 0.0
-    pulse = pulses.Pulse(lambda: now_s)
+    pulse = liveness.Pulse(lambda: now_s)
     pulse.beat()
     now_s = silence_s
-    checks = pulses.Health(
+    checks = liveness.Health(
         pulse,
         stuck_after_s=STUCK_AFTER_S,
         contact_age_s=lambda: 0.0,

@@ -14,8 +14,7 @@ from prometheus_client import parser
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.agent import metrics
-from mig_manager.agent import pulse as pulses
+from mig_manager.agent import liveness, metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name
 from mig_manager.core.node import cluster
@@ -79,8 +78,8 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     """A scrape over HTTP after a life with everything in it."""
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
     live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
-    checks = pulses.Health(
-        pulses.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
+    checks = liveness.Health(
+        liveness.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
     )
     with (
         web_server.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,

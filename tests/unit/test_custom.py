@@ -7,11 +7,12 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.layout import config, custom
+from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import apply
 from tests.unit import test_fuzz
 
+MOST_BYTES = custom_layouts.MOST_BYTES
 RULE = "  - {devices: all, mig-enabled: false}\n"
 ONE = f"version: v1\nmig-configs:\n  mine:\n{RULE}"
 
@@ -31,25 +32,28 @@ TEXTS = st.none() | st.text(max_size=20)
 
 @hypothesis.given(label=st.sampled_from([None, "", "all-disabled", "customs"]), text=TEXTS)
 def test_the_annotation_is_no_part_of_another_request(label: str | None, text: str | None) -> None:
-    assert custom.requested(view(label, text)) is None
+    assert custom_layouts.requested(view(label, text)) is None
 
 
 @hypothesis.given(first=TEXTS, second=TEXTS)
 def test_requests_and_their_hashes_differ_exactly_if_the_annotations_do(
     first: str | None, second: str | None
 ) -> None:
-    one, other = (custom.Custom.of(view("custom", text)) for text in (first, second))
+    one, other = (custom_layouts.Custom.of(view("custom", text)) for text in (first, second))
     is_same = (first or "") == (second or "")
     assert (one == other) is is_same
     assert (one.annotation_hash == other.annotation_hash) is is_same
-    assert custom.requested(view("custom", first)) == one
+    assert custom_layouts.requested(view("custom", first)) == one
 
 
 def test_only_the_label_of_the_node_makes_it_on_demand() -> None:
     key = cluster.PARTITIONING_LABEL
     for value, is_on_demand in (("on-demand", True), ("off", False), ("", False)):
-        assert custom.Custom.of(view("custom", ONE, **{key: value})).is_on_demand is is_on_demand
-    assert not custom.Custom.of(view("custom", ONE)).is_on_demand
+        assert (
+            custom_layouts.Custom.of(view("custom", ONE, **{key: value})).is_on_demand
+            is is_on_demand
+        )
+    assert not custom_layouts.Custom.of(view("custom", ONE)).is_on_demand
 
 
 @pytest.mark.parametrize("examples", test_fuzz.EXAMPLES)
@@ -59,7 +63,7 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(
     @examples
     @hypothesis.given(text=st.one_of(st.text(max_size=60), test_fuzz.mutated()))
     def check(text: str) -> None:
-        asked = custom.Custom.of(view("custom", text))
+        asked = custom_layouts.Custom.of(view("custom", text))
         try:
             layout, _ = asked.layout()
         except errors.LayoutError as error:
@@ -82,7 +86,7 @@ def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.setti
     def check(document: config.Document) -> None:
         for layout in document.layouts.values():
             written = apply.annotation(layout, dt.datetime.now(tz=dt.UTC))
-            again, _ = custom.single(written, source="annotation")
+            again, _ = custom_layouts.single(written, source="annotation")
             assert (again.rules, again.content_hash) == (layout.rules, layout.content_hash)
 
     check()
@@ -95,22 +99,22 @@ def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.setti
         ("version: v1\n", "a has no layout; write exactly one below mig-configs"),
         ("# nothing\n", "a has no layout; write exactly one below mig-configs"),
         (
-            ONE + "#" * custom.MOST_BYTES,
-            f"a has {len(ONE) + custom.MOST_BYTES} bytes, more than {custom.MOST_BYTES}",
+            ONE + "#" * MOST_BYTES,
+            f"a has {len(ONE) + MOST_BYTES} bytes, more than {MOST_BYTES}",
         ),
-        (ONE + "# é" * (custom.MOST_BYTES // 4), "bytes, more than"),
+        (ONE + "# é" * (MOST_BYTES // 4), "bytes, more than"),
     ],
 )
 def test_a_document_without_exactly_one_layout_is_refused(text: str, message: str) -> None:
     with pytest.raises(errors.ConfigError) as refused:
-        custom.single(text, source="a")
+        custom_layouts.single(text, source="a")
     assert message in refused.value.message
 
 
 def test_lenient_parsing_passes_what_it_passes_in_a_file() -> None:
     text = ONE.replace("all", "[-1]")
     with pytest.raises(errors.ConfigError):
-        custom.single(text, source="a")
-    layout, warnings = custom.single(text, source="a", is_lenient=True)
+        custom_layouts.single(text, source="a")
+    layout, warnings = custom_layouts.single(text, source="a", is_lenient=True)
     assert layout.is_lenient
     assert warnings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core.fleet import batch, partitioning, waiting
-from mig_manager.core.layout import config, custom, layouts
+from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import cluster
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod, why
@@ -224,7 +224,7 @@ def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
 def requested(name: str, change: partitioning.Change, **status: str) -> dict[str, Any]:
     """Return a node as it is after a request, with an agent that reports so."""
     (layout,) = config.parse(change.layout, source="x").layouts.values()
-    asked = custom.Custom(node_name=name, text=change.layout)
+    asked = custom_layouts.Custom(node_name=name, text=change.layout)
     report = {
         "config": "custom",
         "configHash": layout.content_hash,

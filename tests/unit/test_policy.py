@@ -3,20 +3,20 @@
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import policy
+from mig_manager.core.node import policies
 
 
 def test_each_layout_has_its_plugin_config_and_the_star_is_for_the_others() -> None:
-    configs = policy.parse_plugin_configs(" all-1g.5gb=sliced, *=whole ,", origin="--x")
-    decided = policy.Policy(plugin_configs=configs)
+    configs = policies.parse_plugin_configs(" all-1g.5gb=sliced, *=whole ,", origin="--x")
+    decided = policies.Policy(plugin_configs=configs)
 
     assert decided.plugin_config("all-1g.5gb") == "sliced"
     assert decided.plugin_config("all-7g.40gb") == "whole"
 
 
 def test_without_a_star_the_label_of_other_layouts_is_left_alone() -> None:
-    assert policy.Policy(plugin_configs={"a": "b"}).plugin_config("c") is None
-    assert policy.parse_plugin_configs("", origin="--x") == {}
+    assert policies.Policy(plugin_configs={"a": "b"}).plugin_config("c") is None
+    assert policies.parse_plugin_configs("", origin="--x") == {}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_without_a_star_the_label_of_other_layouts_is_left_alone() -> None:
 )
 def test_an_invalid_map_is_refused_with_its_origin(text: str) -> None:
     with pytest.raises(errors.UsageError, match="--x: "):
-        policy.parse_plugin_configs(text, origin="--x")
+        policies.parse_plugin_configs(text, origin="--x")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_an_invalid_map_is_refused_with_its_origin(text: str) -> None:
     ],
 )
 def test_a_startup_taint_may_have_any_key_of_the_owner(key: str) -> None:
-    assert policy.parse_startup_taint(key) == key.strip()
+    assert policies.parse_startup_taint(key) == key.strip()
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_what_is_no_key_or_the_taint_of_a_controller_is_no_startup_taint(
     key: str, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        policy.parse_startup_taint(key)
+        policies.parse_startup_taint(key)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.fleet import nodes, rollout
-from mig_manager.core.layout import custom
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from tests.unit.test_rollout import (
     LAYOUT,
@@ -97,7 +97,7 @@ def with_custom(text: str, *, reported: str, label: str = "custom") -> nodes.Nod
         "custom",
         model.State.SUCCESS,
         phase="Done",
-        annotationHash=custom.Custom(node_name="a", text=reported).annotation_hash,
+        annotationHash=custom_layouts.Custom(node_name="a", text=reported).annotation_hash,
     )
     plain = node(requested=label, applied="custom", status=ended)
     annotated = dataclasses.replace(plain.view, annotations={cluster.LAYOUT_ANNOTATION: text})

@@ -11,7 +11,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, claims, responses, watch
 from mig_manager.core import standbys
-from mig_manager.core.node import cluster, gpu_use, policy
+from mig_manager.core.node import cluster, gpu_use, policies
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
@@ -63,28 +63,28 @@ class KubeWorkloads:
         pods = self._claims.known(watched)
         return self.list() if any(pod.has_claims and not pod.is_finished for pod in pods) else pods
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[policies.Budget, ...]:
         return tuple(
             budget
             for namespace in sorted(namespaces)
             for budget in self._list(
                 cluster.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
                 {},
-                policy.parse_budget,
+                policies.parse_budget,
             )
         )
 
-    def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: policies.Budget) -> tuple[cluster.Pod, ...]:
         path = cluster.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
         pods = self._list(path, query, cluster.parse_pod)
         return tuple(pod for pod in pods if budget.covers(pod))
 
-    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         return self._evict(pod, {})
 
-    def can_evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         return self._evict(pod, {"dryRun": ["All"]})
 
     def delete(self, pod: cluster.Pod) -> None:
@@ -94,7 +94,7 @@ class KubeWorkloads:
             if not _is_gone(error):
                 raise
 
-    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> policy.EvictionResponse:
+    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> policies.EvictionResponse:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -105,20 +105,20 @@ class KubeWorkloads:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
         except responses.ApiError as error:
             if _is_gone(error):
-                return policy.EvictionResponse(answer=policy.Eviction.GONE)
+                return policies.EvictionResponse(answer=policies.Eviction.GONE)
             # 429 is a budget's refusal. A conflict with another writer is transient, and so is the
             # 500 for a pod with two budgets if the operator removes one meanwhile.
             has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
                 "poddisruptionbudget" in error.explanation.lower()
             )
             if has_two_budgets or error.status in _BLOCKED:
-                return policy.EvictionResponse(
-                    answer=policy.Eviction.BLOCKED,
+                return policies.EvictionResponse(
+                    answer=policies.Eviction.BLOCKED,
                     why=error.explanation,
                     retry_after_s=error.retry_after_s or 0.0,
                 )
             raise
-        return policy.EvictionResponse(answer=policy.Eviction.ACCEPTED)
+        return policies.EvictionResponse(answer=policies.Eviction.ACCEPTED)
 
     def _list(
         self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]

@@ -15,8 +15,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.agent.pods import dra_driver, eviction
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import clients, cluster, gpu_use
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import clients, cluster, gpu_use, policies
 
 _log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ forbids it, its PodDisruptionBudget grants no eviction, or two budgets cover it.
 no pod is deleted by force while a pod remains that force cannot remove.
 
 Budgets are counted over all affected pods before the first eviction, because a dry run does not
-use up a budget (see ``core.node.policy``). If they grant all evictions, all pods go at once. If
+use up a budget (see ``core.node.policies``). If they grant all evictions, all pods go at once. If
 they grant a part, the drain rolls like ``kubectl drain``: it evicts that part, and more when
 successors are ready elsewhere. Other pods wait until the budgets grant the rest. Pods without a
 controller have no successor and go last.
@@ -24,8 +24,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import messages, ports, timing
-from mig_manager.core.node import cluster
-from mig_manager.core.node import policy as policies
+from mig_manager.core.node import cluster, policies
 
 _log = structlog.get_logger()
 

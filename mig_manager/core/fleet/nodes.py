@@ -14,7 +14,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model
-from mig_manager.core.layout import config, custom, served
+from mig_manager.core.layout import config, custom_layouts, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as run_status
@@ -105,7 +105,7 @@ class Node:
         """Whether the status is about the request: its name and, if custom, its content."""
         if self.status is None or self.status.config != self.requested:
             return False
-        expected = custom.Custom.of(self.view).annotation_hash
+        expected = custom_layouts.Custom.of(self.view).annotation_hash
         return self.status.annotation_hash in ("", expected)
 
     @property
@@ -260,7 +260,7 @@ def layout_of(
             (UNKNOWN_CONFIG).
     """
     if name == cluster.CUSTOM_LAYOUT and node.takes_custom:
-        return custom.Custom.of(node.view).layout()[0]
+        return custom_layouts.Custom.of(node.view).layout()[0]
     listed = next((each for each in node.layouts if each.name == name), None)
     own = document.layouts.get(name)
     if listed and (own is None or own.content_hash != listed.content_hash):

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import batch, demand, partitioned, rollout, waiting
-from mig_manager.core.layout import custom
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
 
@@ -352,7 +352,7 @@ class _Decider:
             plan = planner.plan(node.gpus, wanted)
         except errors.LayoutError:
             return False
-        document = custom.written(wanted)
+        document = custom_layouts.written(wanted)
         is_safe = not any(
             isinstance(step, steps.DestroyGpuInstance)
             and step.placement in node.in_use[step.gpu_uuid]
@@ -363,7 +363,7 @@ class _Decider:
             if finished_at is None or self._is_recent(finished_at):
                 self._still_refused.add(node.name)
                 return False
-            document = custom.written(wanted, addition=f"after {finished_at}")
+            document = custom_layouts.written(wanted, addition=f"after {finished_at}")
         if plan.is_empty is not is_withdrawal or not is_safe:
             return False
         self._budget -= 1

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from mig_manager.core.node import clients, cluster, policy
+from mig_manager.core.node import clients, cluster, policies
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -169,9 +169,9 @@ class Workloads(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._cluster = rig
 
-    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
+    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         verdict = super().evict(pod)
-        if verdict.answer is policy.Eviction.ACCEPTED:
+        if verdict.answer is policies.Eviction.ACCEPTED:
             self._cluster.evicted[pod.uid] = self._cluster.assigned.get(pod.uid, frozenset())
         return verdict
 

@@ -24,9 +24,8 @@ from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import inbox as inboxes
+from mig_manager.agent import intake, settings
 from mig_manager.agent import main as agent_main
-from mig_manager.agent import settings
 from mig_manager.core import model, ports, standbys
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import library as simulated
@@ -191,7 +190,7 @@ class _Loop:
     def __init__(self) -> None:
         self._rig = _Brisk(_SPEC, is_gated=True, script_=script.Script())
         self._heard = _Heard()
-        self._box = inboxes.Inbox()
+        self._box = intake.Inbox()
         self._served = 0
         agent = agent_main.Service(
             settings.agent_settings(

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import inbox as inboxes
-from mig_manager.agent import main, settings
+from mig_manager.agent import intake, main, settings
 from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
@@ -175,7 +174,7 @@ class _Telemetry(ports.Telemetry):
         self.is_lost = True
 
 
-class _Mailbox(inboxes.Inbox):
+class _Mailbox(intake.Inbox):
     """Passes time by the node's clock, and ends a step where the agent has nothing to do.
 
     The label arrives as a watch brings it: at the next question whether the request still stands.
@@ -210,7 +209,7 @@ class _Mailbox(inboxes.Inbox):
 
     def next(
         self, seen: int, *, on_check: Callable[[], object] = lambda: None
-    ) -> inboxes.LabelRequest | None:
+    ) -> intake.LabelRequest | None:
         request = super().next(seen, on_check=on_check)
         if request is not None:
             self.served = request.name

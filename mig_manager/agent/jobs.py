@@ -8,7 +8,7 @@ from mig_manager.agent import publish, settings, undo
 from mig_manager.agent.pods import gpu_clients
 from mig_manager.change import hook_points, transaction
 from mig_manager.core import model, ports, timing
-from mig_manager.core.layout import custom as customs
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.records import journals, requests, status
 
 
@@ -17,7 +17,7 @@ class Request:
     """The requested layout, and the results of earlier attempts."""
 
     config: str
-    custom: customs.Custom | None = None
+    custom: custom_layouts.Custom | None = None
     """The content of ``custom``; None for other layouts."""
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""

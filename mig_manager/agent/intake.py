@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from mig_manager import errors
-from mig_manager.core.layout import custom as customs
+from mig_manager.core.layout import custom_layouts
 
 _MIN_PAUSE_S = 0.02
 """The minimum pause; a change in the cluster does not shorten it."""
@@ -22,7 +22,7 @@ class Inbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._name: str | None = None
-        self._custom: customs.Custom | None = None
+        self._custom: custom_layouts.Custom | None = None
         self._node_uid = ""
         self._generation = 0  # 0: the label is not known yet
         self._since = 0
@@ -33,7 +33,7 @@ class Inbox:
         self._has_use_changed = False
 
     def put_label(
-        self, name: str | None, *, node_uid: str = "", custom: customs.Custom | None = None
+        self, name: str | None, *, node_uid: str = "", custom: custom_layouts.Custom | None = None
     ) -> None:
         """Set the label's value and the content of ``custom``; equal ones are no new request.
 
@@ -187,7 +187,7 @@ class LabelRequest:
     inbox: Inbox
     on_check: Callable[[], object]
     name: str | None
-    custom: customs.Custom | None
+    custom: custom_layouts.Custom | None
     """The content of ``custom``; None for other layouts."""
     generation: int
     since: int
