@@ -172,6 +172,8 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
+        (("--simulate", "H100", "status"), 2, "belongs after the command"),
+        (("--simulate=H100", "status"), 2, "belongs after the command"),
         (("frobnicate",), 3, "unknown command 'frobnicate'"),
         (("aply",), 3, "did you mean 'apply'?"),
         (("help", "aply"), 3, "did you mean 'apply'?"),

@@ -55,12 +55,22 @@ def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:
     at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
     word = "".join(argv[at : at + 1])
     name = of.aliases.get(word, word)
+    _refuse_early(of, argv[:at])
     if name:
         of.command(name)
     before = _parsed(of, "", argv[:at])
     own = _parsed(of, name, argv[at + 1 :]) if name else {}
     present = {key: value for key, value in own.items() if value is not None}
     return {**own, **before, **present, **anywhere, "command": name or None}
+
+
+def _refuse_early(of: program.Program, before: Sequence[str]) -> None:
+    """Raise UsageError for an option of a command that stands before the command."""
+    leading = {flag for each in of.options_of() for flag in each.flags}
+    flags = [word.partition("=")[0] for word in before]
+    for flag in (each for each in flags if each.startswith("--") and each not in leading):
+        if any(flag in each.flags for row in of.rows for each in of.options_of(row.name)):
+            raise errors.UsageError(f"{flag} belongs after the command: {of.name} COMMAND {flag}")
 
 
 def _parsed(of: program.Program, command: str, argv: Sequence[str]) -> dict[str, object]:
