@@ -1,7 +1,7 @@
 """Events of the partitioner: its requests to nodes, and why no node can serve a pod.
 
-Events about the same fact have the same name, so that a new leader repeats none. The rate is
-limited against storms of pods: 20 at once, ten a minute.
+Events about the same fact have the same name, so that a new leader repeats none. The rate limit,
+20 at once and ten a minute, is against storms of pods.
 """
 
 import math
@@ -18,7 +18,7 @@ from mig_manager.core.fleet import demand, partitioning
 _AT_ONCE = 20
 _PAUSE_S = 6.0
 _REPEAT_AFTER_S = 600.0
-"""Minimum time between Events about one pod; the next one needs another message."""
+"""Minimum time between Events about one pod; the next Event needs another message."""
 _RETRY_S = 10.0
 
 _log = structlog.get_logger()
@@ -37,7 +37,7 @@ class Announcer:
         self._resume_s = -math.inf
         """When to publish again after a failure of the API."""
         self._published: dict[str, tuple[str, float]] = {}
-        """By UID of a pending pod: the message of its last Event, and when it was published."""
+        """By UID of a pending pod: the message and time of its last Event."""
         self._recommended: dict[str, str] = {}
         """By node: the layout last recommended."""
 
@@ -67,7 +67,7 @@ class Announcer:
         return True
 
     def forget_all_but(self, nodes: Container[str]) -> None:
-        """Forget nodes that are gone: an autoscaler creates ever new ones."""
+        """Forget missing nodes: an autoscaler creates nodes with new names."""
         self._recommended = {
             name: layout for name, layout in self._recommended.items() if name in nodes
         }
@@ -75,7 +75,7 @@ class Announcer:
     def unmet(
         self, unmet: tuple[partitioning.Unmet, ...], pending: tuple[demand.Pending, ...]
     ) -> int:
-        """Publish on pods why no node can serve them; return how many have no Event yet."""
+        """Publish why no node can serve pods; return how many have no Event yet."""
         withheld = 0
         for each in unmet:
             pod, now_s = each.pod, self._clock.monotonic()
@@ -119,7 +119,7 @@ class Announcer:
 
 
 def _summary(change: partitioning.Change) -> str:
-    """Describe a change: why, what it costs, and for which pods."""
+    """Describe a change: its reason, instances and pods."""
     parts = [change.why]
     for verb, counts in (("creates", change.created), ("destroys idle", change.destroyed)):
         if counts:

@@ -24,11 +24,11 @@ from mig_manager.partitioner import announcer, metrics
 from mig_manager.partitioner import settings as partitioner_settings
 
 _RECHECK_S = 5.0
-"""Between two decisions about the same pods: cooldowns end, and finished pods leave room."""
+"""Between two decisions about the same pods: cooldowns end, and pods end."""
 _RECHECK_SHARE = 10.0
-"""Minimum pause, as a multiple of the time of a decision."""
+"""Minimum pause, as a multiple of a decision's duration."""
 _REFUSED_S = 300.0
-"""How long a node is left alone after the API refused to change it."""
+"""How long not to change a node that the API refused to change."""
 _INHERITED_S = 300.0
 """How long a new leader waits for changes that a former leader requested."""
 _FIRST_PAUSE_S = 2.0
@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 
 
 class Signal:
-    """Wakes the loop when demand has changed, or when it must end; for any thread."""
+    """Wakes the loop when demand changes or the loop must end; for any thread."""
 
     def __init__(self, *, quiet_s: float, longest_s: float, clock: timing.Clock) -> None:
         self._burst = timing.Burst(quiet_s=quiet_s, longest_s=longest_s)
@@ -54,7 +54,7 @@ class Signal:
         self.is_over = False
 
     def changed(self) -> None:
-        """Note a change of demand."""
+        """Record a change of demand."""
         with self._lock:
             self._burst.add(self._clock.monotonic())
         self._wake.set()
@@ -64,13 +64,13 @@ class Signal:
         self.is_over = True
         self._wake.set()
 
-    def ends_in_s(self) -> float | None:
+    def quiet_in_s(self) -> float | None:
         """Return the time until demand is quiet, 0 if it is; None without a change."""
         with self._lock:
             return self._burst.ends_in_s(self._clock.monotonic())
 
     def clear(self) -> None:
-        """Wait for the next change."""
+        """Forget the changes until now."""
         with self._lock:
             self._burst.clear()
 
@@ -94,7 +94,7 @@ class Partitioner:
         telemetry: metrics.Metrics,
         document: config.Document | None = None,
     ) -> None:
-        """Prepare; ``document`` has the base layout, else it is generated from the GPUs."""
+        """Prepare; without a ``document``, the base layout is generated from the GPUs."""
         self._cluster = cluster
         self._leader = leadership
         self._settings = settings
@@ -112,7 +112,7 @@ class Partitioner:
         self._forget()
 
     def run(self) -> None:
-        """Step until the signal ends it, then let another replica lead at once."""
+        """Step until the signal ends the loop, then release the Lease."""
         try:
             while not self._signal.is_over:
                 self._signal.wait(self.step())
@@ -120,7 +120,7 @@ class Partitioner:
             self._leader.release()
 
     def step(self) -> float:
-        """Decide if it is time; return the seconds until the next step without a signal."""
+        """Decide if a decision is due; return the seconds to wait for a signal."""
         self.pulse.beat()
         is_leader = self._leader.campaign()
         self._telemetry.leading(is_leader=is_leader)
@@ -134,16 +134,16 @@ class Partitioner:
         return max(_LEAST_PAUSE_S, min(self._leader.next_in_s, self._next_in_s()))
 
     def _forget(self) -> None:
-        """Forget everything about the time as leader."""
+        """Reset all state of a leader."""
         self._was_leader = False
         self._history = partitioning.History()
         self._recheck_s = math.inf
-        """When to decide even if nothing has changed."""
+        """When to decide without a change of demand."""
         self._resume_s = -math.inf
         """When to act again after an API failure."""
         self._pause_s = _FIRST_PAUSE_S
         self._refused: dict[str, float] = {}
-        """By node: until when it is left alone."""
+        """By node: until when not to change it."""
         self._announcer = announcer.Announcer(self._cluster, self._leader, self._clock)
         self._pending_since_s: dict[str, float] = {}
         """By UID of a pending pod."""
@@ -152,10 +152,10 @@ class Partitioner:
         """By opted-in node: why it was unusable at the last decision."""
         self._served: set[str] = set()
         """UIDs of pending pods for which a node was changed."""
-        self._answering: set[str] = set()
-        """Nodes whose agents have not reported on our request yet."""
+        self._awaited: set[str] = set()
+        """Nodes whose agents have not reported on our request."""
         self._inherited: set[str] | None = None
-        """Nodes that are changing on a former leader's request; None: unknown yet."""
+        """Nodes that are changing on a former leader's request; None before the first decision."""
         self._leads_since_s = self._clock.monotonic()
         self._telemetry.pods(partitioning.PartitioningDecision(), withheld=0)
 
@@ -163,16 +163,16 @@ class Partitioner:
         if not self._cluster.is_current:
             return _RECHECK_S
         now_s = self._clock.monotonic()
-        quiet_in_s = self._signal.ends_in_s()
+        quiet_in_s = self._signal.quiet_in_s()
         next_in_s = self._recheck_s - now_s if quiet_in_s is None else quiet_in_s
         return max(next_in_s, self._resume_s - now_s)
 
     def _decide(self) -> None:
         began_s = self._clock.monotonic()
-        # Read the wall clock once, so that its steps do not matter.
+        # The wall clock is read only once, because it can be set.
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
-        nodes, pending = self._seen(began_s, now)
+        nodes, pending = self._observe(began_s, now)
         decision = partitioning.decide(
             nodes,
             pending,
@@ -190,7 +190,7 @@ class Partitioner:
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
         room = {uid: dict(since) for uid, since in decision.room_since.items()}
         for change, result in outcomes:
-            # The request may have arrived anyway; then its pods need no room elsewhere.
+            # The API server may have the request; then its pods need no room elsewhere.
             for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
                 room.setdefault(pod.uid, {})[change.node] = now
         done = dataclasses.replace(decision, changes=requested, room_since=room)
@@ -202,10 +202,10 @@ class Partitioner:
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._recheck_s = self._clock.monotonic() + pause_s
 
-    def _seen(
+    def _observe(
         self, now_s: float, now: dt.datetime
     ) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
-        """Return the nodes with their pods' use, and the pending pods."""
+        """Return the nodes with their pods' requests, and the pending pods."""
         pods = self._cluster.pods()
         bound = [pod for pod in pods if isinstance(pod, demand.Bound)]
         pending = tuple(pod for pod in pods if isinstance(pod, demand.Pending))
@@ -224,7 +224,7 @@ class Partitioner:
         return partitioned.with_pods(nodes, bound), pending
 
     def _permitted(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
-        """Mark a node as unusable if the partitioner must not change it."""
+        """Mark a node that the partitioner must not change."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
         if node.name in self._refused:
@@ -232,24 +232,24 @@ class Partitioner:
         return node
 
     def _log_unusable(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
-        """Log changes in why opted-in nodes are unusable: pods get no Event about it."""
-        found = {
+        """Log new reasons why opted-in nodes are unusable: no Event on a pod mentions them."""
+        unusable = {
             node.name: node.unusable
             for node in nodes
             if node.is_opted_in and node.unusable and not node.is_changing
         }
-        for name, why in found.items():
+        for name, why in unusable.items():
             if self._unusable.get(name) != why:
                 _log.warning("node_unusable", node=name, why=why)
-        self._unusable = found
+        self._unusable = unusable
 
     def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
         """Count the outcomes of requests, and follow a former leader's requests."""
         changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
         for node in nodes:
-            if node.name in self._answering - changing:
+            if node.name in self._awaited - changing:
                 self._telemetry.answered(is_good=not node.refused)
-        self._answering &= changing
+        self._awaited &= changing
         if self._inherited is None:
             self._inherited, self._leads_since_s = changing, self._clock.monotonic()
         self._inherited &= changing
@@ -259,14 +259,14 @@ class Partitioner:
     ) -> tuple[partitioning.Change, ...]:
         """Return the changes to make now: none until a former leader's changes have ended.
 
-        Only that leader knew which pods its changes serve.
+        Only that leader knew the pods of its changes.
         """
         age_s = self._clock.monotonic() - self._leads_since_s
         is_waiting = self._inherited and age_s < _INHERITED_S
         return () if is_waiting else decision.changes
 
     def _carry_out(self, change: partitioning.Change) -> Result | None:
-        """Request or recommend a change; return the result, None if there is none yet."""
+        """Request or recommend a change; return the result, None if neither was possible."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
             if self._announcer.recommended(change):
@@ -282,30 +282,27 @@ class Partitioner:
         try:
             is_requested = self._cluster.request(change)
         except errors.ClusterError as error:
-            return self._not_requested(change, error)
+            now_s = self._clock.monotonic()
+            _log.warning("layout_not_requested", node=change.node, detail=error.message)
+            if error.reason is errors.Reason.API_UNAVAILABLE:
+                self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                return Result.FAILED
+            self._refused[change.node] = now_s + _REFUSED_S
+            return Result.REFUSED
         if not is_requested:
-            # The watch delivers the new state.
+            # The node has changed: decide again after the watch has delivered it.
             self._signal.changed()
             return Result.CONFLICT
         self._pause_s = _FIRST_PAUSE_S
-        self._answering.add(change.node)
+        self._awaited.add(change.node)
         self._served.update(pod.uid for pod in change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
         self._announcer.requested(change)
         return Result.REQUESTED
 
-    def _not_requested(self, change: partitioning.Change, error: errors.ClusterError) -> Result:
-        now_s = self._clock.monotonic()
-        _log.warning("layout_not_requested", node=change.node, detail=error.message)
-        if error.reason is errors.Reason.API_UNAVAILABLE:
-            self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            return Result.FAILED
-        self._refused[change.node] = now_s + _REFUSED_S
-        return Result.REFUSED
-
     def _base_of(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> Mapping[str, Base]:
-        """Return the base layout on every opted-in node; empty if it does not fit."""
+        """Return the base layout for every opted-in node; empty if it does not fit."""
         name, bases = self._settings.base_layout, {}
         for node in nodes if name else ():
             uuids = tuple(gpu.uuid for gpu in node.gpus)

@@ -18,7 +18,7 @@ _log = structlog.get_logger()
 
 
 class Service:
-    """One replica, assembled and not yet started."""
+    """One assembled replica."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Service:
         )
 
     def serve(self) -> None:
-        """Follow the cluster, and decide while this replica leads, until ``stop``."""
+        """Watch the cluster, and decide while this replica leads, until ``stop``."""
         health = metrics.Health(self.loop.pulse, lambda: self.cluster.last_contact_s)
         with contextlib.ExitStack() as stack:
             if self._settings.health_port:
@@ -87,7 +87,7 @@ def run(settings: partitioner_settings.PartitionerSettings) -> int:
     """Run one replica until a signal ends it.
 
     Raises:
-        MigManagerError: It cannot start, for example without credentials for the API.
+        MigManagerError: It cannot start, for example without API credentials.
     """
     kube = api.KubeApi.connect(
         kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None,

@@ -27,7 +27,7 @@ class Result(enum.Enum):
 
 
 class Metrics:
-    """Counts what is reported, in its own registry."""
+    """Metrics in their own registry."""
 
     def __init__(self, *, contact_age_s: Callable[[], float]) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ class Metrics:
         self._decisions.inc()
 
     def pods(self, decision: partitioning.PartitioningDecision, *, withheld: int) -> None:
-        """Set why pods wait, and how many pods without possible room have no Event yet."""
+        """Set the pending pods by reason, and the number of pods that lack their Event."""
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)
         counts["no-room-possible"] = len(decision.unmet)
@@ -85,11 +85,11 @@ class Metrics:
         self._changes.labels(result=result.value).inc()
 
     def answered(self, *, is_good: bool) -> None:
-        """Count a request by the agent's outcome."""
+        """Count an agent's report on a request."""
         self._answers.labels(result="applied" if is_good else "failed").inc()
 
     def pod_placed(self, seconds: float) -> None:
-        """Record how long a pod waited that a node was changed for."""
+        """Record the wait of a pod for which a node was changed."""
         self._wait_s.observe(seconds)
 
 
@@ -106,5 +106,5 @@ class Health:
         return f"the loop has been stuck for {silence:.0f} s" if silence > _STUCK_AFTER_S else ""
 
     def why_unready(self) -> str:
-        """Return why pods are not served now; empty if this replica or the leader serves them."""
+        """Return why the partitioner does not serve pods; empty if it does."""
         return liveness.why_no_contact(self.contact_age_s()) or self.why_dead()

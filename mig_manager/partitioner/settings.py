@@ -20,7 +20,7 @@ _OFFLINE = "offline"
 
 
 class Mode(enum.Enum):
-    """How the partitioner acts on its decisions."""
+    """The effect of decisions."""
 
     RECOMMEND = "recommend"
     """Report them in Events and metrics; change nothing."""
@@ -29,7 +29,7 @@ class Mode(enum.Enum):
 
 
 class Output(enum.Enum):
-    """How a simulation answers."""
+    """Output format of a simulation."""
 
     TEXT = "text"
     JSON = "json"
@@ -132,7 +132,7 @@ class PartitionerSettings:
         "how long other replicas wait after a leader was killed",
         default=60.0,
         least=_LEAST_LEASE_S,
-        # With longer times, replicas would not agree on when a Lease may be taken.
+        # With longer times, replicas would disagree when a Lease has expired.
         most=timing.LONGEST_LEASE_S,
         group=_LEASE,
     )
@@ -198,10 +198,10 @@ class PartitionerSettings:
 def partitioner_settings(
     parsed: Mapping[str, object], environ: Mapping[str, str]
 ) -> PartitionerSettings:
-    """Read the settings of the partitioner.
+    """Parse the settings of the partitioner.
 
     Raises:
-        UsageError: A value cannot be used, or two contradict each other.
+        UsageError: A value is invalid, or two contradict each other.
     """
     source = options.Source(parsed, environ, command="partitioner")
     values = source.values(PartitionerSettings)

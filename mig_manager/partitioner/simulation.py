@@ -1,9 +1,9 @@
-"""Simulate the partitioner's decision about nodes and pods in files: ``--simulate``."""
+"""Simulate a decision of the partitioner about nodes and pods in files: ``--simulate``."""
 
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
@@ -12,7 +12,7 @@ from mig_manager.core.fleet import demand, mixes, partitioned, partitioning
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 
-_MOST_MIXES = 8  # in the text
+_MOST_MIXES = 8  # in the text, besides the present layouts and the best mix
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class NodeResult:
     plan: steps.Plan | None
 
     def to_data(self) -> answers.SimulatedNode:
-        """Return it for JSON and YAML."""
+        """Return plain data for JSON and YAML."""
         change, plan = self.change, self.plan
         return {
             "node": self.node.name,
@@ -38,16 +38,16 @@ class NodeResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One decision, node by node and pod by pod, and how fixed layouts compare."""
+    """One decision by node and pod, and the comparison of fixed layouts."""
 
     nodes: tuple[NodeResult, ...]
     decision: partitioning.PartitioningDecision
     others: int  # nodes that are not opted in
     jobs: int = 0  # pods of the comparison
-    scores: tuple[mixes.Score, ...] = ()  # best first; empty: not asked for
+    scores: tuple[mixes.Score, ...] = ()  # best first; empty without ``is_mix``
 
     def to_data(self) -> answers.Simulation:
-        """Return it for JSON and YAML."""
+        """Return plain data for JSON and YAML."""
         decision = self.decision
         return {
             "kind": "Simulation",
@@ -110,7 +110,7 @@ def simulate(
     With ``is_mix``, also compare fixed layouts for all pods of the file.
 
     Raises:
-        UsageError: A text is not such a list.
+        UsageError: A text is not a list of nodes or pods.
         ClusterError: An object is malformed.
     """
     items, pods = _items(nodes_text, "Node"), _items(pods_text, "Pod")
@@ -139,7 +139,7 @@ def simulate(
 
 
 def _items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
-    """Return the objects of a JSON list, or a single object."""
+    """Return the objects of a JSON list, or its single object."""
     command = f"kubectl get {kind.lower()}s{' -A' if kind == 'Pod' else ''} -o json"
     try:
         data = json_text.parse(text)
@@ -188,8 +188,9 @@ def _node_text(result: NodeResult, style: bar.Style) -> str:
 def _mix_text(report: Report, style: bar.Style) -> str:
     best = report.scores[0]
     lines = [style.fitted(f"{'LAYOUT':<28}{'SERVED':>14}{'WAITED':>12}")]
-    shown = _shown(report.scores)
-    for each in shown:
+    for rank, each in enumerate(report.scores):
+        if rank >= _MOST_MIXES and each.name not in (mixes.NOW, mixes.BEST):
+            continue
         waited = f"{each.waited_s / 3600:.1f} h"
         served = f"{each.served} of {report.jobs}"
         lines.append(style.fitted(f"{each.name:<28}{served:>14}{waited:>12}"))
@@ -204,12 +205,3 @@ def _mix_text(report: Report, style: bar.Style) -> str:
         "file; a pod that has not ended counts until the latest time in the file."
     )
     return "\n".join([*lines, "", style.wrapped(remarks)])
-
-
-def _shown(scores: Iterable[mixes.Score]) -> list[mixes.Score]:
-    """Return the best scores, always with the present layouts and the best mix."""
-    return [
-        score
-        for rank, score in enumerate(scores)
-        if rank < _MOST_MIXES or score.name in (mixes.NOW, mixes.BEST)
-    ]
