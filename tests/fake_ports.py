@@ -10,6 +10,7 @@ from mig_manager.core import host_files, model, steps
 from mig_manager.core.node import claims, cluster, policies
 from mig_manager.core.records import readiness
 from tests import contract, fakes, gpu_values
+from tests.unit import machine
 
 
 class _Port:
@@ -260,7 +261,7 @@ class FakeGpus(_Port):
             if isinstance(step, steps.SetMode) and self._rig.mode_waits:
                 self._put_off(step)
             self._rig.gpus = tuple(
-                gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                machine.run(gpu, [step]) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self._rig.gpus
             )
 

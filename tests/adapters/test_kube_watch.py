@@ -16,9 +16,10 @@ from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.core.node import cluster, policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes, gpu_values, waiting
+from tests import fakes, waiting
 from tests.adapters import test_kube_pods
 from tests.sandbox import apirig
+from tests.unit import machine
 
 SOON_S = 20.0
 BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
@@ -343,7 +344,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
     ours = drain.Drain(
         order=drain.Order(
-            affected=frozenset({gpu_values.mig_uuid("destroyed")}),
+            affected=frozenset({machine.mig_uuid("destroyed")}),
             limits=settings.Limits(drain_timeout_s=30),
         ),
         evictions=eviction.Evictions(

@@ -11,10 +11,11 @@ from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
 from mig_manager.core.node import clients, policies
-from tests import fakes, gpu_values
+from tests import fakes
 from tests.fakes import NodeRig
+from tests.unit import machine
 
-DOOMED = gpu_values.mig_uuid("doomed")
+DOOMED = machine.mig_uuid("doomed")
 
 
 def empty() -> NodeRig:

@@ -10,7 +10,7 @@ from mig_manager.agent.pods import survey
 from mig_manager.core import ports
 from mig_manager.core.node import cluster, policies
 from mig_manager.errors import Reason
-from tests import fake_ports, fakes, gpu_values
+from tests import fake_ports, fakes
 from tests.fakes import NodeRig
 from tests.pipeline.drains import (
     FORCE,
@@ -22,6 +22,7 @@ from tests.pipeline.drains import (
     new_drain,
     run,
 )
+from tests.unit import machine
 
 
 @pytest.mark.parametrize("policy", [*policies.Drain])
@@ -175,7 +176,7 @@ def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str
 
 
 def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRig) -> None:
-    other = rig.add_pod("other", devices=frozenset({gpu_values.mig_uuid("other")}))
+    other = rig.add_pod("other", devices=frozenset({machine.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig, "kubelet_is_silent", True))
 
     assert drained(rig) == 1
@@ -183,7 +184,7 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRi
 
 
 def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) -> None:
-    other = rig.add_pod("other", devices=frozenset({gpu_values.mig_uuid("other")}))
+    other = rig.add_pod("other", devices=frozenset({machine.mig_uuid("other")}))
     rig.clock.on_wait.append(rig.assigned.clear)
 
     assert drained(rig) == 1

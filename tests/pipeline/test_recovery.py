@@ -14,6 +14,7 @@ from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes, swept_scenes
 from tests.scenes import LAYOUT
+from tests.unit import machine
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
 
@@ -187,7 +188,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
         profile_id=spec.profile_id,
         placement=place,
     )
-    rig.gpus = (gpu_values.apply_step(rig.gpus[0], foreign), *rig.gpus[1:])
+    rig.gpus = (machine.run(rig.gpus[0], [foreign]), *rig.gpus[1:])
     successor = scenes.reconciler(rig)
 
     successor.recover(None)

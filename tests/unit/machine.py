@@ -5,6 +5,7 @@ would refuse is an assertion here, so that a plan which runs through needs no lu
 """
 
 import dataclasses
+import uuid
 from collections.abc import Iterable
 
 from mig_manager.core import model, steps
@@ -13,6 +14,7 @@ _STEP_OF_SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 
 
 def run(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
+    """Do steps to a GPU that no process uses."""
     for step in planned:
         assert step.gpu_uuid == gpu.uuid
         match step:
@@ -47,6 +49,11 @@ def pool_allows(gpu: model.Gpu, profiles: Iterable[model.Profile]) -> bool:
         <= max(getattr(spec.engines, kind) for spec in specs.values())
         for kind in ("decoders", "encoders", "jpegs", "ofas")
     )
+
+
+def mig_uuid(name: str) -> str:
+    """Return the UUID of a MIG device, the same one for the same name."""
+    return f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}"
 
 
 def _destroy_ci(gpu: model.Gpu, step: steps.DestroyComputeInstance) -> model.Gpu:
@@ -87,7 +94,8 @@ def _create_gi(gpu: model.Gpu, step: steps.CreateGpuInstance) -> model.Gpu:
         placement=step.placement,
         compute_instances=(),
     )
-    return dataclasses.replace(gpu, gpu_instances=(*others, new))
+    instances = sorted((*others, new), key=lambda gi: gi.placement)
+    return dataclasses.replace(gpu, gpu_instances=tuple(instances))
 
 
 def _create_ci(gpu: model.Gpu, step: steps.CreateComputeInstance) -> model.Gpu:
@@ -99,11 +107,12 @@ def _create_ci(gpu: model.Gpu, step: steps.CreateComputeInstance) -> model.Gpu:
     for other in gi.compute_instances:
         assert other.placement, "cannot know that this is free"
         assert not other.placement.overlaps(step.placement), "span occupied"
+    number = max((ci.instance_id for ci in gi.compute_instances), default=-1) + 1
     new = model.ComputeInstance(
-        instance_id=max((ci.instance_id for ci in gi.compute_instances), default=-1) + 1,
+        instance_id=number,
         profile=step.profile,
         placement=step.placement,
-        uuid=f"MIG-new-{gi.placement.start}-{step.placement.start}",
+        uuid=mig_uuid(f"{gpu.index}-{gi.placement}-{step.profile}-{number}"),
     )
     return _swap(gpu, gi, dataclasses.replace(gi, compute_instances=(*gi.compute_instances, new)))
 

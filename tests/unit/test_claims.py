@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from mig_manager.core import model
 from mig_manager.core.node import claims, clients, cluster, gpu_use, resources
 from tests import gpu_values
-from tests.unit import samples
+from tests.unit import machine, samples
 from tests.unit.test_clients import balanced
 
 DRIVER = cluster.GPU_CLAIM_DRIVER
-ONE, OTHER = frozenset({gpu_values.mig_uuid("1")}), frozenset({gpu_values.mig_uuid("2")})
+ONE, OTHER = frozenset({machine.mig_uuid("1")}), frozenset({machine.mig_uuid("2")})
 OF_DRIVER: dict[str, Any] = {
     "container_names": ("compute-domains", "gpus"),
     "owner_kind": "DaemonSet",

@@ -13,10 +13,10 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.planner import planner
 from tests import gpu_values
-from tests.unit import samples
+from tests.unit import machine, samples
 from tests.unit.samples import pod
 
-ONE = frozenset({gpu_values.mig_uuid("1")})
+ONE = frozenset({machine.mig_uuid("1")})
 SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
 OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}

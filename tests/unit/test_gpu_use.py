@@ -9,14 +9,13 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, gpu_use
-from tests import gpu_values
-from tests.unit import samples
+from tests.unit import machine, samples
 from tests.unit.samples import pod
 
 LOW, HIGH, NONE = "4:2", "6:1", ""
-MIG = {"4:2": gpu_values.mig_uuid("1"), "6:1": gpu_values.mig_uuid("2")}
+MIG = {"4:2": machine.mig_uuid("1"), "6:1": machine.mig_uuid("2")}
 WHOLE = model.Placement(0, 8)
-GPU = gpu_values.mig_uuid("gpu").replace("MIG", "GPU")
+GPU = machine.mig_uuid("gpu").replace("MIG", "GPU")
 
 
 def gpu() -> model.Gpu:
@@ -272,7 +271,7 @@ def test_users_joins_the_devices_of_pods_with_one_name() -> None:
         assert users([pod()], both, ONE) == (pod(),)
 
 
-GONE = frozenset({gpu_values.mig_uuid("gone")})
+GONE = frozenset({machine.mig_uuid("gone")})
 
 
 @pytest.mark.parametrize(
