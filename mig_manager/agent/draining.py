@@ -23,7 +23,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
     """
     if job.deps.slots is not None and not job.undo_stack.journal.blocks_workloads:
         job.deps.slots.check()
-    affected = change.affected(job)
+    affected = change.affected_pods(job)
     message = f"applying {job.progress.title}"
     if affected:
         count = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
@@ -43,7 +43,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
         _announce(job, message, reason="Draining", is_warning=False)
 
 
-def drained(
+def drain_pods(
     job: jobs.Job, change: preparing.Change
 ) -> tuple[drain.Drain, tuple[cluster.Pod, ...]]:
     """Evict the affected pods, and wait until they are gone.
@@ -68,7 +68,7 @@ def drain_again(
     pod_drain: drain.Drain,
     listed: tuple[cluster.Pod, ...],
 ) -> tuple[cluster.Pod, ...]:
-    """Drain pods that meanwhile got a device to be removed; raises as ``drained``.
+    """Drain pods that meanwhile got a device to be removed; raises as ``drain_pods``.
 
     Returns:
         The node's pods: ``listed``, or a newer list.
@@ -80,13 +80,13 @@ def drain_again(
     return listed
 
 
-def paused(
+def pause_clients(
     job: jobs.Job,
     change: preparing.Change,
     pod_drain: drain.Drain,
     pods: tuple[cluster.Pod, ...],
 ) -> pausing.Paused:
-    """Pause the GPU clients, so that no pod gets a device any more; raises as ``drained``.
+    """Pause the GPU clients, so that no pod gets a device any more; raises as ``drain_pods``.
 
     ``pods`` are the node's pods after the drain.
     """

@@ -46,7 +46,7 @@ def observe(job: jobs.Job) -> Observation:
     """Observe the GPUs, and plan the layout of a run without executing anything."""
     try:
         resolved = resolving.resolve(job)
-        gpus = resolving.observed(job, resolved)
+        gpus = resolving.observe_once(job, resolved)
         plan = resolved.plan(gpus)
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
@@ -94,7 +94,7 @@ def act(
     was_drifted = memory.is_drifted
     memory = dataclasses.replace(memory, is_drifted=not observation.plan.is_empty)
     if memory.is_drifted:
-        return _drifted(job, observation, is_new=not was_drifted), memory
+        return _handle_drift(job, observation, is_new=not was_drifted), memory
     if was_drifted:
         # The layout is active again, and this agent did not apply it.
         job.deps.telemetry.drift_found(is_drifted=False)
@@ -118,7 +118,7 @@ def _has_changed(
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
-def _drifted(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
+def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
     affected = ""
     if job.limits.heals_drift:
         order = drain.order(job.limits, observation.plan or steps.Plan(gpus=()), observation.gpus)
@@ -130,7 +130,7 @@ def _drifted(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
         message = drift_message(job.progress.title, affected)
-        job.undo_stack.finish(outcomes.failed(errors.Reason.DRIFTED, message))
+        job.undo_stack.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return Action.REST
 
 
@@ -140,7 +140,7 @@ def _withdraw_phantoms(
     """Remove phantom devices from the node; return whether the API refuses."""
     refused = job.clients.advertising.withdraw_phantoms(observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
-        failed = job.undo_stack.failed(refused.reason, refused.message)
+        failed = job.undo_stack.failure(refused.reason, refused.message)
         # The layout is active: no run is needed, and the next drift check retries.
         job.undo_stack.finish(dataclasses.replace(failed, is_final=True))
     elif refused is None and memory.has_phantoms:
@@ -150,7 +150,7 @@ def _withdraw_phantoms(
 
 def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
     job.undo_stack.finish(
-        job.progress.succeeded(
+        job.progress.success(
             errors.Reason.ALREADY_APPLIED,
             "is active again",
             gpus=job.progress.gpus,

@@ -9,9 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import layouts
 
 
-def executed(
-    job: jobs.Job, change: preparing.Change, paused: pausing.Paused
-) -> model.ObservedGpus:
+def execute(job: jobs.Job, change: preparing.Change, paused: pausing.Paused) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
     Raises:

@@ -40,7 +40,7 @@ class Shared:
     clients: gpu_clients.GpuClients
     publisher: publish.Publisher
 
-    def locked(
+    def hold_lock(
         self, doing: str, wait: timing.Wait | None = None
     ) -> contextlib.AbstractContextManager[None]:
         """Hold the node's lock in the context; without ``wait``, try once.
@@ -52,7 +52,7 @@ class Shared:
         if self.deps.lock is None:
             return contextlib.nullcontext()
         wait = wait or timing.Wait(clock=self.deps.clock)
-        return transaction.locked(self.deps.lock, doing, wait)
+        return transaction.hold_lock(self.deps.lock, doing, wait)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Job(Shared):
         )
 
 
-def begun(
+def new_job(
     shared: Shared,
     request: Request,
     record: requests.Request,

@@ -27,10 +27,10 @@ _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _log = structlog.get_logger()
 
 
-def _contained(cls: type["Metrics"]) -> type["Metrics"]:
+def _contain_errors(cls: type["Metrics"]) -> type["Metrics"]:
     """Log errors of ``Telemetry``'s methods instead of raising: a metric must not fail a run."""
 
-    def contained(method: Callable[..., None]) -> Callable[..., None]:
+    def contain(method: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(method)
         def call(*arguments: object, **named: object) -> None:
             try:
@@ -42,11 +42,11 @@ def _contained(cls: type["Metrics"]) -> type["Metrics"]:
 
     for name in vars(ports.Telemetry).keys() & vars(cls).keys():
         if not name.startswith("_"):
-            setattr(cls, name, contained(vars(cls)[name]))
+            setattr(cls, name, contain(vars(cls)[name]))
     return cls
 
 
-@_contained
+@_contain_errors
 class Metrics(ports.Telemetry):
     """Counts what is reported, in its own registry."""
 
@@ -202,7 +202,7 @@ class Metrics(ports.Telemetry):
     def use_observed(
         self, gpus: model.ObservedGpus, in_use: Mapping[str, frozenset[model.Placement]]
     ) -> None:
-        self._use.observed(gpus, in_use, at_s=self._now())
+        self._use.set_use(gpus, in_use, at_s=self._now())
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
         self._nvml_calls.labels(function=function).inc(calls)
@@ -248,7 +248,7 @@ class _UseMetrics:
             "When the GPU instances in use were last determined; 0: not yet.",
         )
 
-    def observed(
+    def set_use(
         self,
         gpus: model.ObservedGpus,
         in_use: Mapping[str, frozenset[model.Placement]],

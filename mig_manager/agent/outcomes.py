@@ -32,7 +32,7 @@ class Outcome:
         )
 
 
-def failed(
+def failure(
     reason: errors.Reason,
     message: str,
     *,

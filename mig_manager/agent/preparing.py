@@ -43,12 +43,12 @@ class Change:
             has_begun=job.undo_stack.journal.draining,
         )
 
-    def affected(self, job: jobs.Job) -> tuple[cluster.Pod, ...]:
+    def affected_pods(self, job: jobs.Job) -> tuple[cluster.Pod, ...]:
         """Return the pods to evict."""
         return self.order(job).affected_pods(self.usage)
 
 
-def planned(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool) -> Change:
+def plan_change(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool) -> Change:
     """Observe the GPUs, and plan the layout.
 
     Raises:
@@ -59,9 +59,9 @@ def planned(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool) -> 
     extra_clients = job.deps.extra_clients()
     services = job.deps.service_names()
     job.hooks.load()
-    gpus = resolving.observed(job, resolved)
+    gpus = resolving.observe_once(job, resolved)
     recovery.restore_persistence(job, gpus)
-    selected = resolving.selected(resolved, gpus)
+    selected = resolving.select(resolved, gpus)
     others = tuple(gpu for gpu in job.undo_stack.journal.snapshot if gpu.uuid not in selected)
     restoring = others if others and recovery.is_possible(job.deps, gpus, others) else ()
     return Change(
@@ -89,14 +89,14 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
         NotReadyError: PLUGIN_NOT_READY, or IN_USE: a paused daemon has not stopped.
         Superseded: Another layout is requested, or the agent stops.
     """
-    change = _surveyed(job, planned)
+    change = _survey(job, planned)
     if change.may_evict and job.request.is_on_demand:
-        require_none(change.affected(job))
+        require_none(change.affected_pods(job))
     is_waited = job.clients.await_driver(
-        change.affected(job), change.usage.pods, change.gpus, job.undo_stack, job.cancel
+        change.affected_pods(job), change.usage.pods, change.gpus, job.undo_stack, job.cancel
     )
     if is_waited:
-        change = _surveyed(job, change)
+        change = _survey(job, change)
     survey.require_idle(
         job.deps,
         change.plan,
@@ -107,7 +107,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     )
     # Ask before pods are evicted: a silent init system could not stop services later.
     host.running_services(job, change.services, change.plan)
-    affected = change.usage.named(change.affected(job))
+    affected = change.usage.named(change.affected_pods(job))
     if affected and not change.may_evict:
         raise errors.MigManagerError(
             drift.drift_message(job.progress.title, affected), reason=errors.Reason.DRIFTED
@@ -115,10 +115,10 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     return change
 
 
-def _surveyed(job: jobs.Job, change: Change) -> Change:
+def _survey(job: jobs.Job, change: Change) -> Change:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
     job.deps.standby.expect_change()
-    usage = survey.decided_usage(job.deps, change.gpus, change.order(job), job.cancel)
+    usage = survey.wait_for_usage(job.deps, change.gpus, change.order(job), job.cancel)
     if not job.limits.allows_foreign_managers:
         has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
         annotations = job.deps.node.latest().annotations if has_mode else {}
@@ -133,7 +133,7 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
         resources.gpu_layouts(change.gpus, config.select(change.resolved.layout, change.gpus)),
         usage.pods,
         plugin_config=job.plugin_config,
-        is_driver_expected=advertisers.DRIVER in advertisers.expected(job.undo_stack),
+        is_driver_expected=advertisers.DRIVER in advertisers.expected_kinds(job.undo_stack),
     )
     plan = change.resolved.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)

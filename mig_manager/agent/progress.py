@@ -80,7 +80,7 @@ class Progress:
         """Note that no advertiser is expected any more."""
         self._record = dataclasses.replace(self._record, awaited=frozenset())
 
-    def succeeded(
+    def success(
         self,
         reason: errors.Reason,
         what: str,

@@ -11,7 +11,7 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
 
 
-def finished(
+def resume_and_verify(
     job: jobs.Job,
     paused: pausing.Paused,
     gpus: model.ObservedGpus,
@@ -32,9 +32,9 @@ def finished(
         raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
     host.exit_hooks(job)
     resumed = job.clients.resume_plugin(paused, job.undo_stack, plugin_config=job.plugin_config)
-    _prove(job, resumed, gpus, "waiting for the new devices to be schedulable")
+    _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")
     job.clients.resume_monitors(resumed, job.undo_stack, job.cancel)
-    return job.progress.succeeded(
+    return job.progress.success(
         errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners, more="".join(notes)
     )
 
@@ -47,7 +47,7 @@ def verify_unchanged(
     ``layout`` is None if the file lacks it and the GPUs still have the verified instances.
 
     Raises:
-        MigManagerError: As ``finished``; DEVICE_FILES_FAILED.
+        MigManagerError: As ``resume_and_verify``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
     interrupted = job.undo_stack.journal
@@ -59,7 +59,7 @@ def verify_unchanged(
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
         paused = job.clients.find_plugin(job.undo_stack, gpus, snapshot)
         job.transaction().refresh()
-        return finished(job, paused, gpus, is_owners=is_owners)
+        return resume_and_verify(job, paused, gpus, is_owners=is_owners)
     if is_stale:
         job.transaction().refresh()
     advertising = job.clients.advertising
@@ -70,17 +70,19 @@ def verify_unchanged(
             job.undo_stack,
             plugin_config=job.plugin_config,
         )
-        _prove(job, paused, gpus, "waiting for the plugin's new config")
+        _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")
     elif not advertising.is_schedulable(gpus, job.undo_stack):
         # Restart once, not at every retry.
         job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
         stale = advertising.find_stale(gpus, job.undo_stack, is_restarted=job.request.attempt == 1)
         advertising.wait_schedulable(stale, gpus, job.undo_stack, job.cancel)
-    return job.progress.succeeded(
+    return job.progress.success(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners
     )
 
 
-def _prove(job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str) -> None:
+def _wait_schedulable(
+    job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str
+) -> None:
     job.progress.enter(model.Phase.PROVE, message)
     job.clients.advertising.wait_schedulable(paused, gpus, job.undo_stack, job.cancel)

@@ -141,7 +141,7 @@ class Reconciler:
                     job.undo_stack.abandon()
                 elif not isinstance(end, errors.Rebooting):
                     job.undo_stack.finish(
-                        job.undo_stack.failed(errors.Reason.INTERRUPTED, end.why)
+                        job.undo_stack.failure(errors.Reason.INTERRUPTED, end.why)
                     )
                 self._keep_remaining(job.undo_stack.journal)
                 raise
@@ -169,7 +169,7 @@ class Reconciler:
         request = jobs.Request(config=name, custom=custom)
         with self._attempt(request, self._journal) as job:
             try:
-                with self._shared.locked(f"checking layout {name}"):
+                with self._shared.hold_lock(f"checking layout {name}"):
                     observation = drift.observe(job)
             except errors.LockedError:
                 # The next check shows the other manager's change.
@@ -248,7 +248,7 @@ class Reconciler:
         retry_after_s: float = 0.0,
     ) -> Iterator[jobs.Job]:
         """Yield an attempt, and save its results."""
-        job = jobs.begun(
+        job = jobs.new_job(
             self._shared,
             request,
             self._record or requests.NONE,
@@ -268,7 +268,7 @@ class Reconciler:
         name = before.config or "a layout"
         with self._attempt(jobs.Request(config=before.config), before) as job:
             resumed = job.undo_stack.journal
-            with self._shared.locked(f"undoing an interrupted change to {name}"):
+            with self._shared.hold_lock(f"undoing an interrupted change to {name}"):
                 result = run.undo_interrupted(job)
             job.undo_stack.abandon()
             self._keep_remaining(job.undo_stack.journal)
@@ -289,7 +289,7 @@ class Reconciler:
 
     def _end_pending(self, why: str) -> None:
         with self._attempt(jobs.Request(config=""), self._journal) as job:
-            job.undo_stack.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
+            job.undo_stack.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
             self._keep_remaining(job.undo_stack.journal)
 
     def _keep_remaining(self, journal: journals.Journal) -> None:

@@ -87,10 +87,10 @@ def find_record(
     records has served the node since.
     """
     published = status.parse_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
-    record = _parsed(view.annotations.get(cluster.REQUEST_ANNOTATION))
+    record = _parse_record(view.annotations.get(cluster.REQUEST_ANNOTATION))
     if record is None and published is None and request_file is not None:
         try:
-            record = _parsed(request_file.read())
+            record = _parse_record(request_file.read())
         except errors.ConfigError as error:
             _log.warning("request_not_read", error=error.message)
     elif record is None or _is_older(record, published):
@@ -99,7 +99,7 @@ def find_record(
     return record or requests.NONE
 
 
-def _parsed(text: str | None) -> requests.Request | None:
+def _parse_record(text: str | None) -> requests.Request | None:
     if not text:
         return None
     try:
@@ -129,7 +129,7 @@ def is_possible(
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
     try:
-        return not _affected(deps, planner.restore(now, snapshot), now)
+        return not _name_affected(deps, planner.restore(now, snapshot), now)
     except errors.LayoutError as error:
         _log.warning("rollback_impossible", error=error.message)
         return False
@@ -192,12 +192,12 @@ def roll_back(job: jobs.Job) -> str:
 
 
 def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
-    pods = _affected(deps, plan, now)
+    pods = _name_affected(deps, plan, now)
     if pods:
         raise errors.DrainError(f"pods use devices that would be removed: {pods}")
 
 
-def _affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
+def _name_affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
     """Name the pods that use, or may use, devices to be destroyed."""
     usage = survey.usage_now(deps.workloads.list, deps.allocations, now, deps.processes)
     return usage.named(usage.users(clients.affected_ids(plan, now)))

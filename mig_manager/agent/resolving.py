@@ -87,13 +87,15 @@ def _find(job: jobs.Job) -> Resolved:
     name, is_usable = job.request.config, False
     gpus: model.ObservedGpus | None = None
 
-    def observe_once() -> model.ObservedGpus:
+    def observe_and_note() -> model.ObservedGpus:
         nonlocal gpus
         gpus = observe(job)
         return gpus
 
     try:
-        layout, warnings = served_layouts.find(name, job.deps.configs, job.limits, observe_once)
+        layout, warnings = served_layouts.find(
+            name, job.deps.configs, job.limits, observe_and_note
+        )
         is_owners = not (layout.is_generated or job.limits.has_default_layouts)
         verified = job.progress.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
@@ -109,9 +111,7 @@ def _find(job: jobs.Job) -> Resolved:
     return Resolved(layout=layout, warnings=warnings, is_owners=is_owners, observed=gpus)
 
 
-def verified_without_file(
-    job: jobs.Job, error: errors.MigManagerError
-) -> tuple[model.ObservedGpus, bool]:
+def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.ObservedGpus, bool]:
     """Return the GPUs if they have the verified layout, although the file now lacks it.
 
     Otherwise a typo in the file would fail every node, although their layouts are active.
@@ -136,7 +136,7 @@ def verified_without_file(
     return gpus, verified.is_owners
 
 
-def observed(job: jobs.Job, resolved: Resolved) -> model.ObservedGpus:
+def observe_once(job: jobs.Job, resolved: Resolved) -> model.ObservedGpus:
     """Return the GPUs observed for the layout, or observe them; raises as ``observe``."""
     return observe(job) if resolved.observed is None else resolved.observed
 
@@ -158,7 +158,7 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
     return gpus
 
 
-def selected(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
+def select(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
     """Return the desired state of the GPUs by UUID; log problems that lenient parsing accepts.
 
     Raises:

@@ -38,7 +38,7 @@ def publish_gpus(
     """
     annotations = publish.of_record(requests.NONE)
     try:
-        with shared.locked("observing the GPUs"):
+        with shared.hold_lock("observing the GPUs"):
             gpus = shared.deps.gpus.observe()
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_published", reason=error.reason.value, error=error.message)

@@ -42,7 +42,7 @@ def run(job: jobs.Job) -> outcomes.Outcome:
     try:
         slots.wait(job)
         wait = job.wait(job.limits.lock_timeout_s)
-        with job.locked(f"applying layout {job.request.config}", wait):
+        with job.hold_lock(f"applying layout {job.request.config}", wait):
             try:
                 return _steps(job)
             except errors.Rebooting:
@@ -55,15 +55,15 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                     job.undo_stack.note(draining=error.keeps_closed)
                 result = undo(job)
                 is_final = _is_final(job, error)
-                return job.undo_stack.failed(
+                return job.undo_stack.failure(
                     error.reason, error.message, result, is_final=is_final
                 )
             except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                 _log.exception("run_crashed")
                 problem = f"{type(error).__name__}: {error}"
-                return job.undo_stack.failed(errors.Reason.INTERNAL, problem, undo(job))
+                return job.undo_stack.failure(errors.Reason.INTERNAL, problem, undo(job))
     except (errors.ClusterError, errors.LockedError) as error:
-        return job.undo_stack.failed(error.reason, error.message)
+        return job.undo_stack.failure(error.reason, error.message)
 
 
 def _steps(job: jobs.Job) -> outcomes.Outcome:
@@ -71,14 +71,14 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     try:
         resolved = resolving.resolve(job)
     except (errors.ConfigError, errors.LayoutError) as error:
-        gpus, is_owners = resolving.verified_without_file(job, error)
+        gpus, is_owners = resolving.keep_verified(job, error)
         return proof.verify_unchanged(job, None, gpus, is_owners=is_owners)
     is_verified = job.progress.resolve(resolved.layout.content_hash, is_owners=resolved.is_owners)
     may_evict = job.request.may_evict and not is_verified
     if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):
         job.progress.enter(model.Phase.RESOLVE, "observing the GPUs")
     job.deps.standby.prepare()
-    change = preparing.planned(job, resolved, may_evict=may_evict)
+    change = preparing.plan_change(job, resolved, may_evict=may_evict)
     if change.plan.is_empty:
         return proof.verify_unchanged(
             job, resolved.layout, change.gpus, is_owners=resolved.is_owners
@@ -86,17 +86,17 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
     draining.close(job, change)
-    drain, pods = draining.drained(job, change)
-    paused = draining.paused(job, change, drain, pods)
+    drain, pods = draining.drain_pods(job, change)
+    paused = draining.pause_clients(job, change, drain, pods)
     host.stop_services(job, change.services, change.plan)
-    gpus = execution.executed(job, change, paused)
+    gpus = execution.execute(job, change, paused)
     forced = drain.evictions.forced
     notes = [f" Deleted by force: {messages.listed(forced)}."] if forced else []
     notes += [
         f" Note: {messages.with_full_stop(warning)}"
         for warning in planner.vgpu_host_warnings(gpus, change.plan)
     ]
-    return proof.finished(job, paused, gpus, is_owners=resolved.is_owners, notes=notes)
+    return proof.resume_and_verify(job, paused, gpus, is_owners=resolved.is_owners, notes=notes)
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -33,7 +33,7 @@ def find(
             (GPU_UNREACHABLE), or would be in the node's annotation (CUSTOM_LAYOUTS_OFF).
     """
     try:
-        return _found(name, source, limits, observe)
+        return _find(name, source, limits, observe)
     except errors.LayoutError as error:
         if name != cluster.CUSTOM_LAYOUT:
             raise
@@ -44,7 +44,7 @@ def find(
         ) from error
 
 
-def _found(
+def _find(
     name: str,
     source: ports.ConfigSource,
     limits: settings.Limits,
@@ -56,7 +56,7 @@ def _found(
         if name in file.layouts or not has_generated:
             return file.layout(name), file.warnings
     gpus = observe()
-    document = _served(source, limits, gpus)
+    document = _merge(source, limits, gpus)
     try:
         return document.layout(name, (gpus,)), document.warnings
     except errors.LayoutError as error:
@@ -70,7 +70,7 @@ def _found(
         ) from error
 
 
-def _served(
+def _merge(
     source: ports.ConfigSource, limits: settings.Limits, gpus: model.ObservedGpus
 ) -> config.Document:
     """Return every layout of the file and of the GPUs."""
@@ -111,7 +111,7 @@ class LayoutList:
         if not gpus:
             return None
         try:
-            document = _served(self._deps.configs, self._limits, gpus)
+            document = _merge(self._deps.configs, self._limits, gpus)
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
             return None

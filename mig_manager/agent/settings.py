@@ -215,7 +215,7 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
         )
     node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
     values |= node_settings.node_files(source, gpus)
-    values["config_file"], values["has_default_layouts"] = _served_file(source)
+    values["config_file"], values["has_default_layouts"] = _find_config_file(source)
     values["pod_resources_socket"] = values[
         "pod_resources_socket"
     ] or host_settings.pod_resources_socket(source)
@@ -257,7 +257,7 @@ def _default_config_file(source: options.Source) -> pathlib.Path:
     return pathlib.Path(fallback) if fallback else process.packaged_config()
 
 
-def _served_file(source: options.Source) -> tuple[pathlib.Path, bool]:
+def _find_config_file(source: options.Source) -> tuple[pathlib.Path, bool]:
     """Return the agent's config document, and whether it is the default file."""
     is_only = source.field(Limits, "generated_layouts") is GeneratedLayouts.ONLY
     named = None if is_only else source.field(AgentSettings, "config_file")
@@ -271,7 +271,7 @@ def layouts_of_pod(source: options.Source, *, is_lenient: bool) -> tuple[str, Li
     """
     if not (source.environ.get("CONFIG_FILE") or source.environ.get("DEFAULT_CONFIG_FILE")):
         return None
-    path, is_default = _served_file(source)
+    path, is_default = _find_config_file(source)
     return str(path), Limits(
         generated_layouts=source.field(Limits, "generated_layouts"),
         has_default_layouts=is_default,

@@ -60,7 +60,7 @@ def _changes_nothing(job: jobs.Job) -> bool:
     """Return whether the layout is active, or its error comes before anything is disturbed."""
     try:
         resolved = resolving.resolve(job)
-        return resolved.plan(resolving.observed(job, resolved)).is_empty
+        return resolved.plan(resolving.observe_once(job, resolved)).is_empty
     except errors.MigManagerError:
         # The run reports the error before it disturbs a pod.
         return True

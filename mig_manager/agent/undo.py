@@ -176,7 +176,7 @@ class UndoStack:
             raise
         return frozenset(restored)
 
-    def failed(
+    def failure(
         self, reason: errors.Reason, *parts: str, is_final: bool = False
     ) -> outcomes.Outcome:
         """Return the failure of this run, with unreachable GPUs and what remains to restore."""
@@ -184,7 +184,7 @@ class UndoStack:
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self._progress.gpus.unreachable
         is_restored = self._journal.remaining.is_restored
-        return outcomes.failed(
+        return outcomes.failure(
             reason,
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
             is_unfinished=not is_restored,

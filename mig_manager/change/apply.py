@@ -111,7 +111,7 @@ def _run(
     scope: plans.Scope,
 ) -> plans.Applied:
     points.load()
-    with local.locked(deps, f"{verb} {target.name}"):
+    with local.hold_lock(deps, f"{verb} {target.name}"):
         observed = local.observe(deps)
         undo_stack = local.open_undo_stack(deps, observed, config=target.name)
         change = _Change(
@@ -147,7 +147,7 @@ class _Change:
             check: Callable[[], object] = tuple
             try:
                 outside = self._outside(observed)
-                first = self._planned(observed, outside)
+                first = self._plan(observed, outside)
                 if has_hooks or not first.plan.is_empty:
                     self.points.require(first.plan)
                     check = stack.enter_context(self.deps.uninterrupted())
@@ -156,35 +156,35 @@ class _Change:
                     # Hooks may change the GPUs.
                     after = self.deps.gpus.observe()
                     outside = self._outside(after)
-                    first = self._planned(after, outside)
+                    first = self._plan(after, outside)
             except errors.MigManagerError as error:
                 if undone := self.undo_stack.undo(observed):
                     error.add(undone)
                 raise
             if first.plan.is_empty:
-                self.undo_stack.note(snapshot=self._owed(first.gpus))
+                self.undo_stack.note(snapshot=self._unrestored(first.gpus))
                 self._save(first.gpus)
                 self.undo_stack.refresh_files()
-                return self._applied(first, first.gpus, ())
+                return self._result(first, first.gpus, ())
             if self.interrupted.snapshot:
                 self.deps.notify(
                     f"the 'apply' of layout '{self.interrupted.config}' was left unfinished; "
                     "if this one fails, the GPUs are rolled back to their state before that one"
                 )
-            return self._applied(first, *self._execute(first, outside, check))
+            return self._result(first, *self._execute(first, outside, check))
 
     def _outside(self, gpus: model.ObservedGpus) -> transaction.Snapshots:
         """Return the snapshots, from an interrupted change, of GPUs outside the target."""
         covered = self.target.covered(gpus)
         return tuple(gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered)
 
-    def _planned(self, gpus: model.ObservedGpus, outside: transaction.Snapshots) -> plans.Planned:
+    def _plan(self, gpus: model.ObservedGpus, outside: transaction.Snapshots) -> plans.Planned:
         """Plan the target, and the rollback of GPUs outside it."""
         planned = self.target.plan(gpus)
         rollback = planner.restore(gpus, outside)
         return dataclasses.replace(planned, plan=planner.combined(planned.plan, rollback))
 
-    def _owed(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+    def _unrestored(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         return self.target.unrestored_elsewhere(gpus, self.interrupted.snapshot)
 
     def _execute(
@@ -202,14 +202,14 @@ class _Change:
                 first.plan,
                 observed=first.gpus,
                 interrupted=self.interrupted.snapshot,
-                replan=lambda after: self._remaining(self._planned(after, outside)),
-                owed=self._owed,
+                replan=lambda after: self._remaining(self._plan(after, outside)),
+                owed=self._unrestored,
                 points=self.points,
             )
             if self.undo_stack.journal.snapshot:
                 # The snapshot belongs to the interrupted change.
                 self.undo_stack.note(config=self.interrupted.config)
-            now = self._planned(after, outside)
+            now = self._plan(after, outside)
             if now.plan.is_empty:
                 self._save(after)
             else:
@@ -244,7 +244,7 @@ class _Change:
         except errors.ConfigError as error:
             self.deps.notify(f"{error.message}; the next boot will not restore this layout")
 
-    def _applied(
+    def _result(
         self,
         first: plans.Planned,
         gpus: model.ObservedGpus,

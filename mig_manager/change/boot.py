@@ -72,7 +72,7 @@ def boot(
     deps = dataclasses.replace(deps, driver_timeout_s=driver_timeout_s)
     saved, problems = _read(deps)
     if saved is not None:
-        with local.locked(deps, f"restore layout {saved.config}"):
+        with local.hold_lock(deps, f"restore layout {saved.config}"):
             return _restore(deps, saved)
     if fallback is not None:
         applied = apply.apply(deps, fallback)
@@ -124,7 +124,7 @@ class _Outcome:
     failures: tuple[errors.MigManagerError, ...] = ()
     unreachable: tuple[model.UnreachableGpu, ...] = ()
 
-    def joined(self, more: "_Outcome") -> "_Outcome":
+    def join(self, more: "_Outcome") -> "_Outcome":
         return _Outcome(
             executed=(*self.executed, *more.executed),
             failures=(*self.failures, *more.failures),
@@ -168,11 +168,11 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
         try:
             undo_stack.refresh_files()
         except errors.HostError as error:
-            outcome = outcome.joined(_Outcome(failures=(error,)))
+            outcome = outcome.join(_Outcome(failures=(error,)))
     lost = {_key(gpu): gpu for gpu in outcome.unreachable}
     known = {_key(gpu) for gpu in observed.unreachable}
     problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in known]
-    problems += map(_failed, outcome.failures)
+    problems += map(_problem_of, outcome.failures)
     rounds = tuple(
         plans.Planned(layout=saved.config, gpus=observed, wanted={}, plan=plan, users={})
         for plan in outcome.executed
@@ -190,7 +190,7 @@ def _change_all(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     run.deps.notify(f"{outcome.failures[0].message}; trying one GPU after the other")
     outcome = dataclasses.replace(outcome, failures=())
     for uuid in uuids:
-        outcome = outcome.joined(_change(run, (uuid,)))
+        outcome = outcome.join(_change(run, (uuid,)))
     return outcome
 
 
@@ -252,7 +252,7 @@ def _other_gpus(
             )
 
 
-def _failed(error: errors.MigManagerError) -> Problem:
+def _problem_of(error: errors.MigManagerError) -> Problem:
     remedy = error.own_remedy or error.reason.remedy_at_shell or _APPLY_AGAIN
     return Problem(message=error.message, remedy=remedy)
 

@@ -93,7 +93,7 @@ class HookPoints:
         for point in _points_of(plan):
             self._pass(point)
 
-    def staged(self, plan: steps.Plan) -> steps.Plan:
+    def first_stage(self, plan: steps.Plan) -> steps.Plan:
         """Return the part of a plan to execute first: the mode, if hooks run after it."""
         point = host_files.Point.PRE_APPLY_CONFIG
         is_needed = point in self._table and point not in self._passed

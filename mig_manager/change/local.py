@@ -59,14 +59,14 @@ class Dependencies:
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 
 
-def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[None]:
+def hold_lock(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
         LockedError: On entering: another manager had the lock until the deadline.
         UsageError: On entering: the lock file cannot be written.
     """
-    return transaction.locked(deps.lock, doing, announced_wait(deps, deps.lock_timeout_s))
+    return transaction.hold_lock(deps.lock, doing, new_wait(deps, deps.lock_timeout_s))
 
 
 def observe(deps: Dependencies) -> model.ObservedGpus:
@@ -77,14 +77,14 @@ def observe(deps: Dependencies) -> model.ObservedGpus:
     Raises:
         HardwareError: The driver was not loaded in time, or NVML refused or failed.
     """
-    return announced_wait(deps, deps.driver_timeout_s).retry(
+    return new_wait(deps, deps.driver_timeout_s).retry(
         deps.gpus.observe,
         may_pass=lambda error: error.reason is errors.Reason.DRIVER_NOT_LOADED,
         goal=" for it",
     )
 
 
-def announced_wait(
+def new_wait(
     deps: Dependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
 ) -> timing.Wait:
     """Return a wait that notifies people when it begins; exceptions of ``check`` end it."""
@@ -115,7 +115,7 @@ def new_transaction(
         clock=deps.clock,
         refresh_files=deps.refresh_files,
         reset=deps.reset.reset if deps.reset and deps.may_reset else None,
-        idle_wait=announced_wait(deps, deps.idle_timeout_s, check=check),
+        idle_wait=new_wait(deps, deps.idle_timeout_s, check=check),
     )
 
 
@@ -198,7 +198,7 @@ def undo_interrupted(deps: Dependencies) -> str:
     with contextlib.suppress(errors.ConfigError):
         if deps.journal.read() is None:
             return ""
-    with locked(deps, "undo an unfinished 'apply'"):
+    with hold_lock(deps, "undo an unfinished 'apply'"):
         observed = observe(deps)
         return open_undo_stack(deps, observed).undo(observed)
 

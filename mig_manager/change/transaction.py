@@ -250,7 +250,7 @@ class _Rounds:
     """Why the executor refused to begin."""
 
     def run(self, first: steps.Plan, observed: Observed, replan: Replan) -> Observed:
-        plan, after = self.points.staged(first), observed
+        plan, after = self.points.first_stage(first), observed
         while True:
             self.points.before(plan)
             after, was_reset = self._execute_idle(plan, after)
@@ -318,7 +318,7 @@ class _Restore:
         pauses_s = iter(_ROLLBACK_PAUSES_S)
         while True:
             try:
-                return self._succeeded(self._restore())
+                return self._success(self._restore())
             except errors.MigManagerError as error:
                 pause_s = next(pauses_s, None)
                 # The run itself waits for processes that use instances to be removed. A hung
@@ -328,10 +328,10 @@ class _Restore:
                 )
                 is_hung = error.reason is errors.Reason.NVML_TIMEOUT
                 if pause_s is None or is_hung or not is_retried:
-                    return self._failed(error)
+                    return self._failure(error)
             self.transaction.clock.wait(pause_s)
 
-    def _succeeded(self, message: str) -> Rollback:
+    def _success(self, message: str) -> Rollback:
         """Return the success, with the snapshots of unreachable GPUs."""
         if self.foreign:
             return _with_foreign(message, self.foreign)
@@ -371,7 +371,7 @@ class _Restore:
             reason=errors.Reason.VERIFY_FAILED,
         )
 
-    def _failed(self, error: errors.MigManagerError) -> Rollback:
+    def _failure(self, error: errors.MigManagerError) -> Rollback:
         """Return the failure, with the remaining steps if the GPUs can be observed."""
         _log.warning("rollback_failed", reason=error.reason.value, error=error.message)
         message = f"the rollback failed as well: {error.message}"
@@ -417,7 +417,7 @@ def _describe(gpu: model.GpuSnapshot) -> str:
 
 
 @contextlib.contextmanager
-def locked(lock: ports.NodeLock, doing: str, wait: timing.Wait) -> Iterator[None]:
+def hold_lock(lock: ports.NodeLock, doing: str, wait: timing.Wait) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:

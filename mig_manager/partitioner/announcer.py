@@ -41,7 +41,7 @@ class Announcer:
         self._recommended: dict[str, str] = {}
         """By node: the layout last recommended."""
 
-    def requested(self, change: partitioning.Change) -> None:
+    def announce_request(self, change: partitioning.Change) -> None:
         """Publish an Event on a node about its requested layout."""
         self._emit(
             events.Subject.node(change.node),
@@ -51,7 +51,7 @@ class Announcer:
             about=change.version,
         )
 
-    def recommended(self, change: partitioning.Change) -> bool:
+    def announce_recommendation(self, change: partitioning.Change) -> bool:
         """Publish a recommendation on a node; return False if it is not new or failed."""
         if self._recommended.get(change.node) == change.layout:
             return False
@@ -72,7 +72,7 @@ class Announcer:
             name: layout for name, layout in self._recommended.items() if name in nodes
         }
 
-    def unmet(
+    def announce_unmet(
         self, unmet: tuple[partitioning.Unmet, ...], pending: tuple[demand.Pending, ...]
     ) -> int:
         """Publish why no node can serve pods; return how many have no Event yet."""

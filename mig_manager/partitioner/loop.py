@@ -53,7 +53,7 @@ class Signal:
         self._wake = threading.Event()
         self.is_over = False
 
-    def changed(self) -> None:
+    def note_change(self) -> None:
         """Record a change of demand."""
         with self._lock:
             self._burst.add(self._clock.monotonic())
@@ -123,7 +123,7 @@ class Partitioner:
         """Decide if a decision is due; return the seconds to wait for a signal."""
         self.pulse.beat()
         is_leader = self._leader.campaign()
-        self._telemetry.leading(is_leader=is_leader)
+        self._telemetry.set_leader(is_leader=is_leader)
         if not is_leader:
             if self._was_leader:
                 self._forget()
@@ -157,7 +157,7 @@ class Partitioner:
         self._inherited: set[str] | None = None
         """Nodes that are changing on a former leader's request; None before the first decision."""
         self._leads_since_s = self._clock.monotonic()
-        self._telemetry.pods(partitioning.PartitioningDecision(), withheld=0)
+        self._telemetry.set_pending(partitioning.PartitioningDecision(), withheld=0)
 
     def _next_in_s(self) -> float:
         if not self._cluster.is_current:
@@ -182,7 +182,7 @@ class Partitioner:
             base=self._base_of(nodes),
         )
         took_s = self._clock.monotonic() - began_s
-        self._telemetry.decided()
+        self._telemetry.count_decision()
         self._log_unusable(nodes)
         self._announcer.forget_all_but({node.name for node in nodes})
         self._follow(nodes)
@@ -195,8 +195,8 @@ class Partitioner:
                 room.setdefault(pod.uid, {})[change.node] = now
         done = dataclasses.replace(decision, changes=requested, room_since=room)
         self._history = partitioning.remember(self._history, nodes, pending, done, now=now)
-        withheld = self._announcer.unmet(decision.unmet, pending)
-        self._telemetry.pods(decision, withheld=withheld)
+        withheld = self._announcer.announce_unmet(decision.unmet, pending)
+        self._telemetry.set_pending(decision, withheld=withheld)
         has_refused = any(node.refused for node in nodes)
         is_at_rest = not (pending or has_refused or self._settings.limits.merge_back_after_s)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
@@ -211,19 +211,19 @@ class Partitioner:
         pending = tuple(pod for pod in pods if isinstance(pod, demand.Pending))
         placed = self._served & {pod.uid for pod in bound}
         for uid in placed:
-            self._telemetry.pod_placed(now_s - self._pending_since_s[uid])
+            self._telemetry.record_wait(now_s - self._pending_since_s[uid])
         self._pending_since_s = {
             pod.uid: self._pending_since_s.get(pod.uid, now_s) for pod in pending
         }
         self._served &= self._pending_since_s.keys()
         self._refused = {name: end for name, end in self._refused.items() if end > now_s}
         nodes = [
-            self._permitted(node)
+            self._mark_unusable(node)
             for node in self._sightings.on_own_clock(self._cluster.nodes(), now=now)
         ]
         return partitioned.with_pods(nodes, bound), pending
 
-    def _permitted(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
+    def _mark_unusable(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
         """Mark a node that the partitioner must not change."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
@@ -248,7 +248,7 @@ class Partitioner:
         changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
         for node in nodes:
             if node.name in self._awaited - changing:
-                self._telemetry.answered(is_good=not node.refused)
+                self._telemetry.count_answer(is_good=not node.refused)
         self._awaited &= changing
         if self._inherited is None:
             self._inherited, self._leads_since_s = changing, self._clock.monotonic()
@@ -269,13 +269,13 @@ class Partitioner:
         """Request or recommend a change; return the result, None if neither was possible."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
-            if self._announcer.recommended(change):
+            if self._announcer.announce_recommendation(change):
                 _log.info("layout_recommended", node=change.node, why=change.why)
                 result = Result.RECOMMENDED
         elif self._clock.monotonic() >= self._resume_s and self._leader.campaign():
             result = self._request(change)
         if result is not None:
-            self._telemetry.asked(result)
+            self._telemetry.count_change(result)
         return result
 
     def _request(self, change: partitioning.Change) -> Result:
@@ -292,13 +292,13 @@ class Partitioner:
             return Result.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
-            self._signal.changed()
+            self._signal.note_change()
             return Result.CONFLICT
         self._pause_s = _FIRST_PAUSE_S
         self._awaited.add(change.node)
         self._served.update(pod.uid for pod in change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
-        self._announcer.requested(change)
+        self._announcer.announce_request(change)
         return Result.REQUESTED
 
     def _base_of(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> Mapping[str, Base]:

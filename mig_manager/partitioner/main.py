@@ -38,7 +38,7 @@ class Service:
             kube,
             clock=clock,
             reporter=identity,
-            on_demand=self.signal.changed,
+            on_demand=self.signal.note_change,
             times=watch_times,
         )
         self.leader = leader.Leader(

@@ -63,15 +63,15 @@ class Metrics:
         """Return all metrics in the text format 0.0.4."""
         return prometheus_client.generate_latest(self.registry)
 
-    def leading(self, *, is_leader: bool) -> None:
+    def set_leader(self, *, is_leader: bool) -> None:
         """Set whether this replica leads."""
         self._leader.set(is_leader)
 
-    def decided(self) -> None:
+    def count_decision(self) -> None:
         """Count a decision."""
         self._decisions.inc()
 
-    def pods(self, decision: partitioning.PartitioningDecision, *, withheld: int) -> None:
+    def set_pending(self, decision: partitioning.PartitioningDecision, *, withheld: int) -> None:
         """Set the pending pods by reason, and the number of pods that lack their Event."""
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)
@@ -80,15 +80,15 @@ class Metrics:
             self._pending.labels(reason=reason).set(counts[reason])
         self._withheld.set(withheld)
 
-    def asked(self, result: Result) -> None:
+    def count_change(self, result: Result) -> None:
         """Count a change by its result."""
         self._changes.labels(result=result.value).inc()
 
-    def answered(self, *, is_good: bool) -> None:
+    def count_answer(self, *, is_good: bool) -> None:
         """Count an agent's report on a request."""
         self._answers.labels(result="applied" if is_good else "failed").inc()
 
-    def pod_placed(self, seconds: float) -> None:
+    def record_wait(self, seconds: float) -> None:
         """Record the wait of a pod for which a node was changed."""
         self._wait_s.observe(seconds)
 

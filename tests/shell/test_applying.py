@@ -344,7 +344,7 @@ def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),
-        transaction.locked(lock, "x", timing.Wait(clock=clock, timeout_s=9.0)),
+        transaction.hold_lock(lock, "x", timing.Wait(clock=clock, timeout_s=9.0)),
     ):
         raise errors.LockedError("mine")
 

@@ -50,7 +50,7 @@ def test_long_message_is_cut_at_a_word_and_keeps_its_last_sentence(
 def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
     reason: errors.Reason, message: str, end: str
 ) -> None:
-    published = outcomes.failed(reason, message + end).message
+    published = outcomes.failure(reason, message + end).message
     event = messages.fit(published, messages.LONGEST_EVENT_BYTES)
 
     assert len(event.encode()) <= 1024
@@ -68,7 +68,7 @@ def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
     ]
     assert messages.join("a", "", "b?", "c.", "d") == "a; b? c. d"
     assert (
-        outcomes.failed(reason, "did you mean 'x'?").message
+        outcomes.failure(reason, "did you mean 'x'?").message
         == f"did you mean 'x'? {reason.remedy}"
     )
 

@@ -162,7 +162,7 @@ def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
 
 
 def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
-    outcome = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
+    outcome = outcomes.failure(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
 
     assert records.parse(status(message=outcome.message)).message == outcome.message
     # Of any other writer, a message is bounded.

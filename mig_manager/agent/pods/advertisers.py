@@ -95,7 +95,7 @@ def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
     return frozenset(kind for kind in KINDS if has[kind])
 
 
-def expected(undo_stack: undo.UndoStack) -> frozenset[Kind]:
+def expected_kinds(undo_stack: undo.UndoStack) -> frozenset[Kind]:
     """Return the programs that must serve the node again, even without a pod now."""
     awaited = (kind for kind in KINDS if kind.deploy_label in undo_stack.awaited)
     return kinds_in(undo_stack.journal).union(awaited)

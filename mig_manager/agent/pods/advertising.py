@@ -37,7 +37,7 @@ class Advertising:
         A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
         return (
-            advertisers.DRIVER in advertisers.expected(undo_stack)
+            advertisers.DRIVER in advertisers.expected_kinds(undo_stack)
             or any(pod.claimed_ids for pod in pods)
             or self.driver.is_deployed(pods, self._deps.node.latest)
         )
@@ -62,7 +62,7 @@ class Advertising:
         labelled = frozenset(
             kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
         )
-        kinds = advertisers.kinds_of(pods) | labelled | advertisers.expected(undo_stack)
+        kinds = advertisers.kinds_of(pods) | labelled | advertisers.expected_kinds(undo_stack)
         return self.with_replaced(kinds, lambda: node)
 
     def withdraw(self, paused: pausing.Paused) -> None:

@@ -68,7 +68,7 @@ class GpuClients:
         self._wait_stopped(last, cancel)
         return pausing.Paused(
             kinds=self.advertising.with_replaced(
-                advertisers.expected(undo_stack), self._deps.node.latest
+                advertisers.expected_kinds(undo_stack), self._deps.node.latest
             ),
             old_uids=advertisers.uids(pods),
             changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),

@@ -17,7 +17,7 @@ _KUBELET_STARTS_WITHIN_S = 20.0
 seconds for the API server's list."""
 
 
-def decided_usage(
+def wait_for_usage(
     deps: ports.Dependencies,
     gpus: model.ObservedGpus,
     order: drain.Order,
