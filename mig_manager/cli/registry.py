@@ -90,13 +90,13 @@ _ROWS = (
         Identical GPUs are drawn once. It changes nothing and needs only access to the driver.
 
         $ mig-manager status
-        A picture of each GPU's slices.
+        A picture of every GPU's slices.
 
         $ mig-manager status -o wide
         Also instance ids, UUIDs, PCI ids and the processes using the GPUs.
 
         $ mig-manager status -o json | jq '.gpus[].profiles | keys'
-        The profiles of each GPU.
+        The profiles of every GPU.
         """,
     ),
     program.Command(

@@ -41,7 +41,7 @@ def chosen(document: config.Document, name: str | None) -> config.Layout:
 
     Raises:
         LayoutError: The name is unknown (UNKNOWN_CONFIG).
-        UsageError: The document has no layout, or several and no name was given.
+        UsageError: The document has no layout, or several and ``name`` is None.
     """
     if name is not None:
         return document.layout(name)

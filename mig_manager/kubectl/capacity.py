@@ -182,11 +182,11 @@ def _of_node(report: nodes.Report) -> NodeCapacity:
     except ValueError as error:
         notes.append(f"the published use cannot be read: {messages.fit(str(error), 80)}")
     measured, unknown = [], []
+    in_use = use.in_use if use else {}
     for gpu in (report.gpus or ()) if use else ():
-        in_use = use.in_use.get(gpu.uuid) if use else None
-        each = None if in_use is None else _of_gpu(gpu, in_use)
-        if each:
-            measured.append(each)
+        known = _of_gpu(gpu, in_use[gpu.uuid]) if gpu.uuid in in_use else None
+        if known:
+            measured.append(known)
         else:
             unknown.append(gpu)
     if unknown:

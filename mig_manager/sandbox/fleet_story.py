@@ -76,7 +76,7 @@ def run(
 
 _SUGGESTIONS = (
     ("all nodes", "kubectl mig status"),
-    ("what a layout costs each node", f"kubectl mig plan all-1g.5gb -l {_POOL}"),
+    ("what a layout costs on every node", f"kubectl mig plan all-1g.5gb -l {_POOL}"),
     ("a rollout", f"mig-manager rollout all-1g.5gb -l {_POOL} --max-unavailable 2"),
 )
 

@@ -135,3 +135,11 @@ def test_columns_of_a_table_stay_aligned_beside_wrapped_cells() -> None:
 def test_a_table_is_as_wide_as_its_text_without_a_terminal() -> None:
     row = ["x" * 90, "y" * 90]
     assert tables.columns(("A", "B"), [row], style=bar.Style())[1] == f"{'   '.join(row)}"
+
+
+def test_block_erases_its_last_drawing() -> None:
+    block = bar.Block()
+    assert block.draw(["a", "b"]) == "a\nb\n"
+    assert block.draw(["c"]) == "\r\x1b[2A\x1b[Jc\n"
+    assert block.draw(()) == "\r\x1b[1A\x1b[J"
+    assert not block.draw(())

@@ -135,7 +135,7 @@ def _instances(facts: Facts) -> Iterator[Finding]:
 
 @_check("gpu-processes", "Stop this process; a GPU in use cannot be reset.")
 def _gpu_processes(facts: Facts) -> Iterator[Finding]:
-    """No process uses a GPU that waits for a reset; lists the processes of each GPU."""
+    """No process uses a GPU that waits for a reset; lists the processes of every GPU."""
     by_uuid = dict(facts.inspection.needed().processes)
     listed = [gpu for gpu in facts.gpus.needed() if gpu.uuid in by_uuid]
     if not listed:
