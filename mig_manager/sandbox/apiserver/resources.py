@@ -254,7 +254,7 @@ def _resource_list(group: str) -> Object:
             "categories": ["all"] if resource in (PODS, DAEMON_SETS) else [],
         }
         entries.append(common | entry)
-        # The group and version of an eviction tell clients which Eviction to send.
+        # Clients send the Eviction of this group and version.
         own: dict[str, Object] = {
             "status": {"verbs": ["get", "patch", "update"]},
             "binding": {"kind": "Binding", "verbs": ["create"]},
