@@ -213,12 +213,7 @@ def pod(name: str = "p", **changed: Any) -> cluster.Pod:
         name=name,
         uid=name,
         phase="Running",
-        labels={},
-        node_selector={},
-        owner_kind=None,
-        is_mirror=False,
         is_ready=True,
-        is_terminating=False,
         gpu_resources={"nvidia.com/gpu": 1},
         container_names=("main",),
     )

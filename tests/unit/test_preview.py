@@ -34,11 +34,7 @@ def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.No
     text = published if isinstance(published, str) else gpu_codec.to_json(published)
     view = cluster.NodeView(
         name="a",
-        uid="",
-        labels={},
         annotations={cluster.GPUS_ANNOTATION: text},
-        is_unschedulable=False,
-        taint_keys=frozenset(),
         allocatable=allocatable,
     )
     return nodes.Node(view=view, is_ready=True)

@@ -42,11 +42,9 @@ def node(
     }
     view = cluster.NodeView(
         name=name,
-        uid="",
         labels={key: value for key, value in labels.items() if value},
         annotations={cluster.GPUS_ANNOTATION: gpus} if gpus else {},
         is_unschedulable=is_cordoned,
-        taint_keys=frozenset(),
         allocatable={},
     )
     return nodes.Node(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
@@ -327,7 +325,7 @@ UNDONE = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
 def undo(*there: nodes.Node) -> rollout.RolloutDecision:
-    limits = rollout.RolloutLimits(max_unavailable="1")
+    limits = rollout.RolloutLimits()
     return rollout.Rollout(nodes.Goal(layout=None), limits).decide(there, 0.0)
 
 

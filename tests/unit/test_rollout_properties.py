@@ -119,9 +119,7 @@ def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> 
     mark = nodes.Mark(layout=LAYOUT, before="custom", is_undone=True)
     undo = rollout.Rollout(
         nodes.Goal(layout=None),
-        rollout.RolloutLimits(
-            max_unavailable="1", pauses=False, node_timeout_s=100, silence_timeout_s=10
-        ),
+        rollout.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
     )
     for reported, state in (("one", NodeState.IN_PROGRESS), ("two", NodeState.APPLIED)):
         there = dataclasses.replace(with_custom("two", reported=reported), mark=mark)
