@@ -82,7 +82,7 @@ class HookPoints:
             Superseded: ``check`` raised it; ``apply-exit`` must run if ``has_run``.
         """
         self._check = check
-        self._pass(host_files.Point.APPLY_START)
+        self._run_once(host_files.Point.APPLY_START)
 
     def before(self, plan: steps.Plan) -> None:
         """Run the hooks that precede these steps, unless they have run.
@@ -91,7 +91,7 @@ class HookPoints:
             HostError: HOOK_FAILED.
         """
         for point in _points_of(plan):
-            self._pass(point)
+            self._run_once(point)
 
     def first_stage(self, plan: steps.Plan) -> steps.Plan:
         """Return the part of a plan to execute first: the mode, if hooks run after it."""
@@ -109,7 +109,7 @@ class HookPoints:
             HostError: HOOK_FAILED.
         """
         self._check = lambda: None
-        self._pass(host_files.Point.APPLY_EXIT)
+        self._run_once(host_files.Point.APPLY_EXIT)
 
     @contextlib.contextmanager
     def around(self, check: Check) -> Iterator[None]:
@@ -147,7 +147,7 @@ class HookPoints:
             return error.message
         return ""
 
-    def _pass(self, point: host_files.Point) -> None:
+    def _run_once(self, point: host_files.Point) -> None:
         if self._programs is None or point in self._passed:
             return
         # Read first: if the file cannot be read, a later call runs the point.

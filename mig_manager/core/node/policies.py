@@ -231,14 +231,14 @@ class Count:
 
 def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
     """Count the evictions that all budgets grant; each budget serves the first pods first."""
-    known = tuple(budgets)
+    budgets = tuple(budgets)
     refused: dict[str, str] = {}
     exhausted: dict[str, str] = {}
     members: dict[str, list[cluster.Pod]] = {}
     for pod in pods:
         # The API server ignores budgets for a pod that does not run.
         runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
-        guards = [budget for budget in known if runs and budget.covers(pod)]
+        guards = [budget for budget in budgets if runs and budget.covers(pod)]
         if len(guards) > 1:
             names = " and ".join(sorted(budget.name for budget in guards))
             why = f"PodDisruptionBudgets {names} both cover it, and the API evicts no such pod"
@@ -247,7 +247,7 @@ def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
             members.setdefault(guards[0].key, []).append(pod)
     rolling: list[cluster.Pod] = []
     spent: list[Budget] = []
-    for budget in known:
+    for budget in budgets:
         guarded = members.get(budget.key, [])
         room = max(0, budget.allowed) if budget.is_current else 0
         if len(guarded) <= room:
