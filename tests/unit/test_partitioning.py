@@ -189,7 +189,7 @@ def test_what_no_node_can_have_is_unmet_with_what_would_be_needed() -> None:
 def test_only_missing_mig_devices_are_made_room_for() -> None:
     hungry = pod("p", "1g.5gb", requests={"cpu": "60"})
     decision = decided([node("a", EMPTY)], [hungry, pod("q", node="a", requests={"cpu": "8"})])
-    assert why(decision) == (Wait.IN_USE, "it waits for a (too little cpu is left)")
+    assert why(decision) == (Wait.IN_USE, "it waits for a (too little cpu is available)")
     decision = decided([node("a", EMPTY)], [pod("p", "1g.5gb", requests={"cpu": "65"})])
     assert "a (too little cpu)" in decision.unmet[0].message
 

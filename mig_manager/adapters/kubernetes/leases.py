@@ -94,7 +94,7 @@ class LeaseSlots:
         self._durations = Durations()
         self._pick = pick
         self._lock = threading.RLock()
-        self._seen: dict[int, slots.Seen] = {}
+        self._sightings: dict[int, slots.Sighting] = {}
         self._own: slots.Slot | None = None
         self._renewed_s = 0.0
         self._owns_none = False
@@ -173,8 +173,8 @@ class LeaseSlots:
         with cluster.as_cluster_error("the list of Leases"):
             listed = list(filter(None, map(self._slot, leases["items"] or ())))
         now_s = self._clock.monotonic()
-        self._seen = slots.remember(self._seen, listed, now_s)
-        return slots.judge(listed, self._seen, now_s, node=self._node, limit=self._limit)
+        self._sightings = slots.remember(self._sightings, listed, now_s)
+        return slots.judge(listed, self._sightings, now_s, node=self._node, limit=self._limit)
 
     def _is_disrupted(self, name: str) -> bool:
         try:

@@ -260,7 +260,7 @@ def why_excluded(
 def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
     """Name the resources that are too few; empty if all suffice."""
     short = [name for name, count in needs if count > available.get(name, 0)]
-    return f"too little {messages.listed(short)} is left" if short else ""
+    return f"too little {messages.listed(short)}" if short else ""
 
 
 def _amounts(spec: Mapping[str, Any]) -> Amounts:

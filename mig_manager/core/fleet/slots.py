@@ -32,7 +32,7 @@ class Slot:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Sighting:
     """Since when a slot has been unchanged, by our observation."""
 
     version: str
@@ -82,27 +82,36 @@ def index_of(name: str) -> int | None:
     return int(number) if is_ours else None
 
 
-def remember(before: Mapping[int, Seen], slots: Iterable[Slot], now_s: float) -> dict[int, Seen]:
+def remember(
+    before: Mapping[int, Sighting], slots: Iterable[Slot], now_s: float
+) -> dict[int, Sighting]:
     """Return since when the slots are unchanged; ``before`` is the result of the last call."""
     return {
         slot.index: before[slot.index]
         if slot.index in before and before[slot.index].version == slot.version
-        else Seen(version=slot.version, since_s=now_s)
+        else Sighting(version=slot.version, since_s=now_s)
         for slot in slots
     }
 
 
 def judge(
-    slots: Sequence[Slot], seen: Mapping[int, Seen], now_s: float, *, node: str, limit: int
+    slots: Sequence[Slot],
+    sightings: Mapping[int, Sighting],
+    now_s: float,
+    *,
+    node: str,
+    limit: int,
 ) -> Judgement:
     """Sort the slots by their use for our node.
 
     ``slots`` are all slots, even beyond the limit, because the limit of another agent can differ.
-    ``seen`` is the result of ``remember``, and ``now_s`` has the same clock.
+    ``sightings`` is the result of ``remember``, and ``now_s`` has the same clock.
     """
     by_index = {slot.index: slot for slot in slots}
     others = tuple(slot for slot in slots if slot.holder not in ("", node))
-    silent = tuple(slot for slot in others if now_s - seen[slot.index].since_s >= slot.duration_s)
+    silent = tuple(
+        slot for slot in others if now_s - sightings[slot.index].since_s >= slot.duration_s
+    )
     return Judgement(
         mine=tuple(slot for slot in slots if slot.holder == node),
         free=tuple(

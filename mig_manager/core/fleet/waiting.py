@@ -89,7 +89,7 @@ class Causes:
         group = self._batch.group[rank]
         available = self._batch.available[node.name]
         if short := demand.why_short(self._batch.needs[group].others, available):
-            return Wait.IN_USE, short
+            return Wait.IN_USE, f"{short} is available"
         key = self._batch.kind[group], node.name
         if key not in self._has_room:
             self._has_room[key] = self._batch.offer(node, [rank]) is not None
@@ -108,7 +108,7 @@ class Causes:
         if excluded := self._batch.why_excluded(group, node):
             return excluded
         if short := demand.why_short(needs.others, dict(node.allocatable)):
-            return short.replace(" is left", "")
+            return short
         if not node.is_published or self._batch.is_possible(group, node):
             return ""
         return self._missing(group, node) if node.gpus else node.unusable

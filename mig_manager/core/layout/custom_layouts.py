@@ -114,7 +114,7 @@ def requested(view: cluster.NodeView) -> Custom | None:
     return Custom.of(view) if is_custom else None
 
 
-def asked(name: str, custom: Custom | None) -> requests.Request:
+def request_for(name: str, custom: Custom | None) -> requests.Request:
     """Return the request for a layout, with the content of ``custom`` if that is requested."""
     if custom is None:
         return requests.Request(config=name)
