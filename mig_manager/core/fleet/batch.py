@@ -265,8 +265,8 @@ class Batch:
                 options.append((in_use, node.name, frozenset(indices)))
         if not options:
             return None
-        _, name, held = min(options, key=lambda each: each[:2])
-        return Hold(rank=rank, node=name, indices=held)
+        _, name, indices_to_hold = min(options, key=lambda each: each[:2])
+        return Hold(rank=rank, node=name, indices=indices_to_hold)
 
     def _states_of(self, node: partitioned.PartitionedNode) -> dict[int, node_room.GpuState]:
         in_use = collections.Counter(

@@ -1,8 +1,8 @@
 """Simulate which fixed layouts would have served past pods best.
 
-Pods arrive at their creation and run as long as they ran. The simulation places them in the order
-of arrival, on the first node with all their devices idle; a pod without a node does not block
-others. It ignores CPU, memory and other resources, priority and preemption, pod affinity, and the
+Pods arrive at their creation and run as long as they ran. They are placed in the order of arrival,
+on the first node with all their devices idle; a pod without a node does not block others. The
+simulation ignores CPU, memory and other resources, priority and preemption, pod affinity, and the
 cost of layout changes. A pod that has not ended runs until the last time in the file. A list of
 pods lacks deleted pods.
 """

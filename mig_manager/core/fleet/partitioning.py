@@ -45,7 +45,7 @@ class PartitionerLimits:
     """How long room is kept for a pod that the scheduler does not place, how long the pod then
     gets none on that node, and when to repeat a request that an agent failed."""
     hold_after_s: float = 600.0
-    """How long the first pod in order waits before GPUs are held for it."""
+    """How long the first pod in order waits before other pods get no new room on GPUs for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

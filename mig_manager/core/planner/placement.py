@@ -4,7 +4,7 @@ A set of GPU instances fits a GPU if each has a possible placement of its profil
 memory slice, and the GPU has enough of every media engine. The compute slices follow from the
 placements. NVML's maximum instance counts are wrong on A30 and not used.
 
-The driver places one instance at a time, which can block a later one. This module chooses all
+The driver creates one instance at a time, which can block a later one. This module chooses all
 placements together before the first creation.
 """
 
@@ -219,7 +219,7 @@ def does_not_fit(
 
 
 def missing_engines(counts: Mapping[model.Profile, int], capacity: Capacity) -> list[str]:
-    """Describe the media engines of which the GPU has too few."""
+    """Describe the shortage of media engines."""
     missing = []
     for field, name in _ENGINES:
         has = getattr(capacity.pool, field)

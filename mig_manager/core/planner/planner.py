@@ -30,7 +30,7 @@ def plan(
     Args:
         gpus: The observed GPUs, in any order; the plan sorts them by index.
         wanted: By GPU UUID; other GPUs are not touched.
-        busy: UUIDs of MIG devices in use, of which the plan destroys the fewest.
+        busy: UUIDs of MIG devices in use; the plan destroys as few of them as possible.
 
     Raises:
         errors.LayoutError: A GPU lacks a profile (UNKNOWN_PROFILE), is too small for the layout
