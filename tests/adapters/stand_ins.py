@@ -1,11 +1,10 @@
 """Programs that stand in for NVIDIA's, and file systems to run them in."""
 
-import os
 import pathlib
 import shutil
-import subprocess
 
 from mig_manager.core import host_settings
+from tests import programs
 
 _PROGRAMS = ("sh", "cat", "sleep", "env")
 
@@ -65,9 +64,7 @@ def _bring(root: pathlib.Path, program: pathlib.Path, place: pathlib.Path) -> No
 
 def _libraries(program: pathlib.Path) -> list[pathlib.Path]:
     """Return the shared libraries that a program needs, its loader last."""
-    output = subprocess.run(  # noqa: S603 - a program of the machine, for its libraries
-        ["/usr/bin/ldd", os.fspath(program)], capture_output=True, text=True, check=True
-    ).stdout
+    output = programs.output("/usr/bin/ldd", program)
     words = [line.split() for line in output.splitlines()]
     paths = [word for line in words for word in line if word.startswith("/")]
     return [pathlib.Path(path) for path in paths]

@@ -3,9 +3,7 @@
 import base64
 import json
 import pathlib
-import shutil
 import ssl
-import subprocess
 import sys
 import time
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
+from tests import programs
 from tests.adapters import kube_rig
 from tests.adapters.kube_rig import Server, answer, failure, refuse
 
@@ -61,14 +60,8 @@ server = kube_rig.server
 def loaded_by(script: str, *argv: str, then: str = "", **environ: str) -> set[str]:
     """Run a script in a new process; return what that has loaded of what is heavy."""
     listing = f"print(*(name for name in sys.modules if name in {set(HEAVY)!r}))\n"
-    done = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, "-c", script + listing + then, *argv],
-        env={"PATH": "/usr/bin:/bin", **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = (sys.executable, "-c", script + listing + then, *argv)
+    done = programs.run(*command, cwd=None, **environ)
     assert (done.returncode, done.stderr) == (0, "")
     return set(done.stdout.split())
 
@@ -138,19 +131,14 @@ def test_expired_identity_is_renewed_and_the_client_stays_importable(
     assert server.credentials()[-1] == ("/version", f"Bearer {renewed}")
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
 def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathlib.Path) -> None:
     key, certificate, token = (tmp_path / name for name in ("key.pem", "cert.pem", "token"))
-    subprocess.run(  # noqa: S603 - nothing of it comes from outside
-        [
-            shutil.which("openssl") or "openssl",
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-            *("-nodes", "-days", "2", "-subj", "/CN=test"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
+    programs.output(
+        programs.needed("openssl"),
+        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+        *("-nodes", "-days", "2", "-subj", "/CN=test"),
+        *("-addext", "subjectAltName=IP:127.0.0.1"),
+        *("-keyout", key, "-out", certificate),
     )
     token.write_text("mounted")
     for_tokens, for_certificates = (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for _ in range(2))

@@ -1,20 +1,18 @@
 """The real kubectl and the embedded API server, beyond tests/shell/test_kubectl_workflow.py."""
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
+from tests import programs
 from tests.sandbox import apirig
 
 KUBECTL = shutil.which("kubectl")
-TIMEOUT_S = 30
 
 Kubectl = Callable[..., str]
 
@@ -37,21 +35,10 @@ def server() -> Iterator[apiserver.ApiServer]:
 
 @pytest.fixture
 def kubectl(server: apiserver.ApiServer, tmp_path: pathlib.Path) -> Kubectl:
-    environment = {
-        "HOME": str(tmp_path),
-        "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")),
-        "PATH": os.environ["PATH"],
-    }
+    kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))
 
     def run(*arguments: str, fails: bool = False) -> str:
-        done = subprocess.run(  # noqa: S603 - the arguments are this file's own
-            [str(KUBECTL), *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = programs.run(str(KUBECTL), *arguments, cwd=tmp_path, KUBECONFIG=kubeconfig)
         assert (done.returncode != 0) is fails, done.stderr
         return done.stderr if fails else done.stdout
 

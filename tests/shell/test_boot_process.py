@@ -3,7 +3,6 @@
 import json
 import pathlib
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -12,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import waiting
+from tests import programs, waiting
 from tests.shell.shell_node import Node
 
 LAYOUTS = """
@@ -101,13 +100,8 @@ def test_boot_restores_what_an_agent_verified() -> None:
         before = stage.gpus.observe()
         nvml_faults.SharedState(stage.state_file).reboot()
 
-        back = subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, "-m", "mig_manager", "boot", "--simulate-state", stage.state_file],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        options = ("--simulate-state", stage.state_file)
+        back = programs.run(sys.executable, "-m", "mig_manager", "boot", *options)
 
         assert (back.returncode, back.stdout) == (0, "Layout other is restored.\n"), back.stderr
         assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in before]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.cli.toolkit import console
+from tests import programs
 from tests.shell.commandline import SPEC
 
 PROGRAM = (sys.executable, "-m", "mig_manager")
@@ -56,14 +57,8 @@ def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: pathlib.Path) ->
 
 def loaded_by(code: str) -> set[str]:
     """Return the modules that a process has after this code."""
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", f"import sys\n{code}\nprint('\\nLOADED', *sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    return set(done.stdout.rpartition("LOADED")[2].split())
+    script = f"import sys\n{code}\nprint('\\nLOADED', *sys.modules)"
+    return set(programs.output(sys.executable, "-c", script).rpartition("LOADED")[2].split())
 
 
 def test_help_version_and_mistakes_load_nothing_slow() -> None:

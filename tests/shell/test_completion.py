@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -144,20 +143,13 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
         end
     """
 
-    answer = subprocess.run(  # noqa: S603 - our own command
-        [programs.needed("fish"), "--no-config", "-c", code, *LINES, *IN_LOWER_CASE],
-        cwd=home,
-        env=environ(home),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=DEADLINE_S,
-    )
+    command = (programs.needed("fish"), "--no-config", "-c", code, *LINES, *IN_LOWER_CASE)
+    answer = programs.run(*command, cwd=home, **environ(home))
 
     lines = [*(line + rest for line, rest in LINES.items()), *IN_LOWER_CASE.values()]
     last_words = [line.rpartition(" ")[2] for line in lines]
     assert answer.stdout.splitlines() == last_words
-    assert answer.stderr == ""
+    assert (answer.returncode, answer.stderr) == (0, "")
 
 
 def test_completion_lists_every_option_of_a_command(shell: Shell) -> None:
@@ -172,13 +164,7 @@ def test_a_script_is_one_that_its_shell_can_read(shell: Shell, name: str) -> Non
     script = shell("completion", name)
 
     assert (script.status, script.err) == (0, "")
-    checked = subprocess.run(  # noqa: S603 - our own command
-        [programs.needed(name), "-n"],
-        input=script.out,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    checked = programs.run(programs.needed(name), "-n", stdin=script.out)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 

@@ -1,10 +1,9 @@
 """Every flag, short flag and variable of ``nvidia-mig-parted`` (v0.15), as scripts use them."""
 
 import dataclasses
+import functools
 import json
-import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import pytest
 
 from mig_manager.cli import registry
 from mig_manager.cli.commands import settings as command_settings
+from tests import programs
 from tests.shell.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")
@@ -256,16 +256,7 @@ def test_a_link_named_nvidia_mig_parted_serves_its_scripts(
     link = tmp_path / "nvidia-mig-parted"
     link.symlink_to(script)
 
-    def run(*command: str | pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # noqa: S603 - our own program
-            command,
-            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]} | environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-
+    run = functools.partial(programs.run, HOME=str(tmp_path))
     good = run(link, "assert", "-a", "-f", layouts, "-c", "mine")
     assert (good.returncode, good.stdout) == (0, VALID)
     assert run(link, "assert", "-a", "-f", "/nonexistent").returncode == 1

@@ -1,9 +1,7 @@
 """The image's health check against a real agent, however its port is set."""
 
 import contextlib
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.agent import liveness, probe
+from tests import programs
 
 STUCK_AFTER_S = 10.0
 AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
@@ -104,14 +103,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 def run(port: str) -> tuple[int, str]:
     """Run the check as the image does; what started this container is not our program."""
-    done = subprocess.run(
-        (sys.executable, "-I", "-m", "mig_manager.agent.probe"),
-        env={"PATH": os.environ["PATH"], "MIG_MANAGER_HEALTH_PORT": port},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = (sys.executable, "-I", "-m", "mig_manager.agent.probe")
+    done = programs.run(*command, MIG_MANAGER_HEALTH_PORT=port)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
