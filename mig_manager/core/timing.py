@@ -143,8 +143,8 @@ class Burst:
         self._first = None
 
 
-class Allowance:
-    """A token bucket: a number of acts at once, and one more after each pause.
+class TokenBucket:
+    """A number of acts at once, and one more after each pause.
 
     All times are seconds of one clock.
     """
@@ -152,12 +152,19 @@ class Allowance:
     def __init__(self, *, burst: int, pause_s: float) -> None:
         self._burst_s = burst * pause_s
         self._pause_s = pause_s
-        self._spent = -math.inf  # the acts gained up to this time are spent
+        self._spent_s = -math.inf  # the tokens gained up to this time are spent
 
-    def take(self, now: float) -> bool:
-        """Take one act; return False if none is available."""
-        spent = max(self._spent, now - self._burst_s) + self._pause_s
-        if spent > now:
+    def take(self, now_s: float) -> bool:
+        """Take a token; return False if none is available."""
+        if self._next(now_s) > now_s:
             return False
-        self._spent = spent
+        self.reserve(now_s)
         return True
+
+    def reserve(self, now_s: float) -> float:
+        """Take a token, on credit if need be; return the seconds until it is available."""
+        self._spent_s = self._next(now_s)
+        return max(0.0, self._spent_s - now_s)
+
+    def _next(self, now_s: float) -> float:
+        return max(self._spent_s, now_s - self._burst_s) + self._pause_s

@@ -33,7 +33,7 @@ class Announcer:
         self._cluster = cluster
         self._leader = leadership
         self._clock = clock
-        self._allowance = timing.Allowance(burst=_AT_ONCE, pause_s=_PAUSE_S)
+        self._allowance = timing.TokenBucket(burst=_AT_ONCE, pause_s=_PAUSE_S)
         self._resume_s = -math.inf
         """When to publish again after a failure of the API."""
         self._published: dict[str, tuple[str, float]] = {}

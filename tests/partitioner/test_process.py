@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 from mig_manager.agent import liveness
-from mig_manager.core import timing
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
@@ -57,12 +56,3 @@ def test_the_exposition_has_every_result_from_zero_on() -> None:
         name = f'mig_manager_partitioner_changes_total{{result="{result.value}"}}'
         assert f"{name} 0.0" in lines
     assert "mig_manager_partitioner_api_contact_age_seconds 1.5" in lines
-
-
-def test_an_allowance_permits_a_burst_and_then_one_act_after_each_pause() -> None:
-    allowance = timing.Allowance(burst=3, pause_s=6.0)
-
-    assert [allowance.take(100.0) for _ in range(4)] == [True, True, True, False]
-    assert not allowance.take(105.0)
-    assert [allowance.take(106.0) for _ in range(2)] == [True, False]
-    assert [allowance.take(1000.0) for _ in range(4)] == [True, True, True, False]

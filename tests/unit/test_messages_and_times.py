@@ -192,3 +192,13 @@ def test_until_returns_the_last_finding_at_its_deadline() -> None:
     assert wait_of(2.0).until(find) == "finding 3"
     assert tries == [False, False, True]
     assert wait_of(0.0).until(find) == "finding 4"
+
+
+def test_a_token_bucket_grants_a_burst_and_then_one_act_after_each_pause() -> None:
+    bucket = timing.TokenBucket(burst=3, pause_s=6.0)
+
+    assert [bucket.take(100.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.take(105.0)
+    assert [bucket.take(106.0) for _ in range(2)] == [True, False]
+    assert [bucket.reserve(112.0) for _ in range(3)] == [0.0, 6.0, 12.0]
+    assert [bucket.take(1000.0) for _ in range(4)] == [True, True, True, False]

@@ -25,6 +25,7 @@ import urllib3
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import kube_config, responses
+from mig_manager.core import timing
 from mig_manager.core.node import cluster, rights
 
 Configuration = kubernetes.client.configuration.Configuration
@@ -50,27 +51,6 @@ _RETRY_WRITES = frozenset({429, 503})
 """With these statuses a server reports that it has not acted."""
 _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
 """Random, because all nodes of a cluster may be waiting."""
-
-
-class RateLimit:
-    """A token bucket of ``burst`` requests, refilled by ``per_s``; for several threads."""
-
-    def __init__(
-        self, *, per_s: float, burst: int, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._pause_s = 1 / per_s
-        self._burst_s = burst / per_s
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._spent_s = -math.inf
-        """The tokens gained up to this time are spent."""
-
-    def take(self) -> float:
-        """Take a token, on credit if need be; return the seconds to wait before using it."""
-        with self._lock:
-            now_s = self._monotonic()
-            self._spent_s = max(self._spent_s, now_s - self._burst_s) + self._pause_s
-            return max(0.0, self._spent_s - now_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +95,7 @@ class KubeApi:
         request_timeout_s: float = 10.0,
         reload: Callable[[], None] | None = None,
         sleep: Callable[[float], Any] | None = None,
-        limit: RateLimit | None = None,
+        limit: timing.TokenBucket | None = None,
     ) -> None:
         """Wrap and modify a configuration; ``connect`` and ``at`` are the usual constructors.
 
@@ -133,6 +113,7 @@ class KubeApi:
         self._closed = threading.Event()
         self._sleep: Callable[[float], Any] = sleep or self._closed.wait
         self._limit = limit
+        self._limit_lock = threading.Lock()
         self._silent_s = -math.inf
         """When a request last got no answer; -inf after a request that was granted."""
 
@@ -162,7 +143,7 @@ class KubeApi:
                 ) from None
 
         load()
-        limit = RateLimit(per_s=_REQUESTS_PER_S, burst=_BURST)
+        limit = timing.TokenBucket(burst=_BURST, pause_s=1 / _REQUESTS_PER_S)
         return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
 
     @classmethod
@@ -330,8 +311,11 @@ class KubeApi:
         if auth is not None and auth["value"]:
             # A stray line end would make http.client quote the whole token in its error.
             headers["Authorization"] = " ".join(auth["value"].split())
-        if self._limit is not None and (pause_s := self._limit.take()) > 0:
-            self._sleep(pause_s)
+        if self._limit is not None:
+            with self._limit_lock:
+                pause_s = self._limit.reserve(time.monotonic())
+            if pause_s:
+                self._sleep(pause_s)
         query = f"?{urllib.parse.urlencode(request.query)}" if request.query else ""
         try:
             response: urllib3.BaseHTTPResponse = self._client.request(  # type: ignore[no-untyped-call]
