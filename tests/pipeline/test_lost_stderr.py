@@ -12,7 +12,8 @@ import pytest
 
 from testkit import nvml_faults
 from tests import agent_stage, lost_stderr, waiting
-from tests.shell.shell_node import LAYOUTS, Node
+from tests.shell.applying_rig import LAYOUTS_TEXT
+from tests.shell.shell_node import Node
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
@@ -69,7 +70,7 @@ def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
     with (
         lost_stderr.WAYS[way]() as stderr,
         agent_stage.Stage(
-            "1xA100-SXM4-40GB", "--log-level", "debug", text=LAYOUTS, stderr=stderr
+            "1xA100-SXM4-40GB", "--log-level", "debug", text=LAYOUTS_TEXT, stderr=stderr
         ) as rig,
     ):
         rig.assert_ends("wanted")

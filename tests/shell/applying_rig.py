@@ -13,8 +13,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import config, plans
 from tests import fakes, gpu_values, scenes
 
-LAYOUTS = config.parse(
-    """
+LAYOUTS_TEXT = """
 version: v1
 mig-configs:
   before:
@@ -23,6 +22,8 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
   other:
   - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  small:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
   mixed:
   - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
   - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
@@ -40,9 +41,8 @@ mig-configs:
   - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
   too-much:
   - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
-""",
-    source="layouts.yaml",
-)
+"""
+LAYOUTS = config.parse(LAYOUTS_TEXT, source="layouts.yaml")
 
 
 class FakeJournal:

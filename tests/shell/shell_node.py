@@ -11,24 +11,8 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import simulated_rig, waiting
-from tests.shell import commandline
+from tests.shell import applying_rig, commandline
 
-LAYOUTS = """
-version: v1
-mig-configs:
-  before:
-  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1, 3g.20gb: 1}}
-  wanted:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
-  other:
-  - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
-  small:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  too-much:
-  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
-  'off':
-  - {devices: all, mig-enabled: false}
-"""
 FOREVER_S = 600.0
 _APPLIED: dict[tuple[str, ...], dict[str, bytes]] = {}
 """The files of nodes to which a layout has been applied."""
@@ -42,7 +26,7 @@ class Node:
         folder: pathlib.Path,
         spec: str,
         *,
-        layouts: str = LAYOUTS,
+        layouts: str = applying_rig.LAYOUTS_TEXT,
         options: states.Options | None = None,
         active: str = "",
     ) -> None:
