@@ -38,6 +38,20 @@ class Virtualization(enum.Enum):
     HOST = "host"  # the host of virtual machines that share the GPU
 
 
+class RecoveryAction(enum.Enum):
+    """What a GPU needs to recover from a fault (``nvmlDeviceGpuRecoveryAction_t``)."""
+
+    NONE = "none"
+    GPU_RESET = "gpu-reset"
+    NODE_REBOOT = "node-reboot"
+    DRAIN_P2P = "drain-p2p"
+    DRAIN_AND_RESET = "drain-and-reset"
+    RECOVER_IMEX_DOMAIN = "recover-imex-domain"
+    BUS_RESET = "bus-reset"
+    SYSTEM_REBOOT = "system-reboot"
+    OTHER = "other"  # of a newer driver than this program knows
+
+
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Placement:
     """A span of slices: memory slices of a GPU instance, compute slices of a compute instance."""
@@ -233,6 +247,13 @@ class Gpu:
     gpu_instances: tuple[GpuInstance, ...]
     """Ascending by placement, including GPU instances without a compute instance."""
     virtualization: Virtualization = Virtualization.NONE
+    recovery_action: RecoveryAction | None = dataclasses.field(default=None, compare=False)
+    """None: this driver does not report it. Not compared, because no plan depends on it."""
+
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether the driver requests an action that recovers the GPU from a fault."""
+        return self.recovery_action not in (None, RecoveryAction.NONE)
 
     @property
     def has_pending_mode(self) -> bool:

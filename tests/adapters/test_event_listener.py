@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 PREAMBLE = """
 say = parent.send
 watching = ("watching", 1, 1)
-changed = ("changed", ("GPU-1",))
+changed = ("events", ("GPU-1",), ())
 def until_the_end():
     os.read(0, 1)
 """
@@ -43,10 +43,16 @@ def until_the_end():
 class Rig:
     """A watch, how often it has called back, and what was logged meanwhile."""
 
-    def __init__(self, events: event_listener.GpuEvents, logs: list[EventDict]) -> None:
+    def __init__(
+        self,
+        events: event_listener.GpuEvents,
+        logs: list[EventDict],
+        xids: Sequence[tuple[str, int]],
+    ) -> None:
         self.events = events
         self.logs = logs
         self.calls = 0
+        self.xids = xids
 
     def logged(self, event: str) -> list[EventDict]:
         return [entry for entry in list(self.logs) if entry["event"] == event]
@@ -71,15 +77,17 @@ def watching(
         rig.calls += 1
         on_change()
 
+    xids: list[tuple[str, int]] = []
     events = event_listener.GpuEvents(
         command=command,
         on_change=count,
+        on_xids=xids.extend,
         quiet_s=quiet_s,
         start_timeout_s=start_timeout_s,
         restarts=restarts,
     )
     with structlog.testing.capture_logs() as logs:
-        rig = Rig(events, logs)
+        rig = Rig(events, logs, xids)
         events.start()
         try:
             yield rig
@@ -174,6 +182,18 @@ def test_an_old_driver_reports_once_mig_is_on(node: Node) -> None:
         rig.until_listening()
         node.change(CREATE)
         rig.until_called(1)
+
+
+def test_an_xid_is_passed_on_and_calls_back(node: Node) -> None:
+    state = nvml_faults.SharedState(node.path)
+    with watching(node.command) as rig:
+        rig.until_listening()
+        state.fail_gpu(1, xid=79)
+        rig.until_called(1)
+    assert rig.xids == [(state.boards[1].uuid, 79)]
+    (logged,) = rig.logged("gpu_xid")
+    assert (logged["gpu"], logged["xid"]) == rig.xids[0]
+    assert not rig.logged("gpu_change_heard")
 
 
 def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) -> None:

@@ -24,8 +24,32 @@ def test_a_change_is_reported_with_its_gpu(path: pathlib.Path) -> None:
         uuids = tuple(gpu.uuid for gpu in rig.gpus.observe())
         assert (changes.gpus, changes.of) == (uuids, 2)
         rig.enable(1)
-        assert changes.wait(SOON_S) == uuids[1]
+        assert changes.wait(SOON_S) == library.GpuEvent(uuids[1])
         assert changes.wait(0.0) is None
+
+
+def test_a_critical_error_is_reported_with_its_number(path: pathlib.Path) -> None:
+    with nvml_rig.rig(path, "2xA30") as rig, library.listening(None) as changes:
+        rig.state.fail_gpu(1, xid=79)
+        assert changes.wait(SOON_S) == library.GpuEvent(rig.state.boards[1].uuid, 79)
+        assert changes.wait(0.0) is None
+
+
+@pytest.mark.parametrize("xid", sorted(library.APPLICATION_XIDS))
+def test_an_error_of_an_application_is_no_event(path: pathlib.Path, xid: int) -> None:
+    with nvml_rig.rig(path, "A30") as rig, library.listening(None) as changes:
+        rig.state.fail_gpu(0, xid=xid)
+        rig.state.fail_gpu(0, xid=94)
+        assert changes.wait(SOON_S) is None
+        assert changes.wait(SOON_S) == library.GpuEvent(rig.state.boards[0].uuid, 94)
+
+
+def test_a_library_without_event_types_still_reports_changes(path: pathlib.Path) -> None:
+    options = states.Options(absent_functions=("nvmlDeviceGetSupportedEventTypes",))
+    with nvml_rig.rig(path, "A30", options=options) as rig, library.listening(None) as changes:
+        rig.state.fail_gpu(0, xid=79)
+        rig.enable()
+        assert changes.wait(SOON_S) == library.GpuEvent(rig.state.boards[0].uuid)
 
 
 @pytest.mark.parametrize(

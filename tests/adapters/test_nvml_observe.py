@@ -298,3 +298,45 @@ def test_profiles_of_equal_gpus_are_read_and_kept_once(tmp_path: pathlib.Path) -
     assert len(seen) == len(MIXED.before)
     assert len({id(gpu.profiles) for gpu in seen}) == 1
     assert library.counts[ask] == asked > 0
+
+
+@pytest.mark.parametrize("value", range(8))
+def test_a_recovery_action_is_observed_by_nvidias_name(value: int, boot: Boot) -> None:
+    names = {
+        text.removeprefix("NVML_GPU_RECOVERY_ACTION_"): number
+        for text, number in vars(pynvml).items()
+        if text.startswith("NVML_GPU_RECOVERY_ACTION_")
+    }
+    node = boot("2xA30")
+    node.state.fail_gpu(1, action=value)
+
+    healthy, faulty = node.gpus.observe()
+
+    assert healthy.recovery_action is model.RecoveryAction.NONE
+    assert not healthy.needs_recovery
+    assert faulty.recovery_action is not None
+    assert names[faulty.recovery_action.name] == value
+    assert faulty.needs_recovery is (value != 0)
+
+
+def test_the_recovery_action_of_a_newer_driver_is_reported_as_other(boot: Boot) -> None:
+    node = boot("T4")
+    node.state.fail_gpu(0, action=8)
+    assert node.observe().recovery_action is model.RecoveryAction.OTHER
+
+
+def test_a_driver_without_recovery_actions_is_no_failure(boot: Boot) -> None:
+    gpu = boot("A30", options=states.Options(reports_recovery_action=False)).observe()
+    assert gpu.recovery_action is None
+    assert not gpu.needs_recovery
+    assert gpu.mode_change_needs_reset
+
+
+def test_a_recovery_action_changes_no_plan(boot: Boot) -> None:
+    node = boot("A30")
+    before = node.gpus.observe()
+    wanted = {before[0].uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {})}
+    node.state.fail_gpu(0, action=2)
+    after = node.gpus.observe()
+    assert after == before
+    assert planner.plan(after, wanted) == planner.plan(before, wanted)

@@ -121,7 +121,7 @@ def test_sets_that_were_freed_or_never_made_are_invalid(start: nvml_rig.Start) -
 def test_an_old_driver_reports_only_gpus_with_mig_mode_on(start: nvml_rig.Start) -> None:
     start(mig_events=states.MigEvents.WHILE_ON)
     device = nvml_rig.enabled()
-    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == CHANGE
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) & CHANGE
     events = watching(0)
     pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     assert read_event(events) == 0
@@ -133,8 +133,33 @@ def test_neither_mig_devices_nor_other_events_are_supported(device: Any) -> None
     assert pynvml.nvmlDeviceGetSupportedEventTypes(mig) == 0
     events = pynvml.nvmlEventSetCreate()
     register = pynvml.nvmlDeviceRegisterEvents
-    both = CHANGE | pynvml.nvmlEventTypeXidCriticalError
+    both = CHANGE | pynvml.nvmlEventTypePState
     assert nvml_rig.refusal(register, mig, CHANGE, events) == "NOT_SUPPORTED"
     assert nvml_rig.refusal(register, device, both, events) == "NOT_SUPPORTED"
     pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     assert is_silent(events)
+
+
+def test_an_xid_is_an_event_and_a_reset_clears_the_recovery_action(start: nvml_rig.Start) -> None:
+    library = start("2xA100-SXM4-40GB")
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(nvml_rig.gpu(1), pynvml.nvmlEventTypeXidCriticalError, events)
+    field = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+
+    library.state.fail_gpu(1, action=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET, xid=48)
+
+    event = WAIT(events, SOON_MS)
+    assert (event.eventType, event.eventData) == (pynvml.nvmlEventTypeXidCriticalError, 48)
+    assert is_silent(events)
+    assert pynvml.nvmlDeviceGetFieldValues(nvml_rig.gpu(1), [field])[0].value.uiVal == 1
+    assert library.state.reset_gpu(1) is states.Code.SUCCESS
+    assert pynvml.nvmlDeviceGetFieldValues(nvml_rig.gpu(1), [field])[0].value.uiVal == 0
+
+
+def test_a_reset_does_not_clear_what_only_a_reboot_does(start: nvml_rig.Start) -> None:
+    state = start("A30").state
+    state.fail_gpu(0, action=pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT)
+    assert state.reset_gpu(0) is states.Code.SUCCESS
+    assert state.read().gpus[0].recovery_action == pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT
+    state.reboot()
+    assert state.read().gpus[0].recovery_action == pynvml.NVML_GPU_RECOVERY_ACTION_NONE

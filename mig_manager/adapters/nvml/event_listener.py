@@ -1,4 +1,4 @@
-"""Report MIG changes by other programs at once, if the driver has events for them.
+"""Report MIG changes by other programs and critical errors at once, as the driver's events.
 
 A child process holds the NVML session, for the reasons of ``client``, and because an open session
 can prevent a reset: ``GpuEvents.suspended`` ends it while we change the GPUs ourselves. The
@@ -30,7 +30,7 @@ _END_S = 5.0
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
 class GpuEvents:
-    """Calls back when another program has changed MIG on a GPU of this node.
+    """Calls back when another program has changed MIG on a GPU of this node, or a GPU had an Xid.
 
     A listener that dies is replaced, with a backoff. On a driver without MIG events the next
     listener starts after a suspension, when MIG may be on, or at the next ``start``.
@@ -40,6 +40,8 @@ class GpuEvents:
     on_change: Callable[[], None]
     """Called after each burst of changes, and after the replacement of a listener, which may have
     missed changes. In a thread of ours: it must neither block nor call us."""
+    on_xids: Callable[[Sequence[tuple[str, int]]], object] = lambda _: None
+    """Called with the UUID and number of each critical error before ``on_change``; as that one."""
     quiet_s: float = 0.5
     """A burst of changes ends after this time without a change."""
     start_timeout_s: float = 60.0
@@ -191,8 +193,13 @@ class GpuEvents:
                 self._listening_since_s = now_s
                 if self._missed_changes:
                     burst.add(now_s)
-            case ("changed", tuple(uuids)):
-                _log.info("gpu_change_heard", gpus=list(uuids))
+            case ("events", tuple(changed), tuple(xids)):
+                if changed:
+                    _log.info("gpu_change_heard", gpus=list(changed))
+                for uuid, xid in xids:
+                    _log.warning("gpu_xid", gpu=uuid, xid=xid)
+                if xids:
+                    self.on_xids(xids)
                 burst.add(now_s)
             case ("failed", reason, str(why)):
                 raise errors.HardwareError(why, reason=errors.Reason(reason))

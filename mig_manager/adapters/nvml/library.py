@@ -5,6 +5,7 @@ Only this module knows how ``pynvml`` finds its library. Errors name their NVML 
 
 import contextlib
 import ctypes
+import dataclasses
 import pathlib
 import sys
 import time
@@ -44,6 +45,10 @@ _REASONS: dict[int, errors.Reason] = {
 
 UNOFFERED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """Answers about a profile that this GPU lacks or this library is too old to know (nvml.h)."""
+
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Xids that errors of an application cause (NVIDIA's Xid catalogue); the GPU is not at fault. The
+device plugin also ignores exactly these (``internal/rm/health.go``)."""
 
 UNSUPPORTED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 """Answers of a GPU or a library that lacks the fact or the function altogether."""
@@ -220,8 +225,18 @@ def _load(path: str) -> None:
     pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - the binding has no function for it
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """An event of a GPU."""
+
+    uuid: str
+    xid: int | None = None  # number of a critical error; None: a change of MIG
+
+
 class MigChanges:
     """Receives MIG changes of all processes as NVML events in an open session; for one thread.
+
+    The registered GPUs also report their critical errors (Xid), if they can.
 
     Changes before a GPU is registered are not reported, and a wait may end before its time
     (``nvml.h``, "Event Handling Methods"). A GPU or driver without the event refuses the
@@ -245,6 +260,8 @@ class MigChanges:
                 call(pynvml.nvmlDeviceGetMigMode, handle)
                 uuid: str = call(pynvml.nvmlDeviceGetUUID, handle)
                 change = pynvml.nvmlEventMigConfigChange
+                types = call_unless(UNSUPPORTED, pynvml.nvmlDeviceGetSupportedEventTypes, handle)
+                change |= (types or 0) & pynvml.nvmlEventTypeXidCriticalError
                 call(pynvml.nvmlDeviceRegisterEvents, handle, change, event_set)
                 self._uuids[_address(handle)] = uuid
             except errors.HardwareError as error:
@@ -266,11 +283,17 @@ class MigChanges:
         """UUIDs of the registered GPUs."""
         return tuple(self._uuids.values())
 
-    def wait(self, timeout_s: float) -> str | None:
-        """Return the UUID of a changed GPU; None if none changed in time."""
+    def wait(self, timeout_s: float) -> GpuEvent | None:
+        """Return the next event; None if none comes in time, or an application caused it."""
         wait, timeout_ms = pynvml.nvmlEventSetWait_v2, int(timeout_s * 1000)
         event = call_unless({pynvml.NVML_ERROR_TIMEOUT}, wait, self._event_set, timeout_ms)
-        return None if event is None else self._uuids.get(_address(event.device), "unknown")
+        if event is None:
+            return None
+        uuid = self._uuids.get(_address(event.device), "unknown")
+        if event.eventType != pynvml.nvmlEventTypeXidCriticalError:
+            return GpuEvent(uuid)
+        xid = int(event.eventData)
+        return None if xid in APPLICATION_XIDS else GpuEvent(uuid, xid)
 
 
 def _address(handle: Any) -> int:

@@ -16,6 +16,18 @@ _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_BLACKWELL: model.Architecture.BLACKWELL,
 }
 
+_RECOVERY_ACTIONS = (
+    model.RecoveryAction.NONE,
+    model.RecoveryAction.GPU_RESET,
+    model.RecoveryAction.NODE_REBOOT,
+    model.RecoveryAction.DRAIN_P2P,
+    model.RecoveryAction.DRAIN_AND_RESET,
+    model.RecoveryAction.RECOVER_IMEX_DOMAIN,
+    model.RecoveryAction.BUS_RESET,
+    model.RecoveryAction.SYSTEM_REBOOT,
+)
+"""By the values of ``nvmlDeviceGpuRecoveryAction_t``; older bindings have only the first five."""
+
 _EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """No MIG device at this index: NOT_FOUND in nvml.h, INVALID_ARGUMENT from some drivers."""
 
@@ -73,6 +85,7 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
         library.UNSUPPORTED, pynvml.nvmlDeviceGetArchitecture, device.handle
     )
     architecture = _ARCHITECTURES.get(value, model.Architecture.OTHER)
+    fields = _fields(device)
     gpu = model.Gpu(
         index=index,
         uuid=uuid,
@@ -84,10 +97,11 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
         memory_mib=device.memory_bytes // 2**20,
         current_mode=current,
         pending_mode=pending,
-        mode_change_needs_reset=current is not None and _needs_reset(device, architecture),
+        mode_change_needs_reset=current is not None and _needs_reset(fields, architecture),
         profiles=() if current is None else _profiles(device, current),
         gpu_instances=(),
         virtualization=device.virtualization(),
+        recovery_action=_recovery_action(fields),
     )
     return _with_instances(gpu, device)
 
@@ -100,21 +114,40 @@ def _with_instances(gpu: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     return dataclasses.replace(gpu, gpu_instances=instances, profiles=profiles)
 
 
-def _needs_reset(device: gpu_device.Device, architecture: model.Architecture) -> bool:
+def _fields(device: gpu_device.Device) -> dict[int, int]:
+    """Return the field values that the driver knows, by field; older drivers know fewer."""
+    values = library.call_unless(
+        library.UNSUPPORTED | library.UNOFFERED,
+        pynvml.nvmlDeviceGetFieldValues,
+        device.handle,
+        [
+            pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED,
+            pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+        ],
+    )
+    known = (each for each in values or () if each.nvmlReturn == pynvml.NVML_SUCCESS)
+    return {each.fieldId: each.value.uiVal for each in known}
+
+
+def _needs_reset(fields: Mapping[int, int], architecture: model.Architecture) -> bool:
     """Return whether a change of MIG mode resets the GPU.
 
     Newer drivers report it (field 184 of nvml.h). Of the older generations only Ampere resets
     (NVIDIA MIG User Guide, "Enable MIG Mode").
     """
-    fields = library.call_unless(
-        library.UNSUPPORTED | library.UNOFFERED,
-        pynvml.nvmlDeviceGetFieldValues,
-        device.handle,
-        [pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED],
-    )
-    if fields is not None and fields[0].nvmlReturn == pynvml.NVML_SUCCESS:
-        return not fields[0].value.uiVal
+    is_resetless = fields.get(pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED)
+    if is_resetless is not None:
+        return not is_resetless
     return architecture is model.Architecture.AMPERE
+
+
+def _recovery_action(fields: Mapping[int, int]) -> model.RecoveryAction | None:
+    """Return the recovery action (field 230 of nvml.h); None from drivers without the field."""
+    value = fields.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+    if value is None:
+        return None
+    is_known = value < len(_RECOVERY_ACTIONS)
+    return _RECOVERY_ACTIONS[value] if is_known else model.RecoveryAction.OTHER
 
 
 def _profiles(

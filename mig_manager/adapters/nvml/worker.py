@@ -1,7 +1,7 @@
 """The GPU worker: the process that calls NVML for the agent.
 
-``serve`` answers one request about the GPUs and ends; ``listen`` reports MIG changes until its
-stdin is closed. A listener lives as long as the agent, so this module imports only what both need.
+``serve`` answers one request about the GPUs and ends; ``listen`` reports events until its stdin is
+closed. A listener lives as long as the agent, so this module imports only what both need.
 """
 
 import argparse
@@ -122,7 +122,10 @@ def _listen(
     parent: subprocesses.Parent,
     load_driver: Callable[[], object] | None,
 ) -> int:
-    """Send ``("watching", N, M)``, then ``("changed", UUIDs)``; or ``("failed", reason, why)``."""
+    """Send ``("watching", N, M)``, then ``("events", ...)``; or ``("failed", reason, why)``.
+
+    The events of a burst are UUIDs of changed GPUs, and critical errors as ``(UUID, Xid)``.
+    """
     from mig_manager.adapters.nvml import library  # noqa: PLC0415 - not for a server
 
     parent.end_with_stdin()
@@ -132,15 +135,17 @@ def _listen(
         with library.listening(arguments.library_path, arguments.driver_root) as changes:
             parent.send(("watching", len(changes.gpus), changes.of))
             while True:
-                changed: list[str] = []
-                uuid = changes.wait(_WAIT_S)
+                burst: list[library.GpuEvent] = []
+                event = changes.wait(_WAIT_S)
                 deadline = time.monotonic() + _BURST_S
-                while uuid is not None:
-                    changed.append(uuid)
+                while event is not None:
+                    burst.append(event)
                     left_s = deadline - time.monotonic()
-                    uuid = changes.wait(left_s) if left_s > 0 else None
-                if changed:
-                    parent.send(("changed", tuple(dict.fromkeys(changed))))
+                    event = changes.wait(left_s) if left_s > 0 else None
+                if burst:
+                    changed = dict.fromkeys(each.uuid for each in burst if each.xid is None)
+                    xids = ((each.uuid, each.xid) for each in burst if each.xid is not None)
+                    parent.send(("events", tuple(changed), tuple(dict.fromkeys(xids))))
     except errors.HardwareError as error:
         parent.send(("failed", error.reason.value, error.message))
         return 1

@@ -199,30 +199,38 @@ def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeIn
 
 
 class EventSet:
-    """The GPUs that an event set watches, and the last reported change of every one."""
+    """The GPUs that an event set watches, and how much of each was reported."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reported: dict[int, int] = {}
+        self._changes: dict[int, int] = {}
+        self._xids: dict[int, int] = {}
 
-    def watch(self, gpu: int, changes: int) -> None:
-        """Report a GPU's changes from now on; do nothing for a watched one."""
+    def watch(self, index: int, gpu: states.GpuState, *, changes: bool, xids: bool) -> None:
+        """Report a GPU's changes or Xids from now on; do nothing for those already watched."""
         with self._lock:
-            self._reported.setdefault(gpu, changes)
+            if changes:
+                self._changes.setdefault(index, gpu.changes)
+            if xids:
+                self._xids.setdefault(index, len(gpu.xids))
 
-    def take(self, node: states.MachineState) -> int | None:
-        """Return the index of a GPU with an unreported change, and count the change as reported.
+    def take(self, node: states.MachineState) -> tuple[int, int | None] | None:
+        """Return the next event as the index of its GPU, and its Xid; None for a change of MIG.
 
         Raises:
             Refused: GPU_IS_LOST: a watched GPU has fallen off the bus (``nvml.h``).
         """
         with self._lock:
-            for gpu, reported in self._reported.items():
-                if node.gpus[gpu].is_lost:
-                    raise states.Refused(states.Code.GPU_IS_LOST)
-                if reported < node.gpus[gpu].changes:
-                    self._reported[gpu] = reported + 1
-                    return gpu
+            if any(node.gpus[index].is_lost for index in (*self._changes, *self._xids)):
+                raise states.Refused(states.Code.GPU_IS_LOST)
+            for index, reported in self._changes.items():
+                if reported < node.gpus[index].changes:
+                    self._changes[index] = reported + 1
+                    return index, None
+            for index, reported in self._xids.items():
+                if reported < len(node.gpus[index].xids):
+                    self._xids[index] = reported + 1
+                    return index, node.gpus[index].xids[reported]
         return None
 
 

@@ -1,8 +1,9 @@
 """The C functions about the library, the node, its devices and its events; all are queries.
 
-Events: ``nvml.h``, chapters "Event Handling Methods" and "Event Types"; the only one here is
-``nvmlEventMigConfigChange``. Old drivers report changes only while MIG is on: DCGM's cache manager
-tolerates NOT_SUPPORTED there. Inferred: drivers also report a pending mode change.
+Events: ``nvml.h``, chapters "Event Handling Methods" and "Event Types"; here are
+``nvmlEventMigConfigChange`` and ``nvmlEventTypeXidCriticalError``. Old drivers report changes only
+while MIG is on: DCGM's cache manager tolerates NOT_SUPPORTED there. Inferred: drivers also report
+a pending mode change.
 """
 
 import ctypes
@@ -18,6 +19,8 @@ from mig_manager.sandbox.driver import calls, states, transitions
 _MIB = 2**20
 _CLIENT_MIB = 512
 _NO_INSTANCE = 0xFFFF_FFFF
+_CHANGE = int(pynvml.nvmlEventMigConfigChange)
+_XID = int(pynvml.nvmlEventTypeXidCriticalError)
 _POLL_S = 0.02
 """The longest delay until a waiting event set sees a change by another process."""
 
@@ -199,6 +202,8 @@ def _memory(view: calls.DeviceView) -> dict[str, int]:
 def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
     product = view.board.product
     known: dict[int, int] = {}
+    if view.node.options.reports_recovery_action:
+        known[pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION] = view.gpu.recovery_action
     if product.is_mig_capable:
         known[pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED] = int(not product.mode_needs_reset)
         if view.node.options.reports_profiles_while_mig_off:
@@ -271,8 +276,8 @@ def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None
     mask = calls.number(types)
     if mask & ~_event_mask(view):
         raise states.Refused(states.Code.NOT_SUPPORTED)
-    if mask:
-        events.watch(view.target.gpu, view.gpu.changes)
+    changes, xids = (bool(mask & each) for each in (_CHANGE, _XID))
+    events.watch(view.target.gpu, view.gpu, changes=changes, xids=xids)
 
 
 def _event_mask(view: calls.DeviceView) -> int:
@@ -285,7 +290,7 @@ def _event_mask(view: calls.DeviceView) -> int:
         states.MigEvents.NEVER: False,
     }[options.mig_events]
     is_capable = view.is_gpu and view.board.product.is_mig_capable and not is_guest
-    return int(pynvml.nvmlEventMigConfigChange) if is_capable and reports else 0
+    return (_CHANGE if is_capable and reports else 0) | (_XID if view.is_gpu else 0)
 
 
 @calls.function("nvmlEventSetCreate")
@@ -304,17 +309,18 @@ def _wait_for_event(view: calls.View, event_set: Any, data: Any, timeout_ms: Any
     deadline = time.monotonic() + calls.number(timeout_ms) / 1000
     pause = threading.Event()
     # Resolved in every round: another thread may free the set or close the session.
-    while (gpu := view.session.event_set(event_set).take(view.read())) is None:
+    while (event := view.session.event_set(event_set).take(view.read())) is None:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise states.Refused(states.Code.TIMEOUT)
         pause.wait(min(_POLL_S, remaining_s))
+    gpu, xid = event
     handle = view.session.handle(calls.whole(view.read(), gpu))
     calls.fill(
         target,
         device=ctypes.cast(handle, pynvml.c_nvmlDevice_t),
-        eventType=pynvml.nvmlEventMigConfigChange,
-        eventData=0,
+        eventType=_CHANGE if xid is None else _XID,
+        eventData=xid or 0,
         gpuInstanceId=_NO_INSTANCE,
         computeInstanceId=_NO_INSTANCE,
     )

@@ -213,7 +213,9 @@ class SharedState:
 
         def change(node: states.MachineState) -> tuple[states.MachineState, None]:
             gpus = tuple(
-                dataclasses.replace(transitions.reboot(board, gpu), is_lost=False)
+                dataclasses.replace(
+                    transitions.reboot(board, gpu), is_lost=False, recovery_action=0, xids=()
+                )
                 for board, gpu in zip(self.boards, node.gpus, strict=True)
             )
             after = dataclasses.replace(node, gpus=gpus, clients=(), boots=node.boots + 1)
@@ -281,7 +283,8 @@ def _decode(raw: dict[str, Any]) -> states.MachineState:
             placement = model.Placement(*instance["placement"])
             values = instance | {"placement": placement, "compute_instances": computes}
             instances.append(states.GpuInstance(**values))
-        gpus.append(states.GpuState(**gpu | {"instances": tuple(instances)}))
+        own = {"instances": tuple(instances), "xids": tuple(gpu.get("xids", ()))}
+        gpus.append(states.GpuState(**gpu | own))
     clients = tuple(
         states.Client(**each | {"kind": states.ClientKind(each["kind"])})
         for each in raw["clients"]

@@ -145,6 +145,8 @@ class Options:
     reports_profiles_while_mig_off: bool = True
     """False: as in R535 and older (``NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE``)."""
     mig_events: MigEvents = MigEvents.ALWAYS
+    reports_recovery_action: bool = True
+    """False: a driver older than ``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``."""
     profile_enum_count: int = 18
     """``NVML_GPU_INSTANCE_PROFILE_COUNT`` of the driver; enums from here on are invalid."""
     absent_functions: tuple[str, ...] = ()
@@ -190,6 +192,10 @@ class GpuState:
     """The number of its resets and MIG mode changes."""
     changes: int = 0
     """The number of all changes: two changes that undo each other are two events."""
+    recovery_action: int = 0
+    """``nvmlDeviceGpuRecoveryAction_t``; a fault sets it."""
+    xids: tuple[int, ...] = ()
+    """Critical errors since the boot, oldest first."""
 
     def replaced(self, old: GpuInstance | None, *new: GpuInstance) -> "GpuState":
         """Return the GPU without the old instance, if any, and with the new ones."""

@@ -251,6 +251,10 @@ class ResetResult:
         return next(iter(self.refused.values()), states.Code.SUCCESS)
 
 
+_CLEARED_BY_RESET = frozenset({1, 4})
+"""GPU reset, drain and reset (``nvmlDeviceGpuRecoveryAction_t``)."""
+
+
 def reset_gpus(
     node: states.MachineState, chosen: Sequence[int]
 ) -> tuple[states.MachineState, ResetResult]:
@@ -269,7 +273,10 @@ def reset_gpus(
         alone = dict.fromkeys(chosen, states.Code.NOT_SUPPORTED)
         return node, ResetResult(refused=alone, missing=tuple(missing))
     for index in chosen:
-        node = node.with_gpu(index, reboot(boards[index], node.gpus[index]))
+        gpu = reboot(boards[index], node.gpus[index])
+        if gpu.recovery_action in _CLEARED_BY_RESET:
+            gpu = dataclasses.replace(gpu, recovery_action=0)
+        node = node.with_gpu(index, gpu)
     return node, ResetResult()
 
 
