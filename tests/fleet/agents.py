@@ -61,13 +61,11 @@ class Hosted:
         folder: pathlib.Path,
         *,
         limit: int = 0,
-        request_timeout_s: float = 10.0,
     ) -> None:
         self._stopped = threading.Event()
         self.kube = api.KubeApi.at(
             server.url,
             token=name,
-            request_timeout_s=request_timeout_s,
             sleep=lambda seconds: self._stopped.wait(min(seconds, 0.05)),
         )
         self.rig = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))

@@ -1,10 +1,7 @@
 """All nodes are labelled at once, and never more than the budget are under change."""
 
 import contextlib
-import dataclasses
-import functools
 import itertools
-import json
 import random
 import threading
 
@@ -13,9 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, leases
-from mig_manager.core import model, timing
-from mig_manager.core.node import cluster
-from mig_manager.core.records import journals
+from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import waiting
@@ -28,17 +23,6 @@ NAMESPACE = agents.NAMESPACE
 def taken(server: apiserver.ApiServer) -> list[str]:
     leases = server.objects(resources.LEASES, NAMESPACE)
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
-
-
-def waiters(server: apiserver.ApiServer) -> dict[str, str]:
-    """Name of each node that waits for a slot -> what it says."""
-    found = {}
-    for node in server.objects(resources.NODES):
-        text = node["metadata"].get("annotations", {}).get(cluster.STATUS_ANNOTATION)
-        status = json.loads(text) if text else {}
-        if status.get("phase") == model.Phase.WAIT.value:
-            found[node["metadata"]["name"]] = status["message"]
-    return found
 
 
 def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> None:
@@ -55,86 +39,6 @@ def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> No
 
         assert counted.ever == set(names)
         assert 1 <= counted.most <= 2
-
-
-def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
-    with apiserver.serve() as server:
-        names = agents.populate(server, 2)
-        kube = api.KubeApi.at(server.url)
-        other = leases.LeaseSlots(
-            kube, namespace=NAMESPACE, node_name="other", limit=1, clock=host.SystemClock()
-        )
-        assert other.take() == ""
-        with agents.hosted(server, names, limit=1):
-            agents.label_all(server, names, LAYOUT)
-            waiting.until(lambda: len(waiters(server)) == 2, "both to wait")
-            message = waiters(server)["node-000"]
-            other.release()
-            waiting.until(
-                lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
-                "the layout on every node",
-            )
-        kube.close()
-
-        assert (
-            message == "waiting for one of 1 slots for nodes under change; under change now: other"
-        )
-
-
-FAULTS = {
-    "409": apiserver.Fault(status=409),
-    "500": apiserver.Fault(status=500),
-    "no-answer": apiserver.Fault(stall=True),
-    "500-when-done": apiserver.Fault(status=500, is_carried_out=True),
-    "no-answer-when-done": apiserver.Fault(stall=True, is_carried_out=True),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_failed_slot_request_costs_neither_run_nor_slot(name: str) -> None:
-    with apiserver.serve() as server:
-        names = agents.populate(server, 1)
-        with agents.hosted(server, names, limit=1, request_timeout_s=0.4):
-            layouts = itertools.cycle(["all-1g.5gb", "all-balanced"])
-            for verb, skip in (("list", 0), ("create", 0), ("list", 1), ("update", 0)):
-                if verb == "create":
-                    server.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
-                server.inject(
-                    dataclasses.replace(FAULTS[name], verb=verb, resource="leases", skip=skip)
-                )
-                layout = next(layouts)
-                agents.label_all(server, names, layout)
-                waiting.until(
-                    functools.partial(agents.is_applied, server, names[0], layout), layout
-                )
-                waiting.until(lambda: not taken(server), "the slot released")
-                assert server.faults_waiting() == 0, (verb, skip)
-
-
-def test_restarted_agent_takes_its_own_slot_again() -> None:
-    with apiserver.serve() as server:
-        (name,) = agents.populate(server, 1)
-        kube = api.KubeApi.at(server.url)
-        # As an agent leaves it that was killed before the drain.
-        killed = leases.LeaseSlots(
-            kube, namespace=NAMESPACE, node_name=name, limit=1, clock=host.SystemClock()
-        )
-        assert killed.take() == ""
-        journal = journals.Journal(config=LAYOUT, hold_taint=True)
-
-        def leave(thing: store.Object) -> None:
-            thing["spec"] = {"taints": [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]}
-            thing["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: journal.to_json()}
-            thing["metadata"]["labels"][cluster.CONFIG_LABEL] = LAYOUT
-
-        server.modify(resources.NODES, name, leave)
-        with agents.hosted(server, [name], limit=1):
-            waiting.until(lambda: agents.is_applied(server, name, LAYOUT), "the layout")
-            waiting.until(lambda: not taken(server), "the slot released")
-        node = server.get(resources.NODES, name)
-        kube.close()
-
-    assert not node["spec"].get("taints")
 
 
 class Contender:

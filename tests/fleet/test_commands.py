@@ -143,23 +143,6 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     assert cluster.ROLLOUT_ANNOTATION not in rig.metadata("node-001")["annotations"]
 
 
-def test_a_node_that_times_out_is_reported_and_the_rollout_ends(rig: Rig) -> None:
-    def hold(thing: store.Object) -> None:
-        status = {"config": LAYOUT, "state": "pending", "phase": "Drain", "message": "waiting"}
-        metadata = thing["metadata"]
-        metadata["labels"] |= {cluster.CONFIG_LABEL: LAYOUT, cluster.STATE_LABEL: "pending"}
-        metadata["annotations"][cluster.STATUS_ANNOTATION] = json.dumps(status)
-
-    rig.played.dead.add("node-000")
-    rig.change("node-000", hold)
-
-    answer = rig.roll(LAYOUT, "--node-timeout-s", "2")
-
-    assert answer.status == 1
-    assert answer.data["failures"][0]["message"].startswith("not applied 2 s after")
-    assert answer.data["counts"]["applied"] == 4
-
-
 def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
     def break_down(thing: store.Object) -> None:
         thing["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]

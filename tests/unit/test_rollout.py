@@ -300,6 +300,7 @@ def test_node_times_out_but_not_while_it_waits_for_a_slot() -> None:
     assert states(rolled.decide(there, 599.0))["a"] is NodeState.IN_PROGRESS
     decision = rolled.decide(there, 600.0)
     assert states(decision)["a"] is NodeState.TIMED_OUT
+    assert decision.failures[0].message == "not applied 100 s after the start"
     assert decision.start == ()
 
 
