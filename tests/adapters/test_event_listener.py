@@ -254,28 +254,6 @@ signal.pause()
     waiting.until(lambda: processes.is_dead(int(pid_file.read_text())))
 
 
-def test_a_listener_imports_neither_the_agent_nor_the_planner() -> None:
-    done = processes.run_python("""
-import sys
-from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml import library, worker
-def listening(*_):
-    raise BrokenPipeError
-library.listening = listening
-subprocesses.Parent.end_with_stdin = lambda _: None
-assert worker.main(["listen"]) == 0
-print(*(name for name in sys.modules if sys.modules[name]), file=sys.stderr)
-""")
-    modules = set(done.stderr.split())
-    assert "mig_manager.adapters.nvml.library" in modules
-    assert not modules & {
-        *("kubernetes", "structlog", "tenacity", "yaml"),
-        *("concurrent.futures", "datetime", "json", "subprocess"),
-    }
-    others = tuple(f"mig_manager.{part}" for part in ("agent", "change", "core", "sandbox"))
-    assert not any(name.startswith(others) for name in modules)
-
-
 # Scripted listeners.
 
 

@@ -187,23 +187,6 @@ def test_worker_that_cannot_start_is_an_error_only_when_needed() -> None:
 # The worker's own side.
 
 
-def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
-    seldom = {"ctypes.util", "datetime", "ipaddress", "json", "subprocess", "tempfile"}
-    seldom |= {"tenacity", "urllib.parse", "yaml"}
-    if sys.version_info < (3, 12):
-        # From then on dataclasses asks it for annotations.
-        seldom.add("inspect")
-    # It keeps stdout for messages. Without a request it ends with status 1.
-    done = processes.run_python("""
-import sys
-from mig_manager.adapters.nvml import worker
-print(worker.main(["serve"]), *(name for name in sys.modules if sys.modules[name]))
-""")
-    status, *modules = done.stderr.split()
-    assert (status, done.stdout) == ("1", "")
-    assert not seldom & set(modules)
-
-
 def test_the_worker_answers_a_hardware_error_though_the_library_prints() -> None:
     script = """
 from mig_manager.adapters.nvml import gpus, worker

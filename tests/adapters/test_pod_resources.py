@@ -116,19 +116,6 @@ def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
     assert client.assigned() == ()
 
 
-def test_loads_no_coroutines_of_grpc_and_leaves_them_importable() -> None:
-    script = (
-        "import sys\n"
-        "from mig_manager.adapters import pod_resources\n"
-        "pod_resources.load()\n"
-        "assert 'grpc' in sys.modules and 'tenacity' not in sys.modules\n"
-        "assert not sys.modules.get('asyncio') and 'grpc.aio' not in sys.modules\n"
-        "import grpc.aio\n"
-        "assert grpc.aio.insecure_channel\n"
-    )
-    processes.run_python(script)
-
-
 def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: Kubelet) -> None:
     kubelet.start()
     # From Python 3.12 on any thread beside, be it about to end, is worth a warning to os.fork.

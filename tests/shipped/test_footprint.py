@@ -1,15 +1,17 @@
-"""What the agent's process has of memory and of modules when it has nothing to do."""
+"""What processes load of modules, and what the agent at rest has of memory."""
 
 import pathlib
 import re
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from mig_manager.core import model
 from mig_manager.sandbox import stages
-from tests import agent_stage
+from tests import agent_stage, programs
+from tests.shell import commandline
 
 _LIMIT_KIB = 45 << 10
 _UNWANTED = frozenset(
@@ -43,6 +45,97 @@ if "agent" in sys.orig_argv:
     signal.signal(signal.SIGRTMIN, report)
 """
 """Code that makes an agent's interpreter report its loaded modules on a signal."""
+
+
+_CLIENTS = """
+aiohttp asyncio.events google.protobuf grpc jeepney kubernetes prometheus_client pydantic pynvml
+requests ssl urllib3 watchdog
+"""
+"""Modules to talk to what most commands do not talk to."""
+_PROGRAM = """
+import runpy
+def program(*argv):
+    sys.argv = ["mig-manager", *argv]
+    try:
+        runpy.run_module("mig_manager", run_name="__main__")
+    except SystemExit:
+        pass
+"""
+_WORKER = """
+from mig_manager.adapters.host import subprocesses
+from mig_manager.adapters.nvml import library, worker
+"""
+_PROCESSES = {
+    "help, version and mistakes": (
+        f"""{_PROGRAM}
+for argv in "--help", "version", "apply --help", "frob":
+    program(*argv.split())
+""",
+        f"structlog yaml {_CLIENTS}",
+    ),
+    "apply": (
+        f"""{_PROGRAM}
+program("apply", "all-disabled", *{commandline.SPEC!r})
+assert sys.modules["mig_manager.change.apply"]
+""",
+        _CLIENTS,
+    ),
+    "the kubectl plugin": (
+        "import mig_manager.kubectl.__main__",
+        """
+        google grpc kubernetes prometheus_client pynvml starlette structlog tenacity urllib3
+        uvicorn watchdog mig_manager.adapters.kubernetes.api mig_manager.adapters.nvml.gpus
+        mig_manager.sandbox
+        """,
+    ),
+    "a worker of the driver": (
+        # Without a request it ends with status 1.
+        f"{_WORKER}assert worker.main(['serve']) == 1",
+        "ctypes.util datetime ipaddress json subprocess tempfile tenacity urllib.parse yaml"
+        # Before Python 3.12 dataclasses does not ask it for annotations.
+        + " inspect" * (sys.version_info < (3, 12)),
+    ),
+    "a listener to the driver": (
+        f"""{_WORKER}
+def listening(*_):
+    raise BrokenPipeError
+library.listening = listening
+subprocesses.Parent.end_with_stdin = lambda _: None
+assert worker.main(["listen"]) == 0
+""",
+        """
+        kubernetes structlog tenacity yaml concurrent.futures datetime json subprocess
+        mig_manager.agent mig_manager.change mig_manager.core mig_manager.sandbox
+        """,
+    ),
+    "a client of kubelet": (
+        """
+from mig_manager.adapters import pod_resources
+pod_resources.load()
+assert sys.modules["grpc"]
+""",
+        "tenacity asyncio grpc.aio",
+    ),
+}
+"""What a process runs, and what it must not load for that."""
+
+
+@pytest.mark.parametrize(("code", "unwanted"), _PROCESSES.values(), ids=_PROCESSES)
+def test_a_process_loads_nothing_that_it_does_not_need(
+    code: str, unwanted: str, tmp_path: pathlib.Path
+) -> None:
+    # A module that is deferred is false until it is used.
+    listing = (
+        "print('LOADED', *(name for name in sys.modules if sys.modules[name]), file=sys.stderr)"
+    )
+    done = programs.run(
+        *(sys.executable, "-c", f"import sys\n{code}\n{listing}"), XDG_STATE_HOME=str(tmp_path)
+    )
+
+    assert done.returncode == 0, done.stderr
+    loaded = done.stderr.rpartition("LOADED")[2].split()
+    prefixes = tuple(f"{name}." for name in unwanted.split())
+    assert [name for name in loaded if f"{name}.".startswith(prefixes)] == []
 
 
 @pytest.fixture
