@@ -218,19 +218,6 @@ def test_invalid_yaml_and_what_is_beyond_plain_data_are_refused(why: str, text: 
     assert why in error_of(text)
 
 
-@hypothesis.given(
-    st.text(max_size=60) | st.text(alphabet="ab:-,&*<>{}[]!'\"|? \n#01", max_size=40)
-)
-@hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=200
-)
-def test_any_text_parses_or_is_refused_with_a_location(text: str) -> None:
-    try:
-        yaml_tree.parse(text, source="f")
-    except errors.ConfigError as error:
-        assert error.location is not None  # noqa: PT017 - both outcomes are fine
-
-
 KNOWN_SHAPE = """\
 version: v1
 mig-configs:
