@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
@@ -26,11 +24,6 @@ def delete(stage: agent_stage.Stage, name: str) -> None:
     stage.cluster.delete(cluster_view.Kind.POD, stage.workloads()[name])
 
 
-@pytest.fixture
-def server() -> apiserver.ApiServer:
-    return apiserver.ApiServer()
-
-
 def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
     """Return the agent's requests but for the Event and the condition that follow a run."""
     token = "sandbox"  # noqa: S105 - the embedded server takes any
@@ -41,9 +34,8 @@ def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
     ]
 
 
-def test_published_use_follows_the_pods_while_the_node_is_on_demand(
-    server: apiserver.ApiServer,
-) -> None:
+def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
+    server = apiserver.ApiServer()
     with agent_stage.Stage("1xA100-SXM4-40GB", server=server) as stage:
         stage.assert_ends("all-balanced")
         await_use(stage)
@@ -70,20 +62,9 @@ def test_published_use_follows_the_pods_while_the_node_is_on_demand(
         stage.wait(lambda: not stage.workloads(), "end of the pod")
         assert agents_requests(server) == []
         assert published(stage) == [SMALL]
-        stage.patch(partitioning=cluster.ON_DEMAND)
-        await_use(stage)
-
-
-def test_agent_that_starts_on_demand_publishes_the_use(server: apiserver.ApiServer) -> None:
-    with agent_stage.Stage("1xA100-SXM4-40GB", server=server) as stage:
-        stage.assert_ends("all-balanced")
         stage.stop_agent()
         stage.label(None)
         stage.patch(partitioning=cluster.ON_DEMAND)
         stage.run_pods([("large", "nvidia.com/mig-3g.20gb", {})])
-
         stage.start_agent()
-
         await_use(stage, LARGE)
-        stage.run_pods([("small", "nvidia.com/mig-2g.10gb", {})])
-        await_use(stage, SMALL, LARGE)

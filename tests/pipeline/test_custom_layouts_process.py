@@ -1,9 +1,5 @@
 """Custom layouts with the real agent process, over the embedded API server."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from mig_manager.core import model
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
@@ -17,12 +13,6 @@ def document(instances: str, *, gpu: int = 0) -> str:
 
 SEVEN = document("1g.5gb: 7")
 TWO = document("3g.20gb: 2")
-
-
-@pytest.fixture
-def stage() -> Iterator[agent_stage.Stage]:
-    with agent_stage.Stage("2xA100-SXM4-40GB", "--custom-layouts") as stage:
-        yield stage
 
 
 def request(stage: agent_stage.Stage, text: str, **labels: str) -> None:
@@ -41,32 +31,24 @@ def wait_for(stage: agent_stage.Stage, text: str) -> model.State:
     return model.State(stage.status()["state"])
 
 
-def test_each_annotation_is_applied_while_the_label_is_custom(stage: agent_stage.Stage) -> None:
-    request(stage, SEVEN, config="custom")
-    assert wait_for(stage, SEVEN) is model.State.SUCCESS
-    assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 1}
+def test_each_annotation_is_applied_while_the_label_is_custom() -> None:
+    with agent_stage.Stage("2xA100-SXM4-40GB", "--custom-layouts") as stage:
+        request(stage, SEVEN, config="custom")
+        assert wait_for(stage, SEVEN) is model.State.SUCCESS
+        assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 1}
 
-    request(stage, TWO)
-    assert wait_for(stage, TWO) is model.State.SUCCESS
-    assert stage.allocatable() == {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}
+        request(stage, TWO)
+        assert wait_for(stage, TWO) is model.State.SUCCESS
+        assert stage.allocatable() == {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}
 
-    stage.assert_ends("all-disabled")
-    assert "annotationHash" not in stage.status()
-
-
-@pytest.mark.parametrize("label_first", [True, False])
-def test_label_and_annotation_in_two_patches_end_right_in_either_order(
-    stage: agent_stage.Stage, *, label_first: bool
-) -> None:
-    request(stage, SEVEN, config="custom")
-    assert wait_for(stage, SEVEN) is model.State.SUCCESS
-    stage.assert_ends("all-disabled")
-
-    for is_label in (label_first, not label_first):
-        if is_label:
-            stage.patch(config="custom")
-        else:
-            request(stage, TWO)
-
-    assert wait_for(stage, TWO) is model.State.SUCCESS
-    assert stage.allocatable() == {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}
+        # Two patches, in either order.
+        stage.assert_ends("all-disabled")
+        assert "annotationHash" not in stage.status()
+        stage.patch(config="custom")
+        request(stage, SEVEN)
+        assert wait_for(stage, SEVEN) is model.State.SUCCESS
+        stage.assert_ends("all-disabled")
+        request(stage, TWO)
+        stage.patch(config="custom")
+        assert wait_for(stage, TWO) is model.State.SUCCESS
+        assert stage.allocatable() == {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}
