@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.cli.toolkit import console
-from tests import programs
 from tests.shell.commandline import SPEC
 
 PROGRAM = (sys.executable, "-m", "mig_manager")

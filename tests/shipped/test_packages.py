@@ -145,27 +145,6 @@ def test_a_second_build_gives_the_same_bytes(
         assert (tmp_path / package.name).read_bytes() == package.read_bytes(), package.name
 
 
-def test_library_that_differs_between_pythons_is_refused(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "mig_manager-1-py3-none-any.whl").touch()
-    uv = tmp_path / "uv"
-    uv.write_text("""#!/bin/sh
-while [ "$1" != --target ]; do shift; done
-mkdir -p "$2"
-echo "$4" >"$2/module.py"
-""")
-    uv.chmod(0o755)
-
-    output = building.run(
-        *(ROOT / "release" / "packages", tmp_path),
-        cwd=tmp_path,
-        fails=True,
-        PATH=f"{tmp_path}:{os.environ['PATH']}",
-    )
-
-    assert f"packages: Python {minors()[1]} needs other files" in output
-    assert "/module.py differ" in output
-
-
 def test_lintian_finds_nothing_else(packages: pathlib.Path, tmp_path: pathlib.Path) -> None:
     options = ("--allow-root", "--fail-on", "error,warning", "--suppress-tags", ",".join(ACCEPTED))
 
