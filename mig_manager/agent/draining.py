@@ -24,7 +24,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
     if job.deps.slots is not None and not job.undo_stack.journal.blocks_workloads:
         job.deps.slots.check()
     affected = change.affected_pods(job)
-    message = f"applying {job.progress.title}"
+    message = f"applying {job.status.title}"
     if affected:
         count = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
         message = f"{count} to evict: {change.usage.named(affected)}"
@@ -38,7 +38,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
             change=cluster.NodePatch(hold_taint=True),
         )
 
-    job.undo_stack.take(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
+    job.undo_stack.publish_step(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
     if affected:
         _announce(job, message, reason="Draining", is_warning=False)
 
@@ -153,10 +153,10 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
 
 def _force(job: jobs.Job, names: str) -> None:
     message = f"deleting by force {names}"
-    job.progress.enter(model.Phase.DRAIN, message)
+    job.undo_stack.enter(model.Phase.DRAIN, message)
     _announce(job, message, reason="ForcedDrain", is_warning=True)
 
 
 def _announce(job: jobs.Job, message: str, *, reason: str, is_warning: bool) -> None:
-    text = f"{job.progress.title}: {message}"
+    text = f"{job.status.title}: {message}"
     job.deps.node.emit(reason=reason, message=text, is_warning=is_warning)

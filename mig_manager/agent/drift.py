@@ -50,7 +50,7 @@ def observe(job: jobs.Job) -> Observation:
         plan = resolved.plan(gpus)
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        return Observation(gpus=job.progress.gpus, plan=None, error=error.reason)
+        return Observation(gpus=job.status.gpus, plan=None, error=error.reason)
     return Observation(gpus=gpus, plan=plan, is_owners=resolved.is_owners)
 
 
@@ -129,7 +129,7 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
     if is_new:
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
-        message = drift_message(job.progress.title, affected)
+        message = drift_message(job.status.title, affected)
         job.undo_stack.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return Action.REST
 
@@ -150,10 +150,10 @@ def _withdraw_phantoms(
 
 def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
     job.undo_stack.finish(
-        job.progress.success(
+        job.status.success(
             errors.Reason.ALREADY_APPLIED,
             "is active again",
-            gpus=job.progress.gpus,
+            gpus=job.status.gpus,
             is_owners=observation.is_owners,
         )
     )

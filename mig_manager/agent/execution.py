@@ -33,7 +33,7 @@ def execute(job: jobs.Job, change: preparing.Change, paused: pausing.Paused) -> 
             ),
             points=job.hooks,
         )
-        job.progress.note(gpus=after)
+        job.status.note(gpus=after)
         transaction.refresh()
     except errors.MigManagerError as error:
         if not host.may_reboot(job, error, was_rebooted=change.resolved.was_rebooted):

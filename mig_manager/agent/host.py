@@ -159,7 +159,7 @@ def may_reboot(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bo
     before = job.undo_stack.journal.rebooted_from
     if before:
         was_rebooted = before != job.deps.boot_id
-    elif job.progress.record.rebooted_from == job.deps.boot_id:
+    elif job.undo_stack.record.rebooted_from == job.deps.boot_id:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = job.limits.policy.drain is not policies.Drain.NONE
@@ -187,7 +187,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
     name, why = job.request.config, error.message
     try:
         drain_node()
-        job.progress.note(is_rebooted=True)
+        job.status.note(is_rebooted=True)
         job.undo_stack.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
@@ -199,7 +199,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
             job.deps.reboot(f"MIG layout {name} needs it")
         _wait_for_stop(job)
     except errors.MigManagerError as refused:
-        job.progress.note(is_rebooted=False)
+        job.status.note(is_rebooted=False)
         return refused.message
     return f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
 
@@ -227,7 +227,7 @@ def _wait_for_stop(job: jobs.Job) -> None:
 
 def save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:
     """Save the verified layout for the next boot; a failure is logged."""
-    record = job.progress.record
+    record = job.undo_stack.record
     if job.deps.boot_layout is None:
         return
     try:

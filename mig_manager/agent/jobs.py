@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 
-from mig_manager.agent import progress as progresses
-from mig_manager.agent import publish, settings, undo
+from mig_manager.agent import publish, run_status, settings, undo
 from mig_manager.agent.pods import gpu_clients
 from mig_manager.change import hook_points, transaction
 from mig_manager.core import model, ports, timing
@@ -62,7 +61,7 @@ class Job(Shared):
     request: Request
     cancel: ports.Cancellation
     """Can cancel the attempt until GPUs are touched."""
-    progress: progresses.Progress
+    status: run_status.RunStatus
     undo_stack: undo.UndoStack
     hooks: hook_points.HookPoints
 
@@ -119,20 +118,13 @@ def new_job(
         annotation_hash=annotation_hash,
         is_rebooted=rebooted is not None or bool(journal.rebooted_from),
     )
-    progress = progresses.Progress(
-        deps,
-        shared.publisher,
-        record,
-        first,
-        startup_taints=limits.policy.startup_taints,
-        retry_after_s=retry_after_s,
-    )
     resumed = journal.resumed(
         (request.config, annotation_hash),
         boot_id=deps.boot_id,
         # On-demand layouts never evict, so the node must not stay closed until pods are gone.
         may_drain=not request.is_on_demand,
     )
+    job_status = run_status.RunStatus(deps, first)
     return Job(
         deps=deps,
         limits=limits,
@@ -140,8 +132,16 @@ def new_job(
         publisher=shared.publisher,
         request=request,
         cancel=cancel,
-        progress=progress,
-        undo_stack=undo.UndoStack(progress, resumed),
+        status=job_status,
+        undo_stack=undo.UndoStack(
+            deps,
+            shared.publisher,
+            job_status,
+            journal=resumed,
+            record=record,
+            startup_taints=limits.policy.startup_taints,
+            retry_after_s=retry_after_s,
+        ),
         hooks=hook_points.HookPoints(
             deps.hooks,
             variables={"MIG_PARTED_SELECTED_CONFIG": request.config},

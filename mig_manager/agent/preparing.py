@@ -110,7 +110,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     affected = change.usage.named(change.affected_pods(job))
     if affected and not change.may_evict:
         raise errors.MigManagerError(
-            drift.drift_message(job.progress.title, affected), reason=errors.Reason.DRIFTED
+            drift.drift_message(job.status.title, affected), reason=errors.Reason.DRIFTED
         )
     return change
 

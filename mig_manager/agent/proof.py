@@ -34,7 +34,7 @@ def resume_and_verify(
     resumed = job.clients.resume_plugin(paused, job.undo_stack, plugin_config=job.plugin_config)
     _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")
     job.clients.resume_monitors(resumed, job.undo_stack, job.cancel)
-    return job.progress.success(
+    return job.status.success(
         errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners, more="".join(notes)
     )
 
@@ -73,10 +73,10 @@ def verify_unchanged(
         _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")
     elif not advertising.is_schedulable(gpus, job.undo_stack):
         # Restart once, not at every retry.
-        job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
+        job.undo_stack.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
         stale = advertising.find_stale(gpus, job.undo_stack, is_restarted=job.request.attempt == 1)
         advertising.wait_schedulable(stale, gpus, job.undo_stack, job.cancel)
-    return job.progress.success(
+    return job.status.success(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners
     )
 
@@ -84,5 +84,5 @@ def verify_unchanged(
 def _wait_schedulable(
     job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str
 ) -> None:
-    job.progress.enter(model.Phase.PROVE, message)
+    job.undo_stack.enter(model.Phase.PROVE, message)
     job.clients.advertising.wait_schedulable(paused, gpus, job.undo_stack, job.cancel)

@@ -48,7 +48,7 @@ class Reconciler:
         )
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._record: requests.Request | None = None
-        """The current request and its progress; None: not read yet."""
+        """The current request and its results; None: not read yet."""
         self._journal = journals.NONE
         """The journal of earlier runs, from which the next run resumes."""
         self._watched_node: cluster.NodeView | None = None
@@ -146,10 +146,10 @@ class Reconciler:
                 self._keep_remaining(job.undo_stack.journal)
                 raise
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
-            fitting = self._layouts.fitting(job.progress.gpus)
+            fitting = self._layouts.fitting(job.status.gpus)
             annotations = self._layouts.annotations(fitting)
             if not outcome.should_retry:
-                annotations |= self.capacity.annotations(job.progress.gpus)
+                annotations |= self.capacity.annotations(job.status.gpus)
             job.undo_stack.finish(outcome, annotations)
             self._keep_remaining(job.undo_stack.journal)
             if outcome.state is model.State.SUCCESS:
@@ -260,8 +260,8 @@ class Reconciler:
             yield job
         finally:
             self._deps.standby.dismiss()
-            self._record = job.progress.record
-            self.capacity.note_gpus(job.progress.gpus)
+            self._record = job.undo_stack.record
+            self.capacity.note_gpus(job.status.gpus)
 
     def _undo(self, before: journals.Journal) -> None:
         """Roll back and restore all entries of a journal; raises as ``recover``."""

@@ -164,7 +164,7 @@ def roll_back(job: jobs.Job) -> str:
         return ""
     try:
         now = job.deps.gpus.observe()
-        job.progress.note(gpus=now)
+        job.status.note(gpus=now)
         restore_persistence(job, now)
         change = job.transaction()
         plan = planner.restore(now, snapshot)
@@ -180,7 +180,7 @@ def roll_back(job: jobs.Job) -> str:
             _require_unused(job.deps, plan, now)
             result = change.roll_back(snapshot, requires_idle=True)
             if result.is_complete:
-                job.progress.note(gpus=job.deps.gpus.observe())
+                job.status.note(gpus=job.deps.gpus.observe())
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):

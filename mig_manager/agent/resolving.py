@@ -73,10 +73,10 @@ def resolve(job: jobs.Job) -> Resolved:
         resolved = Resolved(layout=layout, warnings=warnings, is_owners=True)
     else:
         resolved = _find(job)
-    layout, rebooted = resolved.layout, job.progress.record.rebooted_hash
+    layout, rebooted = resolved.layout, job.undo_stack.record.rebooted_hash
     is_same = not resolved.is_owners or rebooted in ("", layout.content_hash)
     was_rebooted = bool(job.undo_stack.journal.rebooted_from) or (rebooted is not None and is_same)
-    job.progress.note(
+    job.status.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
     return dataclasses.replace(resolved, was_rebooted=was_rebooted)
@@ -97,7 +97,7 @@ def _find(job: jobs.Job) -> Resolved:
             name, job.deps.configs, job.limits, observe_and_note
         )
         is_owners = not (layout.is_generated or job.limits.has_default_layouts)
-        verified = job.progress.record.verified
+        verified = job.undo_stack.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
         if verified and verified.is_owners and is_other and not is_owners:
             raise errors.LayoutError(
@@ -122,14 +122,14 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified = job.progress.record.verified
+    verified = job.undo_stack.record.verified
     is_about_file = error.reason in _ABOUT_FILE and job.request.custom is None
     if not (is_about_file and job.undo_stack.journal.is_restored and verified and verified.gpus):
         raise error
     gpus = observe(job)
     if requests.fingerprint(gpus) != verified.gpus:
         raise error
-    job.progress.note(config_hash=verified.config_hash, config_problem=error.message)
+    job.status.note(config_hash=verified.config_hash, config_problem=error.message)
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
@@ -154,7 +154,7 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
         if attempt > 1:
             error.add(f"no GPU can be observed at attempt {attempt} either")
         raise
-    job.progress.note(gpus=gpus)
+    job.status.note(gpus=gpus)
     return gpus
 
 

@@ -73,10 +73,12 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_owners = resolving.keep_verified(job, error)
         return proof.verify_unchanged(job, None, gpus, is_owners=is_owners)
-    is_verified = job.progress.resolve(resolved.layout.content_hash, is_owners=resolved.is_owners)
-    may_evict = job.request.may_evict and not is_verified
+    job.undo_stack.record = job.undo_stack.record.resolved(
+        resolved.layout.content_hash, is_owners=resolved.is_owners
+    )
+    may_evict = job.request.may_evict and job.undo_stack.record.verified is None
     if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):
-        job.progress.enter(model.Phase.RESOLVE, "observing the GPUs")
+        job.undo_stack.enter(model.Phase.RESOLVE, "observing the GPUs")
     job.deps.standby.prepare()
     change = preparing.plan_change(job, resolved, may_evict=may_evict)
     if change.plan.is_empty:
@@ -107,13 +109,13 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is errors.Reason.IN_USE and not is_client
-    may_evict = job.request.may_evict and job.progress.record.verified is None
+    may_evict = job.request.may_evict and job.undo_stack.record.verified is None
     return job.request.is_on_demand and may_evict and is_in_use
 
 
 def undo(job: jobs.Job) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
-    result = "" if job.progress.has_rolled_back else recovery.roll_back(job)
+    result = "" if job.undo_stack.has_rolled_back else recovery.roll_back(job)
     return messages.join(result, host.restore(job))
 
 

@@ -53,7 +53,7 @@ def wait(job: jobs.Job) -> None:
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
         if denial != published and may_publish:
             published, published_at_s = denial, now_s
-            job.progress.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
+            job.undo_stack.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
 
 
 def _changes_nothing(job: jobs.Job) -> bool:

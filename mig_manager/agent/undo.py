@@ -13,11 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import outcomes
-from mig_manager.agent import progress as progresses
-from mig_manager.core import messages, model, steps
+from mig_manager.agent import outcomes, publish, run_status
+from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import cluster
-from mig_manager.core.records import journals
+from mig_manager.core.records import gpu_codec, journals, requests
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,43 +33,49 @@ class Step:
 class UndoStack:
     """Implements ``transaction.UndoStack``: the undo stack of one run, on the Node.
 
+    Journal, status and record of the request go in the same patch.
+
     Raises:
         ClusterError: From every method that publishes: the API refused or does not answer; the
             journal still lists changes that may have been made.
     """
 
-    def __init__(self, progress: progresses.Progress, journal: journals.Journal) -> None:
-        self._progress = progress
-        self._journal = journal
-
-    @property
-    def journal(self) -> journals.Journal:
-        """The current entries."""
-        return self._journal
-
-    @property
-    def awaited(self) -> frozenset[str]:
-        """Deploy labels of advertisers that must serve the node again."""
-        return self._progress.record.awaited
+    def __init__(  # noqa: PLR0913 - each is named where it is called
+        self,
+        deps: ports.Dependencies,
+        publisher: publish.Publisher,
+        status: run_status.RunStatus,
+        *,
+        journal: journals.Journal,
+        record: requests.Request,
+        startup_taints: frozenset[str] = frozenset(),
+        retry_after_s: float = 0.0,
+    ) -> None:
+        self._deps = deps
+        self._publisher = publisher
+        self._status = status
+        self._startup_taints = startup_taints
+        self._retry_after_s = retry_after_s
+        self.journal = journal
+        self.record = record
+        """The request and its results, for later runs."""
+        self.has_rolled_back = False
+        """Whether a rollback was begun in this run."""
 
     def note(self, **entries: Any) -> None:
         """Change entries; the next patch writes them."""
-        self._journal = dataclasses.replace(self._journal, **entries)
+        self.journal = dataclasses.replace(self.journal, **entries)
 
     def announce(self, **entries: Any) -> None:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
-        self._progress.announce_annotations(_annotation(self._journal))
+        self._publisher.announce(cluster.NodePatch(annotations=_annotation(self.journal)))
 
-    def note_served(self) -> None:
-        """Note that no advertiser is expected any more."""
-        self._progress.note_served()
+    def note_awaited(self, deploy_labels: frozenset[str]) -> None:
+        """Note the advertisers that must serve the node again; the next patch publishes them."""
+        self.record = dataclasses.replace(self.record, awaited=deploy_labels)
 
-    def expect(self, deploy_labels: frozenset[str]) -> None:
-        """Note advertisers whose pods are deleted, and which must serve the node again."""
-        self._progress.expect(deploy_labels)
-
-    def take(
+    def publish_step(
         self,
         phase: model.Phase,
         decide: Callable[[cluster.NodeView], Step],
@@ -81,21 +86,24 @@ class UndoStack:
 
         ``decide`` is called again if another program wrote to the Node meanwhile.
         """
-        after = self._journal
+        after = self.journal
 
-        def publish_step(view: cluster.NodeView) -> tuple[str, cluster.NodePatch]:
+        def patch(view: cluster.NodeView) -> cluster.NodePatch:
             nonlocal after
             step = decide(view)
             after = step.journal
-            return step.message, _with(step.change, after)
+            self._status.enter(phase, step.message, state=state)
+            return self._complete(step.change, after)
 
+        self._status.end_phase()
         try:
-            self._progress.update(phase, publish_step, state=state)
+            self._publisher.update(patch)
         except errors.ClusterError as error:
             if error.may_be_done:
-                self._journal = after
+                self.journal = after
             raise
-        self._journal = after
+        self.journal = after
+        self._confirm()
 
     def enter(
         self,
@@ -104,15 +112,19 @@ class UndoStack:
         *,
         change: cluster.NodePatch | None = None,
         state: model.State = model.State.PENDING,
+        reason: errors.Reason | None = None,
         **entries: Any,
     ) -> None:
-        """Publish a new phase with its new entries."""
-        if change is None and not entries:
-            self._progress.enter(phase, message, state=state)
+        """Publish a new phase, with new entries if there are any."""
+        if change is not None or entries:
+            journal = dataclasses.replace(self.journal, **entries)
+            step = Step(message=message, journal=journal, change=change or cluster.NodePatch())
+            self.publish_step(phase, lambda _view: step, state=state)
             return
-        journal = dataclasses.replace(self._journal, **entries)
-        step = Step(message=message, journal=journal, change=change or cluster.NodePatch())
-        self.take(phase, lambda _view: step, state=state)
+        self._status.end_phase()
+        self._status.enter(phase, message, state=state, reason=reason)
+        self._publisher.patch(self._complete(cluster.NodePatch()))
+        self._confirm()
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, and remove the label of the applied layout."""
@@ -124,8 +136,14 @@ class UndoStack:
         )
 
     def begin_rollback(self) -> None:
-        """Publish the rollback, once, without waiting for the API."""
-        self._progress.begin_rollback()
+        """Publish the rollback once, without waiting for the API: the rollback is more urgent."""
+        if self.has_rolled_back:
+            return
+        self.has_rolled_back = True
+        self._status.end_phase()
+        self._status.enter(model.Phase.ROLL_BACK, "restoring the previous instances")
+        self._publisher.announce(self._status.patch)
+        self._deps.telemetry.state_published(model.State.PENDING)
 
     def resume(
         self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
@@ -140,7 +158,7 @@ class UndoStack:
         Returns:
             The labels that have their original value again.
         """
-        before = self._journal
+        before = self.journal
         restored: dict[str, str] = {}
 
         def decide(view: cluster.NodeView) -> Step:
@@ -168,11 +186,11 @@ class UndoStack:
             )
 
         try:
-            self.take(model.Phase.RESUME, decide)
+            self.publish_step(model.Phase.RESUME, decide)
         except errors.ClusterError:
             # If this patch was lost, the end of the run restores the labels.
-            changed = self._journal.plugin_config or before.plugin_config
-            self._journal = dataclasses.replace(before, plugin_config=changed)
+            changed = self.journal.plugin_config or before.plugin_config
+            self.journal = dataclasses.replace(before, plugin_config=changed)
             raise
         return frozenset(restored)
 
@@ -182,14 +200,14 @@ class UndoStack:
         """Return the failure of this run, with unreachable GPUs and what remains to restore."""
         message = messages.join(*parts)
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
-        lost = () if is_about_gpu else self._progress.gpus.unreachable
-        is_restored = self._journal.remaining.is_restored
+        lost = () if is_about_gpu else self._status.gpus.unreachable
+        is_restored = self.journal.remaining.is_restored
         return outcomes.failure(
             reason,
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
             is_unfinished=not is_restored,
             # Evicted pods must not start here again before the other pods are gone.
-            keeps_closed=self._journal.draining and reason.is_transient,
+            keeps_closed=self.journal.draining and reason.is_transient,
             is_final=is_final and is_restored,
         )
 
@@ -207,7 +225,7 @@ class UndoStack:
         if outcome.state is model.State.SUCCESS:
             # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)
-        journal = self._journal
+        journal = self.journal
         kept = journal.remaining
         if outcome.reason is errors.Reason.INTERRUPTED:
             # The next agent must know that a plugin without a new pod still exists.
@@ -215,29 +233,67 @@ class UndoStack:
         if outcome.keeps_closed:
             kept = journal.closed
             journal = dataclasses.replace(journal, hold_taint=False)
+        self._status.end_phase()
+        self._status.finish(outcome, retry_after_s=self._retry_after_s)
+        labels: dict[str, str | None] = {}
+        # Start-up taints kept workloads away until the first layout.
+        removed_taints: frozenset[str] = frozenset()
+        if outcome.state is model.State.SUCCESS:
+            labels[cluster.APPLIED_LABEL] = self._status.published.config
+            removed_taints = self._startup_taints
+            verified = self._status.verified(is_owners=outcome.is_owners)
+            self.record = dataclasses.replace(self.record, verified=verified, awaited=frozenset())
+        elif outcome.reason is errors.Reason.DRIFTED:
+            labels[cluster.APPLIED_LABEL] = None
 
-        self._progress.finish(
-            outcome,
-            lambda view: _with(journals.restore_patch(journal, view), kept, annotations),
-        )
-        self._journal = kept
+        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+            change = journals.restore_patch(journal, view)
+            change = dataclasses.replace(
+                change,
+                labels={**change.labels, **labels},
+                annotations={**change.annotations, **(annotations or {})},
+                removed_taints=removed_taints,
+            )
+            return self._complete(change, kept)
+
+        self._publisher.update(patch)
+        self.journal = kept
+        self._confirm()
+        self._status.report(outcome)
 
     def abandon(self) -> None:
         """Undo all entries that a write to the Node can undo, and leave the state unchanged."""
-        remaining = self._journal.remaining
-        self._progress.abandon(
-            lambda view: _with(journals.restore_patch(self._journal, view), remaining)
-        )
-        self._journal = remaining
+        remaining = self.journal.remaining
 
+        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+            change = journals.restore_patch(self.journal, view)
+            annotations = {**change.annotations, **_annotation(remaining)}
+            return dataclasses.replace(change, annotations=annotations)
 
-def _with(
-    change: cluster.NodePatch,
-    journal: journals.Journal,
-    more: Mapping[str, str | None] | None = None,
-) -> cluster.NodePatch:
-    annotations = {**change.annotations, **(more or {}), **_annotation(journal)}
-    return dataclasses.replace(change, annotations=annotations)
+        self._status.end_phase()
+        self._publisher.update(patch)
+        self.journal = remaining
+        self._deps.telemetry.run_superseded()
+
+    def _complete(
+        self, change: cluster.NodePatch, journal: journals.Journal | None = None
+    ) -> cluster.NodePatch:
+        """Add the status and the record of the request to a patch, and the journal if given."""
+        self.record = self.record.with_status(self._status.published, self._deps.boot_id)
+        status = self._status.patch
+        annotations = {**change.annotations, **publish.of_record(self.record)}
+        annotations |= status.annotations
+        if journal is not None:
+            annotations |= _annotation(journal)
+        if self._status.gpus is not model.NO_GPUS:
+            annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
+        labels = {**change.labels, **status.labels}
+        return dataclasses.replace(change, labels=labels, annotations=annotations)
+
+    def _confirm(self) -> None:
+        """Copy the published record and status to where else they are kept."""
+        self._publisher.keep(self.record)
+        self._status.set_condition()
 
 
 def _annotation(journal: journals.Journal) -> dict[str, str | None]:

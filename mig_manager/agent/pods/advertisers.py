@@ -97,7 +97,7 @@ def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
 
 def expected_kinds(undo_stack: undo.UndoStack) -> frozenset[Kind]:
     """Return the programs that must serve the node again, even without a pod now."""
-    awaited = (kind for kind in KINDS if kind.deploy_label in undo_stack.awaited)
+    awaited = (kind for kind in KINDS if kind.deploy_label in undo_stack.record.awaited)
     return kinds_in(undo_stack.journal).union(awaited)
 
 

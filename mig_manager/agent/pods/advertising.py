@@ -134,7 +134,7 @@ class Advertising:
             lambda pods: watch.see(self._missing(paused, gpus, pods)), cancel, timeout_s=timeout_s
         )
         # By the deadline the owner may have removed it.
-        undo_stack.note_served()
+        undo_stack.note_awaited(frozenset())
         if missing:
             raise errors.NotReadyError(
                 f"{missing.message} (waited {timeout_s:g} s)", reason=missing.reason

@@ -94,8 +94,8 @@ class GpuClients:
             names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in pause.labels]
             names += [pod.key for pod in pause.to_delete]
             kinds = pause.kinds | advertisers.kinds_in(before)
-            deleted = advertisers.kinds_of(pause.to_delete)
-            undo_stack.expect(frozenset(kind.deploy_label for kind in deleted))
+            deleted = {kind.deploy_label for kind in advertisers.kinds_of(pause.to_delete)}
+            undo_stack.note_awaited(undo_stack.record.awaited | deleted)
             return undo.Step(
                 message="pausing " + ", ".join(names or ["nothing"]),
                 journal=dataclasses.replace(
@@ -112,7 +112,7 @@ class GpuClients:
             )
 
         if pause.labels or pause.to_delete:
-            undo_stack.take(model.Phase.PAUSE, decide)
+            undo_stack.publish_step(model.Phase.PAUSE, decide)
         for pod in pause.to_delete:
             self._deps.workloads.delete(pod)
         return pause
