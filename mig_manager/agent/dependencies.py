@@ -140,12 +140,12 @@ def _with_machine(
     if host.gpu_reset:
         from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML
 
-        found = programs.Programs(
+        smi_programs = programs.Programs(
             gpu_reset.roots(host.roots),
             search_path=settings.search_path,
             loader_variables=settings.gpus.loader_variables,
         )
-        deps = dataclasses.replace(deps, reset=gpu_reset.SmiReset(found))
+        deps = dataclasses.replace(deps, reset=gpu_reset.SmiReset(smi_programs))
     if not (host.with_reboot or host.shuts_host_clients):
         return deps
     from mig_manager.adapters.host import systemd  # noqa: PLC0415 - few nodes need its library

@@ -28,7 +28,7 @@ def execute(job: jobs.Job, change: preparing.Change, paused: pausing.Paused) -> 
             interrupted=interrupted,
             # A GPU lost during the change is verified only if the layout names it.
             replan=lambda now: change.resolved.plan(now, restoring=change.restoring),
-            owed=lambda now: layouts.unrestored_elsewhere(
+            unrestored=lambda now: layouts.unrestored_elsewhere(
                 change.resolved.layout, now, job.undo_stack.journal.snapshot
             ),
             points=job.hooks,

@@ -42,7 +42,7 @@ class Inbox:
         deleted node, and the new object lacks all published data.
         """
         with self._changed:
-            known, self._node_uid = self._node_uid, node_uid or self._node_uid
+            earlier_uid, self._node_uid = self._node_uid, node_uid or self._node_uid
             if custom and self._custom == dataclasses.replace(custom, is_on_demand=True):
                 # The owner ended on-demand partitioning: this run still must not evict pods.
                 custom = self._custom
@@ -51,7 +51,7 @@ class Inbox:
                 self._name, self._custom = name, custom
                 self._renew()
                 self._since = 0 if is_first else self._generation
-            elif known and known != self._node_uid:
+            elif earlier_uid and earlier_uid != self._node_uid:
                 self._renew()
 
     def put_file_change(self) -> None:
@@ -100,15 +100,15 @@ class Inbox:
             self._changed.notify_all()
 
     def next(
-        self, seen: int, *, on_check: Callable[[], object] = lambda: None
+        self, generation: int, *, on_check: Callable[[], object] = lambda: None
     ) -> "LabelRequest | None":
-        """Return the request if it is newer than ``seen``, the generation of the last one.
+        """Return the request if it is newer than the ``generation`` of the last one.
 
         Returns None when the agent stops, and for a drift check. ``on_check`` is called by every
         check of the request.
         """
         with self._changed:
-            if self.is_stopping or self._generation == seen:
+            if self.is_stopping or self._generation == generation:
                 self._needs_check = False
                 return None
             return LabelRequest(

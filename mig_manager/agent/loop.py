@@ -60,10 +60,10 @@ class Agent:
 
     def serve(self) -> None:
         """Serve requests until the inbox stops."""
-        seen = 0
+        generation = 0
         while True:
-            self._idle(self._next_check_s, seen, at_rest=True)
-            request = self._inbox.next(seen, on_check=self._pulse.beat)
+            self._idle(self._next_check_s, generation, at_rest=True)
+            request = self._inbox.next(generation, on_check=self._pulse.beat)
             if request is None and self._inbox.is_stopping:
                 try:
                     self._pipeline.stop()
@@ -78,7 +78,7 @@ class Agent:
                     if self._served is not None and self._served.node_uid != request.node_uid:
                         self._pipeline.forget_node()
                     self._served = request
-                    seen = request.generation
+                    generation = request.generation
                     self._serve(request)
             except errors.Superseded as end:
                 _log.info("request_superseded", why=end.why)

@@ -32,7 +32,7 @@ _log = structlog.get_logger()
 class Overrides:
     """Parts that a test or a benchmark replaces."""
 
-    replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda own: own
+    replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda deps: deps
     """Maps the ports from the settings to the ports to use."""
     telemetry: ports.Telemetry | None = None
     pulse: liveness.Pulse = dataclasses.field(default_factory=liveness.Pulse)
@@ -55,19 +55,19 @@ class Service:
         boot_id: str,
         overrides: Overrides | None = None,
     ) -> None:
-        own = overrides or Overrides()
+        overrides = overrides or Overrides()
         self._settings = settings
-        self._watches_files = own.watches_files
+        self._watches_files = overrides.watches_files
         self._stop = threading.Event()
-        self._inbox = own.inbox
+        self._inbox = overrides.inbox
         self._watch = watch.NodeWatch(
             kube,
             name=settings.node_name,
             on_node=self._take,
             stop=self._stop,
-            times=own.watch_times,
+            times=overrides.watch_times,
         )
-        telemetry = own.telemetry or ports.Telemetry()
+        telemetry = overrides.telemetry or ports.Telemetry()
         self._pages: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if settings.health_port:
             # Import only if needed: the libraries cost memory on every node.
@@ -75,15 +75,15 @@ class Service:
             from mig_manager.agent import metrics  # noqa: PLC0415
 
             counts = metrics.Metrics(
-                contact_age_s=lambda: self._watch.last_contact_s, on_progress=own.pulse.beat
+                contact_age_s=lambda: self._watch.last_contact_s, on_progress=overrides.pulse.beat
             )
-            telemetry = own.telemetry or counts
+            telemetry = overrides.telemetry or counts
             host = settings.host
             longest_operation_s = max(
                 settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s
             )
             checks = liveness.Health(
-                own.pulse,
+                overrides.pulse,
                 stuck_after_s=longest_operation_s + _STUCK_MARGIN_S,
                 contact_age_s=lambda: self._watch.last_contact_s,
                 is_recovered=lambda: self.loop.is_recovered,
@@ -100,10 +100,10 @@ class Service:
             on_change=self._inbox.put_cluster_change,
             on_use=self._inbox.put_use_change,
         )
-        deps = own.replace_ports(
+        deps = overrides.replace_ports(
             dependencies.of_node(settings, kube, telemetry, boot_id, self._watch, pod_watch)
         )
-        if own.watches_pods:
+        if overrides.watches_pods:
             standby = standbys.Standbys(deps.standby, pod_watch)
             deps = dataclasses.replace(deps, standby=standby, pod_watch=pod_watch)
         self.reconciler = reconcile.Reconciler(deps, settings)
@@ -129,7 +129,7 @@ class Service:
                 drift_check_s=settings.drift_check_interval_s,
             ),
             telemetry=telemetry,
-            pulse=own.pulse,
+            pulse=overrides.pulse,
             alone=self._events.suspended if self._events else contextlib.nullcontext,
         )
 

@@ -59,11 +59,13 @@ class Metrics(ports.Telemetry):
     ) -> None:
         # A creation time for every counter would double the number of series.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = own = prometheus_client.CollectorRegistry()
+        self.registry = registry = prometheus_client.CollectorRegistry()
         name = "mig_manager"
-        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=own)
-        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=own)
-        histogram = functools.partial(prometheus_client.Histogram, namespace=name, registry=own)
+        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=registry)
+        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=registry)
+        histogram = functools.partial(
+            prometheus_client.Histogram, namespace=name, registry=registry
+        )
         self._on_progress = on_progress
         self._now = now
         self._exposing = threading.Lock()
@@ -260,14 +262,17 @@ class _UseMetrics:
             for gpu in gpus
             if gpu.uuid in in_use
         }
-        _replace(self._free, {labels: found.free for labels, found in rooms.items()})
-        _replace(self._stranded, {labels: found.stranded for labels, found in rooms.items()})
+        _replace(self._free, {labels: gpu_room.free for labels, gpu_room in rooms.items()})
+        _replace(self._stranded, {labels: gpu_room.stranded for labels, gpu_room in rooms.items()})
         _replace(
-            self._fragmentation, {labels: found.fragmentation for labels, found in rooms.items()}
+            self._fragmentation,
+            {labels: gpu_room.fragmentation for labels, gpu_room in rooms.items()},
         )
         fitting: collections.Counter[tuple[str, ...]] = collections.Counter()
-        for found in rooms.values():
-            fitting.update({(str(profile),): count for profile, count in found.profiles.items()})
+        for gpu_room in rooms.values():
+            fitting.update(
+                {(str(profile),): count for profile, count in gpu_room.profiles.items()}
+            )
         _replace(self._room, fitting)
         used: collections.Counter[tuple[str, ...]] = collections.Counter(
             (str(gi.profile),)

@@ -19,7 +19,7 @@ TIMEOUT_S = 3.0
 _FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")
 """The container's main program: its command line may override the environment."""
 _PROGRAMS = frozenset({"mig-manager", "nvidia-mig-manager"})
-_HERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
+_LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 """The address for a wildcard listener: numeric, because a container may not resolve names."""
 _OPTIONS = frozenset({"health-address", "health-port"})
 _MAX_BYTES = 500
@@ -56,7 +56,9 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
     if not port:
         return True, "there is no --health-port to ask"
     address = source.field(settings.AgentSettings, "health_address")
-    connection = http.client.HTTPConnection(_HERE.get(address, address), port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(
+        _LOOPBACK.get(address, address), port, timeout=TIMEOUT_S
+    )
     try:
         connection.request("GET", "/healthz")
         answer = connection.getresponse()

@@ -115,8 +115,8 @@ class Reconciler:
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        asked = custom_layouts.request_for(name, custom)
-        self._record = (self._record or requests.NONE).begun(asked, is_new=is_new)
+        current = custom_layouts.request_for(name, custom)
+        self._record = (self._record or requests.NONE).begun(current, is_new=is_new)
         if custom:
             custom = dataclasses.replace(custom, is_on_demand=not self._record.may_evict)
             if custom.is_on_demand and self._record.origin is not requests.Origin.PARTITIONER:

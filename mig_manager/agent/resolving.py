@@ -165,7 +165,7 @@ def select(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.Desi
         LayoutError: The layout is for other GPUs; has the location in the file.
     """
     with layouts.located(resolved.layout, gpus):
-        chosen = config.select(resolved.layout, gpus)
+        desired = config.select(resolved.layout, gpus)
     for remark in (*resolved.warnings, *layouts.lenient_warnings(resolved.layout, gpus)):
         _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
-    return chosen
+    return desired

@@ -82,7 +82,7 @@ class RunStatus:
         self._deps.node.set_condition(readiness.condition(self.published))
         self._deps.telemetry.state_published(self.published.state)
 
-    def verified(self, *, is_owners: bool) -> requests.Verified:
+    def new_verification(self, *, is_owners: bool) -> requests.Verified:
         """Return the record that the layout is active."""
         return requests.Verified(
             config_hash=self.published.config_hash,

@@ -162,9 +162,9 @@ class UndoStack:
         restored: dict[str, str] = {}
 
         def decide(view: cluster.NodeView) -> Step:
-            ours = journals.without_foreign_labels(before, view)
+            own_entries = journals.without_foreign_labels(before, view)
             restored.clear()
-            restored.update({k: v for k, v in ours.paused_labels.items() if k in keys})
+            restored.update({k: v for k, v in own_entries.paused_labels.items() if k in keys})
             labels: dict[str, str | None] = dict(restored)
             old = view.labels.get(cluster.PLUGIN_CONFIG_LABEL)
             changed = None
@@ -181,7 +181,7 @@ class UndoStack:
                     plugin_config=changed or before.plugin_config,
                 ),
                 change=cluster.NodePatch(
-                    labels=labels, hold_taint=False if ours.hold_taint else None
+                    labels=labels, hold_taint=False if own_entries.hold_taint else None
                 ),
             )
 
@@ -241,7 +241,7 @@ class UndoStack:
         if outcome.state is model.State.SUCCESS:
             labels[cluster.APPLIED_LABEL] = self._status.published.config
             removed_taints = self._startup_taints
-            verified = self._status.verified(is_owners=outcome.is_owners)
+            verified = self._status.new_verification(is_owners=outcome.is_owners)
             self.record = dataclasses.replace(self.record, verified=verified, awaited=frozenset())
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None

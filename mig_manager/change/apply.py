@@ -162,7 +162,7 @@ class _Change:
                     error.add(undone)
                 raise
             if first.plan.is_empty:
-                self.undo_stack.note(snapshot=self._unrestored(first.gpus))
+                self.undo_stack.note(snapshot=self._unrestored_snapshots(first.gpus))
                 self._save(first.gpus)
                 self.undo_stack.refresh_files()
                 return self._result(first, first.gpus, ())
@@ -184,7 +184,7 @@ class _Change:
         rollback = planner.restore(gpus, outside)
         return dataclasses.replace(planned, plan=planner.combined(planned.plan, rollback))
 
-    def _unrestored(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+    def _unrestored_snapshots(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         return self.target.unrestored_elsewhere(gpus, self.interrupted.snapshot)
 
     def _execute(
@@ -203,7 +203,7 @@ class _Change:
                 observed=first.gpus,
                 interrupted=self.interrupted.snapshot,
                 replan=lambda after: self._remaining(self._plan(after, outside)),
-                owed=self._unrestored,
+                unrestored=self._unrestored_snapshots,
                 points=self.points,
             )
             if self.undo_stack.journal.snapshot:

@@ -109,7 +109,7 @@ class _Boot:
     undo_stack: local.UndoStack
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
-    owed: frozenset[str]
+    pending: frozenset[str]
     """UUIDs of GPUs that stay in the journal while others are changed: GPUs still to change, and
     unreachable ones. An interrupted change of any other GPU needs no rollback now."""
     check: Callable[[], object]
@@ -153,7 +153,7 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
             undo_stack=undo_stack,
             target=target,
             interrupted=interrupted,
-            owed=frozenset((*(gpu.uuid for gpu in unreachable), *uuids)),
+            pending=frozenset((*(gpu.uuid for gpu in unreachable), *uuids)),
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
         )
@@ -170,8 +170,8 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
         except errors.HostError as error:
             outcome = outcome.join(_Outcome(failures=(error,)))
     lost = {_key(gpu): gpu for gpu in outcome.unreachable}
-    known = {_key(gpu) for gpu in observed.unreachable}
-    problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in known]
+    reported = {_key(gpu) for gpu in observed.unreachable}
+    problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in reported]
     problems += map(_problem_of, outcome.failures)
     rounds = tuple(
         plans.Planned(layout=saved.config, gpus=observed, wanted={}, plan=plan, users={})
@@ -198,7 +198,7 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     """Restore GPUs in one change, or roll them back."""
     before = {gpu.uuid: gpu for gpu in run.undo_stack.journal.snapshot}
     interrupted = run.interrupted | before
-    elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in run.owed - {*uuids})
+    elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in run.pending - {*uuids})
     observed = after = model.NO_GPUS
     try:
         observed = run.deps.gpus.observe()
@@ -238,9 +238,9 @@ def _other_gpus(
 ) -> Iterator[Problem]:
     """Yield the GPUs that are unreachable, missing or new, if they support MIG."""
     yield from map(_unreachable, observed.unreachable)
-    here = {gpu.uuid for gpu in (*observed, *observed.missing(tuple(target.values())))}
+    observed_uuids = {gpu.uuid for gpu in (*observed, *observed.missing(tuple(target.values())))}
     for gone in target.values():
-        if gone.uuid not in here and gone.current_mode is not None:
+        if gone.uuid not in observed_uuids and gone.current_mode is not None:
             yield Problem(
                 message=f"GPU {gone.uuid} is gone, with its instances", remedy=_APPLY_ONE
             )

@@ -101,7 +101,7 @@ class Transaction:
         observed: Observed,
         replan: Replan,
         interrupted: Snapshots = (),
-        owed: Callable[[Observed], Snapshots] = lambda _gpus: (),
+        unrestored: Callable[[Observed], Snapshots] = lambda _gpus: (),
         points: hook_points.HookPoints | None = None,
     ) -> tuple[Observed, tuple[steps.Plan, ...]]:
         """Execute a plan, and a second one if the driver reports profiles only with MIG on.
@@ -114,7 +114,7 @@ class Transaction:
                 again: the drift check detects changes by other programs.
             replan: Plans the same layout again; an empty plan verifies it.
             interrupted: The GPUs before an interrupted change, which a rollback restores.
-            owed: Returns snapshots of unreachable GPUs outside the layout, to be restored later.
+            unrestored: Returns snapshots of unreachable GPUs outside the layout, to restore later.
             points: Where hooks run; None: no hooks.
 
         Returns:
@@ -154,7 +154,7 @@ class Transaction:
                 ) from error
             raise
         self.undo_stack.note(
-            snapshot=(*self.elsewhere, *owed(after)), applied="", stale_files=True
+            snapshot=(*self.elsewhere, *unrestored(after)), applied="", stale_files=True
         )
         return after, tuple(rounds.executed)
 

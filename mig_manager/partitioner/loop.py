@@ -306,12 +306,12 @@ class Partitioner:
         name, bases = self._settings.base_layout, {}
         for node in nodes if name else ():
             uuids = tuple(gpu.uuid for gpu in node.gpus)
-            known = self._bases.get(node.name)
+            base = self._bases.get(node.name)
             if not node.is_opted_in or not uuids:
                 continue
-            if known is None or known[0] != uuids:
-                known = self._bases[node.name] = uuids, self._base(str(name), node)
-            bases[node.name] = known[1]
+            if base is None or base[0] != uuids:
+                base = self._bases[node.name] = uuids, self._base(str(name), node)
+            bases[node.name] = base[1]
         self._bases = {node: self._bases[node] for node in bases}
         return bases
 

@@ -31,11 +31,13 @@ class Metrics:
 
     def __init__(self, *, contact_age_s: Callable[[], float]) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = own = prometheus_client.CollectorRegistry()
+        self.registry = registry = prometheus_client.CollectorRegistry()
         name = "mig_manager_partitioner"
-        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=own)
-        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=own)
-        histogram = functools.partial(prometheus_client.Histogram, namespace=name, registry=own)
+        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=registry)
+        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=registry)
+        histogram = functools.partial(
+            prometheus_client.Histogram, namespace=name, registry=registry
+        )
         self._leader = gauge("leader", "1 while this replica decides and acts, else 0.")
         self._decisions = counter("decisions", "Decisions about the pending pods.")
         self._changes = counter("changes", "Changes of nodes decided on.", ("result",))

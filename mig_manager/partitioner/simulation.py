@@ -127,12 +127,12 @@ def simulate(
     )
     decision = partitioning.decide(nodes, pending, limits, now=now, history=partitioning.History())
     changes = {change.node: change for change in decision.changes}
-    own = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)
+    opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)
     jobs = [job for job in map(mixes.parse_job, pods) if job] if is_mix else []
     return Report(
-        nodes=tuple(_result(node, changes.get(node.name)) for node in own),
+        nodes=tuple(_result(node, changes.get(node.name)) for node in opted_in),
         decision=decision,
-        others=len(items) - len(own),
+        others=len(items) - len(opted_in),
         jobs=len(jobs),
         scores=mixes.compare(nodes, jobs) if is_mix else (),
     )

@@ -62,6 +62,12 @@ WORDS = {
 
 NAMES = {"said", "given", "told", "held", "mind", "staff"}
 """Names that hide what a thing is: no variable, parameter, function or class has one of these."""
+STRICT_NAMES = {
+    *(*NAMES, "asked", "chosen", "ended", "found", "here", "known", "left", "ours", "owed"),
+    *("own", "seen", "taken"),
+}
+"""The same for ``STRICT``, where also no function is a single participle."""
+STRICT = ("mig_manager/agent/", "mig_manager/change/", "mig_manager/partitioner/")
 
 
 EXEMPT = (
@@ -137,8 +143,10 @@ def findings(path: pathlib.Path) -> list[Finding]:
         )
         for match in _any_word().finditer(plain)
     ]
-    if path.suffix == ".py" and any(each in plain for each in NAMES):
-        found += [Finding(name, line, f"name {word}", "what it is") for word, line in _names(text)]
+    is_strict = name.startswith(STRICT)
+    if path.suffix == ".py" and (is_strict or any(each in plain for each in NAMES)):
+        names = _names(text, is_strict=is_strict)
+        found += [Finding(name, line, f"name {word}", "what it is") for word, line in names]
     return sorted(found)
 
 
@@ -161,7 +169,7 @@ def _say(match: re.Match[str]) -> str:
     )
 
 
-def _names(text: str) -> Iterator[tuple[str, int]]:
+def _names(text: str, *, is_strict: bool) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
@@ -170,7 +178,11 @@ def _names(text: str) -> Iterator[tuple[str, int]]:
                 pass
             case _:
                 continue
-        if name.strip("_").lower() in NAMES:
+        word = name.strip("_").lower()
+        # A decorated function, such as a property, is a value or a context.
+        is_verb = isinstance(node, ast.FunctionDef) and not node.decorator_list
+        is_participle = is_strict and is_verb and re.fullmatch(r"[a-z]+ed", word)
+        if word in (STRICT_NAMES if is_strict else NAMES) or is_participle:
             yield name, node.lineno
 
 

@@ -39,3 +39,14 @@ def test_words_are_found_in_identifiers_and_over_lines(
     (tmp_path / "a.py").write_text(text if "=" in text or ":" in text else f'"""{text}"""')
 
     assert [each.word for each in language.findings(tmp_path / "a.py")] == words
+
+
+def test_the_agent_has_stricter_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(language, "ROOT", tmp_path)
+    file = tmp_path / "mig_manager/agent/a.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("found = 1\ndef planned(): ...\n@property\ndef is_new(): ...\n")
+
+    assert [each.word for each in language.findings(file)] == ["name found", "name planned"]

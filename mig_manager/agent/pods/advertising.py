@@ -89,21 +89,22 @@ class Advertising:
         kinds = self.find(pods, gpus, undo_stack)
         stale: _Pods = ()
         for each in self._all if is_restarted else ():
-            own = tuple(filter(each.kind.owns, pods))
-            if advertisers.is_any_ready(own) and each.is_stale(gpus):
-                stale += own
+            kind_pods = tuple(filter(each.kind.owns, pods))
+            if advertisers.is_any_ready(kind_pods) and each.is_stale(gpus):
+                stale += kind_pods
         waiting.delete(self._deps.workloads, stale)
         return pausing.Paused(kinds=kinds, old_uids=advertisers.uids(stale))
 
     def withdraw_phantoms(
-        self, gpus: Sequence[model.Gpu], seen: cluster.NodeView | None
+        self, gpus: Sequence[model.Gpu], node: cluster.NodeView | None
     ) -> errors.NotReadyError | None:
         """Remove phantom devices from the node; return why that failed.
 
-        If the last known state ``seen`` has no phantom devices, no request is sent; None: unknown.
+        If the last known state of the ``node`` has no phantom devices, no request is sent. None:
+        unknown.
         """
-        if seen is not None and not phantoms.is_possible(
-            gpus, seen, resources.labelled_strategy(seen.labels)
+        if node is not None and not phantoms.is_possible(
+            gpus, node, resources.labelled_strategy(node.labels)
         ):
             self._deps.telemetry.phantoms_found({}, are_removed=False)
             return None
@@ -153,10 +154,12 @@ class Advertising:
         Raises:
             LayoutError: STRATEGY_MISMATCH.
         """
-        known, read_node = tuple(pods), functools.cache(self._deps.node.latest)
+        present_pods, read_node = tuple(pods), functools.cache(self._deps.node.latest)
         why = self.driver.why_refused(
-            layouts, known, read_node, is_expected=is_driver_expected
-        ) or self._plugin.why_refused(layouts, known, read_node, plugin_config=plugin_config)
+            layouts, present_pods, read_node, is_expected=is_driver_expected
+        ) or self._plugin.why_refused(
+            layouts, present_pods, read_node, plugin_config=plugin_config
+        )
         if why:
             raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
 
@@ -167,11 +170,11 @@ class Advertising:
         new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
         present = [each for each in self._all if each.kind in paused.kinds]
         for each in present:
-            own = tuple(filter(each.kind.owns, new))
-            if not advertisers.is_any_ready(own):
-                return advertisers.not_ready(each.kind, own, gpus)
-        found = (each.missing(gpus, new, paused.changed) for each in present)
-        return next(filter(None, found), None)
+            kind_pods = tuple(filter(each.kind.owns, new))
+            if not advertisers.is_any_ready(kind_pods):
+                return advertisers.not_ready(each.kind, kind_pods, gpus)
+        problems = (each.missing(gpus, new, paused.changed) for each in present)
+        return next(filter(None, problems), None)
 
 
 _PHANTOMS_STAY_S = 30.0

@@ -235,11 +235,11 @@ class Drain:
             assigned = self.allocations.assigned()
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
-            ended = {pod.key for pod in before.pods} - {pod.key for pod in pods}
-            assigned = tuple(one for one in before.assigned if one.key not in ended)
+            gone = {pod.key for pod in before.pods} - {pod.key for pod in pods}
+            assigned = tuple(one for one in before.assigned if one.key not in gone)
         # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
-        known = {pod.uid for pod in before.pods}
-        unlisted = {pod.key for pod in pods if pod.uid in known}
+        earlier_uids = {pod.uid for pod in before.pods}
+        unlisted = {pod.key for pod in pods if pod.uid in earlier_uids}
         unlisted -= {one.key for one in assigned if one.device_ids}
         kept = (one for one in before.assigned if one.key in unlisted)
         return dataclasses.replace(before, pods=pods, assigned=(*assigned, *kept))

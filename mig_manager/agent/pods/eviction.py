@@ -178,10 +178,10 @@ class Evictions:
         self, pods: Sequence[cluster.Pod]
     ) -> tuple[policies.Count, errors.ClusterError | None]:
         """Count the evictions that budgets grant: all, if the agent may not list budgets."""
-        known: tuple[policies.Budget, ...] = ()
+        budgets: tuple[policies.Budget, ...] = ()
         if self._may_list_budgets:
             try:
-                known = self.workloads.budgets({pod.namespace for pod in pods})
+                budgets = self.workloads.budgets({pod.namespace for pod in pods})
             except errors.ClusterError as error:
                 if error.reason is errors.Reason.API_UNAVAILABLE:
                     _log.warning("budgets_not_listed", error=error.message)
@@ -191,7 +191,7 @@ class Evictions:
                     raise
                 _log.warning("budgets_not_counted", error=error.message)
                 self._may_list_budgets = False
-        return policies.count(pods, known), None
+        return policies.count(pods, budgets), None
 
     def _why_stalled(self, remaining: Iterable[cluster.Pod]) -> tuple[errors.Reason, str]:
         """Return DRAIN_STALLED if evicted pods have no successor or no node has room for it.

@@ -167,11 +167,11 @@ class GpuClients:
         """
         # A pod that tolerates every taint came back during the change, and is stale too.
         pods = self._deps.workloads.list()
-        found = (
+        stale = (
             *filter(advertisers.is_advertiser, pods),
             *clients.members(pods, paused.extra_clients),
         )
-        early = tuple(pod for pod in found if pod.uid not in paused.kept_uids)
+        early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
         keys = advertisers.DEPLOY_LABELS
         before = undo_stack.journal
         self.advertising.withdraw(paused)
@@ -254,8 +254,8 @@ class GpuClients:
         if undo_stack.journal.is_closed and not dra_driver.has_ready(pods):
             # Evicted pods may come back, so an earlier attempt's drain starts over.
             undo_stack.note(draining=False)
-            found = self.find_plugin(undo_stack, gpus, undo_stack.journal.snapshot)
-            self.resume_plugin(found, undo_stack)
+            changed = undo_stack.journal.snapshot
+            self.resume_plugin(self.find_plugin(undo_stack, gpus, changed), undo_stack)
         undo_stack.enter(
             model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
         )

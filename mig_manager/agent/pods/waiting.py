@@ -41,12 +41,12 @@ class PodWait:
         )
         workloads = self.deps.workloads
 
-        def problem(is_late: bool) -> _Problem:  # noqa: FBT001 - as ``Wait.until`` calls it
+        def find_problem(is_late: bool) -> _Problem:  # noqa: FBT001 - as ``Wait.until`` calls it
             watched = None if is_late else workloads.watched()
-            found = find(watched) if watched is not None else None
-            return found or find(workloads.list())
+            problem = find(watched) if watched is not None else None
+            return problem or find(workloads.list())
 
-        return wait.until(problem)
+        return wait.until(find_problem)
 
 
 def delete(workloads: ports.Workloads, pods: Iterable[cluster.Pod]) -> None:
