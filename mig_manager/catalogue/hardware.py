@@ -139,6 +139,16 @@ def find(name: str) -> Product:
     raise errors.UsageError(f"unknown GPU {name!r}{hint}")
 
 
+def of_gpu(pci_device_id: int, name: str, memory_mib: int) -> Product | None:
+    """Return the product with this PCI device id, and the most similar name and memory."""
+    alike = [each for each in products().values() if pci_device_id in each.pci_device_ids]
+
+    def distance(product: Product) -> tuple[bool, int]:
+        return name not in product.names, abs(product.memory_mib - memory_mib)
+
+    return min(alike, key=distance, default=None)
+
+
 def _beginning_with(words: str) -> set[str]:
     """Return the keys of the products whose names begin with these whole words, normalised.
 

@@ -33,6 +33,13 @@ def doctor(parsed: program.Parsed, terminal: console.Console) -> int:
     return doctor.run(parsed, terminal)
 
 
+def acceptance(parsed: program.Parsed, terminal: console.Console) -> int:
+    """Run ``acceptance``."""
+    from mig_manager.cli.commands import acceptance
+
+    return acceptance.run(parsed, terminal)
+
+
 def support_bundle(
     parsed: program.Parsed,
     terminal: console.Console,

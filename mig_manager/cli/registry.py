@@ -305,6 +305,29 @@ _ROWS = (
         """,
     ),
     program.Command(
+        name="acceptance",
+        options=lambda: settings.AcceptanceSettings,
+        run=loading.acceptance,
+        about="""
+        Check GPUs before you trust mig-manager with them.
+
+        It calls every NVML function that mig-manager uses and changes nothing on a GPU, and
+        compares the answers with the product in the catalogue and with the simulated driver. It
+        names every difference and its consequence. The file has no UUID, serial number, PCI
+        address or host name: attach it to a report.
+
+        $ mig-manager acceptance
+        As root, on a machine with GPUs.
+
+        $ mig-manager acceptance --simulate 8xA100-SXM4-40GB
+        See what it does without a GPU.
+
+        exit 0: no difference
+
+        exit 1: the GPUs differ, or could not be observed
+        """,
+    ),
+    program.Command(
         name="support-bundle",
         options=lambda: settings.BundleSettings,
         run=_support_bundle,

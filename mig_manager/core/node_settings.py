@@ -29,7 +29,7 @@ DEBUG = options.Option(
 )
 CHANGE = "the change"
 _CHANGES = "apply boot restore"
-_WITH_GPUS = f"status plan {_CHANGES} assert export generate-config checkpoint validate"
+_WITH_GPUS = f"acceptance status plan {_CHANGES} assert export generate-config checkpoint validate"
 
 
 class Colour(enum.Enum):

@@ -11,7 +11,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -19,6 +19,9 @@ from mig_manager import errors
 from mig_manager.adapters.host import procfs, subprocesses
 from mig_manager.adapters.nvml import last_calls
 from mig_manager.core import model, ports, standbys, steps
+
+if TYPE_CHECKING:
+    from mig_manager.core.acceptance import survey as surveys
 
 _MODULE = "mig_manager.adapters.nvml.worker"
 REPORTS_STEPS = "--reports-steps"
@@ -161,6 +164,11 @@ class WorkerGpus(standbys.Standby):
         """Return the driver's versions and the GPU processes; raises as ``observe`` does."""
         inspection: steps.Inspection = self._ask(("inspect",))
         return inspection
+
+    def survey(self) -> "surveys.Survey":
+        """Return what each NVML function answers for each GPU; raises as ``observe`` does."""
+        found: surveys.Survey = self._ask(("survey",))
+        return found
 
     def processes(self) -> dict[str, tuple[steps.GpuProcess, ...]]:
         """Return the processes of each GPU that answers, by UUID; raises as ``observe`` does."""

@@ -39,7 +39,7 @@ _COMPUTE_INSTANCE_PROFILES = range(16)
 """Values of ``NVML_COMPUTE_INSTANCE_PROFILE_*`` to query, as above."""
 _KNOWN_COMPUTE_INSTANCE_PROFILES = 9
 
-_UNVERSIONED = 1
+UNVERSIONED = 1
 """The unversioned query: every driver has it, and the versioned one is documented to answer
 NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
 
@@ -145,7 +145,7 @@ class Device:
             infos = _profile_infos(
                 _GPU_INSTANCE_PROFILES,
                 _KNOWN_GPU_INSTANCE_PROFILES,
-                lambda enum_index: library.call(get, self.handle, enum_index, _UNVERSIONED),
+                lambda enum_index: library.call(get, self.handle, enum_index, UNVERSIONED),
             )
             self._profiles = tuple(
                 model.GpuInstanceProfile(
@@ -222,7 +222,7 @@ class Device:
             infos = _profile_infos(
                 _COMPUTE_INSTANCE_PROFILES,
                 _KNOWN_COMPUTE_INSTANCE_PROFILES,
-                lambda index: library.call(get, instance.handle, index, shared, _UNVERSIONED),
+                lambda index: library.call(get, instance.handle, index, shared, UNVERSIONED),
             )
             profiles = tuple(
                 model.ComputeInstanceProfile(

@@ -108,6 +108,7 @@ class Recorder:
         self._used_slots = 0
         self._local = threading.local()
         self._totals: dict[str, tuple[int, float]] = {}
+        self._trace: list[tuple[str, int, float]] | None = None
 
     def attach(self, fd: int) -> None:
         """Note calls in the memory of ``LastCalls`` from now on; close the descriptor."""
@@ -141,11 +142,23 @@ class Recorder:
         if (slot := self._slot()) is not None:
             slot[0] = _RETURNED
 
-    def count(self, function: str, seconds: float) -> None:
-        """Add a call to the totals."""
+    def count(self, function: str, seconds: float, code: int) -> None:
+        """Add a call and NVML's answer to the totals."""
         with self._lock:
             count, spent = self._totals.get(function, (0, 0.0))
             self._totals[function] = count + 1, spent + seconds
+            if self._trace is not None:
+                self._trace.append((function, code, seconds))
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[list[tuple[str, int, float]]]:
+        """Add function, answer and seconds of each call in the body to a list, which it yields."""
+        trace: list[tuple[str, int, float]] = []
+        self._trace = trace
+        try:
+            yield trace
+        finally:
+            self._trace = None
 
     def take_totals(self) -> tuple[tuple[str, int, float], ...]:
         """Return number and seconds of the calls by function, and start again at zero."""

@@ -111,22 +111,24 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         HardwareError: NVML did not report success; with operation and code, without GPU.
     """
     since = time.monotonic()
+    code: int = pynvml.NVML_SUCCESS
     last_calls.RECORDER.began(function.__name__, since)
     try:
         return function(*args)
     except pynvml.NVMLError as error:
+        code = error.value
         raise from_code(error.value, operation=function.__name__) from error
     except pynvml.NVMLLibraryMismatchError as error:
         # The binding's error for a function that the library lacks, which is no NVMLError.
-        raise from_code(
-            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, operation=function.__name__
-        ) from error
+        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        raise from_code(code, operation=function.__name__) from error
     except UnicodeDecodeError as error:
         # The binding takes every text for UTF-8; the path of a process need not be.
-        raise from_code(pynvml.NVML_ERROR_UNKNOWN, operation=function.__name__) from error
+        code = pynvml.NVML_ERROR_UNKNOWN
+        raise from_code(code, operation=function.__name__) from error
     finally:
         last_calls.RECORDER.returned()
-        last_calls.RECORDER.count(function.__name__, time.monotonic() - since)
+        last_calls.RECORDER.count(function.__name__, time.monotonic() - since, code)
 
 
 def call_unless(codes: Collection[int], function: Callable[..., Any], *args: object) -> Any | None:

@@ -28,7 +28,7 @@ _RECOVERY_ACTIONS = (
 )
 """By the values of ``nvmlDeviceGpuRecoveryAction_t``; older bindings have only the first five."""
 
-_EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
+EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """No MIG device at this index: NOT_FOUND in nvml.h, INVALID_ARGUMENT from some drivers."""
 
 
@@ -226,7 +226,7 @@ def _mig_uuids(
     uuids: dict[tuple[int, int], str] = {}
     for index in range(count):
         handle = library.call_unless(
-            _EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
+            EMPTY_INDEX, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index
         )
         if handle is None:
             continue

@@ -55,7 +55,7 @@ def _serve(
     parent: subprocesses.Parent,
     load_driver: Callable[[], object] | None,
 ) -> int:
-    """Answer a request: ``("observe",)``, ``("execute", plan, observed)`` or ``("inspect",)``."""
+    """Answer one request; its parts are in ``client.WorkerGpus``."""
     if not parent.is_there():
         return 1
     # It ends before a collection pays off.
@@ -85,17 +85,8 @@ def _serve(
                 return gpus.observe()
             case ("execute", plan, known):
                 return gpus.execute(plan, known)
-            case ("inspect",):
-                from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
-
-                return processes.inspect(
-                    arguments.library_path,
-                    driver_roots=arguments.driver_root,
-                    proc_root=proc_root,
-                    exclude=(os.getpid(), os.getppid()),
-                )
             case _:
-                raise ValueError(f"unknown request {request!r}")
+                return _answer_seldom(request, arguments, proc_root)
 
     # A worker that was started ahead waits here, before it touches the driver.
     request = parent.receive()
@@ -104,6 +95,27 @@ def _serve(
     outcome = subprocesses.attempt(answer)
     parent.send((outcome, last_calls.RECORDER.take_totals()))
     return 0
+
+
+def _answer_seldom(
+    request: object, arguments: argparse.Namespace, proc_root: pathlib.Path | None
+) -> object:
+    """Answer a request whose code most workers do not load."""
+    path, roots = arguments.library_path, arguments.driver_root
+    match request:
+        case ("inspect",):
+            from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - see above
+
+            exclude = os.getpid(), os.getppid()
+            return processes.inspect(
+                path, driver_roots=roots, proc_root=proc_root, exclude=exclude
+            )
+        case ("survey",):
+            from mig_manager.adapters.nvml import survey  # noqa: PLC0415 - see above
+
+            return survey.survey(path, roots)
+        case _:
+            raise ValueError(f"unknown request {request!r}")
 
 
 def _step_reporter(parent: subprocesses.Parent) -> Callable[[int], None]:

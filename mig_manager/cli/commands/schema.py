@@ -11,7 +11,7 @@ KIND = options.Option(
     help="the kind of an answer, an annotation, or LayoutFile (default: list them)",
     metavar="KIND",
     words=(
-        *("AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
+        *("Acceptance", "AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
         *("ClusterCapacity", "ClusterPlan"),
         *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
         *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "RequestAnnotation"),

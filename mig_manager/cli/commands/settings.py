@@ -270,6 +270,23 @@ class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AcceptanceSettings(TerminalSettings, node_settings.NodeSettings):
+    """Settings of ``acceptance``."""
+
+    output_file: pathlib.Path | None = options.path(
+        "file to write, '-' for standard output",
+        name="output",
+        short="o",
+        default_text="mig-manager-acceptance.json in this folder",
+        has_variable=False,
+    )
+    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
+    roots: host_settings.HostRoots = options.nested(
+        host_settings.RootOptions, "driver-root", group="GPUs"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BundleSettings(TerminalSettings):
     """Settings of ``support-bundle``."""
 
@@ -409,6 +426,21 @@ def doctor_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) ->
         has_cluster=bool(parsed.get("node_name") or parsed.get("kubeconfig")),
         has_kubelet=has_kubelet,
     )
+
+
+def acceptance_settings(
+    parsed: Mapping[str, object], environ: Mapping[str, str]
+) -> AcceptanceSettings:
+    """Read the settings of ``acceptance``.
+
+    Raises:
+        UsageError: A value cannot be used.
+    """
+    source = options.Source(parsed, environ, command="acceptance")
+    values = source.values(AcceptanceSettings) | {"colour": colour(source)}
+    gpus = node_settings.gpu_access(source)
+    values |= node_settings.node_files(source, gpus)
+    return AcceptanceSettings(**values, gpus=gpus, roots=host_settings.host_roots(source))
 
 
 def bundle_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> BundleSettings:

@@ -1,0 +1,206 @@
+"""Survey the GPUs for ``acceptance``: what each NVML function answers, and how long it takes.
+
+Changes nothing. The adapter's own classes observe the GPUs, so that its own calls are timed.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pynvml
+
+from mig_manager import errors
+from mig_manager.adapters.nvml import device as gpu_device
+from mig_manager.adapters.nvml import last_calls, library, observe, processes
+from mig_manager.core import model
+from mig_manager.core.acceptance import survey as surveys
+
+_REPETITIONS = 5
+_NO_ID = 250  # above every profile id and instance id
+_BEYOND = 31  # above every ``NVML_GPU_INSTANCE_PROFILE_*``
+
+_Trace = list[tuple[str, int, float]]
+_NAMES: Mapping[int, str] = {
+    value: name.removeprefix("NVML_ERROR_")
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
+}
+
+
+def survey(library_path: str | None, driver_roots: Sequence[str] = ()) -> surveys.Survey:
+    """Survey every GPU, in two sessions.
+
+    Raises:
+        HardwareError: The whole driver failed, or the caller may not list instances.
+    """
+    with last_calls.RECORDER.traced() as trace:
+        inspection = processes.inspect(library_path, driver_roots=driver_roots, proc_root=None)
+        with library.session(library_path, driver_roots):
+            count: int = library.call(pynvml.nvmlDeviceGetCount)
+            shared = _taken(trace)
+            earlier = [_uuid(index) for index in range(count)]
+        shared += _taken(trace)[-1:]  # the end of the session
+        with library.session(library_path, driver_roots):
+            shared += _taken(trace)
+            gpus = []
+            for index in range(count):
+                found = _surveyed(index, earlier[index])
+                gpus.append(dataclasses.replace(found, calls=_taken(trace)))
+            _wait_for_events()
+            shared += _taken(trace)
+    return surveys.Survey(
+        driver_version=inspection.driver_version,
+        nvml_version=inspection.nvml_version,
+        gpus=tuple(gpus),
+        calls=shared,
+    )
+
+
+def _taken(trace: _Trace) -> tuple[surveys.Call, ...]:
+    """Return the calls so far, and start again."""
+    calls = tuple(
+        surveys.Call(function, _answer(code), seconds) for function, code, seconds in trace
+    )
+    trace.clear()
+    return calls
+
+
+def _answer(code: int) -> str:
+    return surveys.SUCCESS if code == pynvml.NVML_SUCCESS else _NAMES.get(code, str(code))
+
+
+def _uuid(index: int) -> str:
+    """Return the UUID of a GPU; empty if it does not answer."""
+    try:
+        handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        return str(library.call(pynvml.nvmlDeviceGetUUID, handle))
+    except errors.HardwareError:
+        return ""
+
+
+def _surveyed(index: int, earlier_uuid: str) -> surveys.SurveyedGpu:
+    gpu = [observe.gpu(index) for _ in range(_REPETITIONS)][-1]
+    if isinstance(gpu, model.UnreachableGpu):
+        return surveys.SurveyedGpu(gpu=gpu)
+    handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+    device = gpu_device.Device(handle, profiles=gpu.profiles)
+    device.minor()
+    return surveys.SurveyedGpu(
+        gpu=gpu,
+        earlier_uuid=earlier_uuid,
+        is_found_by_address=_is_found(gpu),
+        facts=_facts(device, gpu),
+        mig_devices=tuple(_mig_devices(device, gpu)),
+        probes=tuple(_probes(device)),
+    )
+
+
+def _is_found(gpu: model.Gpu) -> bool:
+    """Return whether the PCI address leads to the GPU, as a plan needs."""
+    try:
+        gpu_device.find(gpu.index, gpu.uuid, gpu)
+    except errors.HardwareError:
+        return False
+    return True
+
+
+def _facts(device: gpu_device.Device, gpu: model.Gpu) -> dict[int, surveys.ProfileFacts]:
+    rows = gpu.profiles or ()
+    compute = {}
+    if gpu.current_mode is model.MigMode.ENABLED:
+        for instance in device.gpu_instances([row.profile_id for row in rows]):
+            compute[instance.profile_id] = tuple(
+                (each, device.compute_placements(instance, each.profile_id))
+                for each in device.compute_profiles(instance)
+            )
+    facts = {}
+    for row in rows:
+        get = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+        info = library.call(get, device.handle, row.enum_index, gpu_device.UNVERSIONED)
+        facts[row.enum_index] = surveys.ProfileFacts(
+            slices=info.sliceCount,
+            copy_engines=info.copyEngineCount,
+            compute=compute.get(row.profile_id),
+        )
+    return facts
+
+
+def _mig_devices(device: gpu_device.Device, gpu: model.Gpu) -> Iterator[tuple[int, int]]:
+    """Yield the ids of each MIG device, in the driver's order."""
+    if not gpu.devices:
+        return
+    for index in range(library.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle)):
+        get = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
+        handle = library.call_unless(observe.EMPTY_INDEX, get, device.handle, index)
+        if handle is not None:
+            yield (
+                library.call(pynvml.nvmlDeviceGetGpuInstanceId, handle),
+                library.call(pynvml.nvmlDeviceGetComputeInstanceId, handle),
+            )
+
+
+def _probes(device: gpu_device.Device) -> Iterator[surveys.Probe]:
+    """Yield what the driver answers to unusual arguments."""
+    gpu = device.handle
+    empty = {_answer(code) for code in observe.EMPTY_INDEX}
+    unoffered = {_answer(code) for code in library.UNOFFERED}
+    rows: Sequence[tuple[str, set[str], Callable[[], object]]] = (
+        (
+            "nvmlDeviceGetGpuInstanceProfileInfo of a profile that no driver knows",
+            unoffered,
+            lambda: library.call(
+                pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, _BEYOND, gpu_device.UNVERSIONED
+            ),
+        ),
+        (
+            "nvmlDeviceGetGpuInstancePossiblePlacements of a profile that the GPU lacks",
+            unoffered,
+            lambda: device.placements(_NO_ID),
+        ),
+        (
+            "nvmlDeviceGetGpuInstances of a profile that the GPU lacks",
+            unoffered,
+            lambda: device.gpu_instances([_NO_ID]),
+        ),
+        (
+            "nvmlDeviceGetGpuInstanceById of an instance that does not exist",
+            {"NOT_FOUND", "NOT_SUPPORTED"},
+            lambda: library.call(pynvml.nvmlDeviceGetGpuInstanceById, gpu, _NO_ID),
+        ),
+        (
+            "nvmlDeviceGetMigDeviceHandleByIndex beyond the last MIG device",
+            {*empty, "NOT_SUPPORTED"},
+            lambda: library.call(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, _NO_ID),
+        ),
+        (
+            "nvmlDeviceGetGpuInstanceId of a whole GPU",
+            unoffered,
+            lambda: library.call(pynvml.nvmlDeviceGetGpuInstanceId, gpu),
+        ),
+        (
+            "nvmlDeviceGetComputeInstanceId of a whole GPU",
+            unoffered,
+            lambda: library.call(pynvml.nvmlDeviceGetComputeInstanceId, gpu),
+        ),
+        (
+            "nvmlDeviceGetMaxMigDeviceCount",
+            {surveys.SUCCESS},
+            lambda: library.call(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu),
+        ),
+    )
+    for call, handled, make in rows:
+        answer = surveys.SUCCESS
+        try:
+            make()
+        except errors.HardwareError as error:
+            answer = _answer(error.code) if error.code is not None else error.reason.value
+        yield surveys.Probe(call, answer, answer in handled)
+
+
+def _wait_for_events() -> None:
+    """Register for MIG changes, as the agent does, and take one if there is one."""
+    event_set = library.call(pynvml.nvmlEventSetCreate)
+    with contextlib.suppress(errors.HardwareError):
+        library.MigChanges(event_set).wait(0.0)
+    with contextlib.suppress(errors.HardwareError):
+        library.call(pynvml.nvmlEventSetFree, event_set)

@@ -1,0 +1,137 @@
+"""``mig-manager acceptance``: compare this machine's GPUs with what mig-manager expects."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import mig_manager
+from mig_manager.adapters.host import files
+from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.cli.commands import gpu_access, settings
+from mig_manager.cli.toolkit import console, program, tables
+from mig_manager.core import bar, messages, model, node_settings
+from mig_manager.core.acceptance import differences as compared
+from mig_manager.core.acceptance import survey as surveys
+from mig_manager.sandbox import twin
+from mig_manager.sandbox.driver import worker as simulated_worker
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+_FILE = pathlib.Path("mig-manager-acceptance.json")
+_STANDARD_OUTPUT = pathlib.Path("-")
+_SLOWEST = 5  # functions that the summary lists
+_VERDICTS = {
+    compared.Verdict.AS_EXPECTED: (bar.Tone.GOOD, "these GPUs behave as expected"),
+    compared.Verdict.DIFFERS: (bar.Tone.WARN, "no difference affects layouts on these GPUs"),
+    compared.Verdict.REVIEW: (bar.Tone.BAD, "a difference may affect layouts: see below"),
+}
+
+
+def run(parsed: program.Parsed, terminal: console.Console) -> int:
+    """Survey the GPUs, write the file, and summarize it; 1 if there are differences.
+
+    Raises:
+        HardwareError: The driver does not answer.
+        UsageError: The file cannot be written.
+    """
+    chosen = settings.acceptance_settings(parsed, terminal.environ)
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    gpu_access.prepare_simulation(chosen.gpus, terminal.note)
+    command = nvml_worker.worker_command(
+        library_path=chosen.gpus.library_path,
+        driver_roots=chosen.gpus.driver_roots,
+        program=simulated_worker.program(chosen.gpus.simulate_state),
+    )
+    gpus = nvml_worker.WorkerGpus(command=command, timeout_s=chosen.gpu_timeout_s)
+    answer = report(gpus.survey(), timeout_s=chosen.gpu_timeout_s)
+    text = console.answered(answer, "json")
+    if chosen.output_file == _STANDARD_OUTPUT:
+        terminal.say(text)
+    else:
+        path = chosen.output_file or _FILE
+        files.write_output(path, text)
+        terminal.say(bar.harmless(summary(answer, path, terminal.style(chosen.colour))))
+    return console.FAILED if answer["differences"] else console.DONE
+
+
+def report(survey: surveys.Survey, *, timeout_s: float) -> "answers.Acceptance":
+    """Compare surveyed GPUs with simulated ones.
+
+    Raises:
+        HardwareError: The simulated driver failed.
+    """
+    captured = surveys.capture(survey)
+    expected = twin.of(captured, timeout_s=timeout_s)
+    latencies = survey.latencies()
+    called = {each["function"] for each in latencies}
+    library = surveys.answers_of(survey.calls)
+    found = [
+        *compared.of_library(library, expected.library),
+        *(
+            difference
+            for number, gpu in enumerate(captured)
+            for difference in compared.of_gpu(
+                number, gpu, expected.gpus[number], instance_ids=_instance_ids(gpu)
+            )
+        ),
+    ]
+    return {
+        "kind": "Acceptance",
+        "version": mig_manager.__version__,
+        "driver_version": surveys.plain(survey.driver_version),
+        "nvml_version": surveys.plain(survey.nvml_version),
+        "verdict": compared.verdict(found).value,
+        "differences": [each.to_data() for each in found],
+        "latencies": latencies,
+        "not_called": {
+            function: why for function, why in surveys.NOT_CALLED.items() if function not in called
+        },
+        "library": library,
+        "gpus": captured,
+    }
+
+
+def _instance_ids(
+    gpu: "answers.CapturedGpu",
+) -> Callable[[model.Placement], frozenset[int]]:
+    product = twin.product_of(gpu)
+    if product is None or not product.profiles:
+        return lambda _: frozenset()
+    return functools.partial(twin.instance_ids, product)
+
+
+def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) -> str:
+    """Return verdict, differences and the slowest functions for people."""
+    names: dict[str, int] = {}
+    for gpu in answer["gpus"]:
+        names[gpu["name"]] = names.get(gpu["name"], 0) + 1
+    tone, meaning = _VERDICTS[compared.Verdict(answer["verdict"])]
+    gpus = ", ".join(f"{count} {name}" for name, count in names.items()) or "no GPU"
+    lines = [
+        f"{gpus}; driver {answer['driver_version']}",
+        f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
+        tables.count(len(answer["differences"]), "difference"),
+    ]
+    lines += [
+        style.wrapped(each, indent="  ", further="    ")
+        for each in _grouped(answer["differences"])
+    ]
+    slowest = sorted(answer["latencies"], key=lambda each: -each["median_ms"])[:_SLOWEST]
+    lines.append("slowest functions, median in ms:")
+    lines += [f"  {each['median_ms']:9.3f}  {each['function']}" for each in slowest]
+    lines.append(f"{path} has everything, without UUIDs, addresses and host names")
+    return "\n".join(lines)
+
+
+def _grouped(differences: "Sequence[answers.Difference]") -> list[str]:
+    """Return one text for each difference that several GPUs share."""
+    groups: dict[str, list[str]] = {}
+    for each in differences:
+        text = (
+            f"{each['what']}: {each['actual']}, expected {each['expected']}. {each['consequence']}"
+        )
+        where = "NVML" if each["gpu"] is None else f"GPU {each['gpu']}"
+        groups.setdefault(messages.printable(text, " "), []).append(where)
+    return [f"{', '.join(where)}: {text}" for text, where in groups.items()]

@@ -1,0 +1,1 @@
+"""Whether GPUs behave as the catalogue and the simulated driver say."""

@@ -1,0 +1,266 @@
+"""Compare a captured GPU with its product: every difference, and what it means for the owner."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from mig_manager.core import model
+from mig_manager.core.acceptance import meanings
+from mig_manager.core.acceptance.meanings import Effect, Subject
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+
+class Verdict(enum.Enum):
+    """Whether the GPUs behave as expected."""
+
+    AS_EXPECTED = "as-expected"
+    DIFFERS = "differs"
+    """Changes of layouts are not affected."""
+    REVIEW = "review"
+    """Changes of layouts may be affected."""
+
+
+_BY_INSTANCES = {
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetGpuInstanceById",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+}
+"""Functions whose answers depend on the instances, which the simulated GPU lacks."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One difference of a GPU, or of the library."""
+
+    gpu: int | None  # its number in the capture; None: not of one GPU
+    subject: Subject
+    what: str
+    expected: str
+    actual: str
+    effect: Effect
+    consequence: str
+
+    def to_data(self) -> "answers.Difference":
+        """Return plain data for the answer."""
+        return {
+            "gpu": self.gpu,
+            "subject": self.subject.value,
+            "what": self.what,
+            "expected": self.expected,
+            "actual": self.actual,
+            "effect": self.effect.value,
+            "consequence": self.consequence,
+        }
+
+
+def verdict(differences: Iterable[Difference]) -> Verdict:
+    """Return the verdict for all differences."""
+    effects = {each.effect for each in differences}
+    if Effect.CHANGES in effects:
+        return Verdict.REVIEW
+    return Verdict.DIFFERS if effects else Verdict.AS_EXPECTED
+
+
+def of_gpu(
+    index: int,
+    actual: "answers.CapturedGpu",
+    expected: "answers.CapturedGpu | None",
+    *,
+    instance_ids: Callable[[model.Placement], frozenset[int]] = lambda _: frozenset(),
+) -> Iterator[Difference]:
+    """Yield the differences of a captured GPU.
+
+    Args:
+        index: Its number in the capture.
+        actual: The GPU.
+        expected: The same product under the simulated driver; None: no product is like it.
+        instance_ids: Returns the ids that a GPU instance at a placement can have.
+    """
+    found = _Comparison(index)
+    if actual["unreachable"] is not None:
+        yield found.of(Subject.UNREACHABLE, "the GPU", "reachable", actual["unreachable"])
+        return
+    if expected is None:
+        what = f"{actual['name']}, PCI device id {actual['pci_device_id']}"
+        yield found.of(Subject.PRODUCT, "the product", "in the catalogue", what)
+    else:
+        yield from _facts(found, actual, expected)
+        yield from _profiles(found, actual, expected)
+        yield from _behaviour(found, actual, expected, instance_ids)
+    for rule, is_followed in actual["rules"].items():
+        if not is_followed:
+            is_order = meanings.ORDER_RULE in rule
+            yield found.of(
+                Subject.RULE,
+                rule,
+                "yes",
+                "no",
+                *((Effect.NONE, meanings.ORDER) if is_order else ()),
+            )
+
+
+def of_library(
+    actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
+) -> Iterator[Difference]:
+    """Yield the differences of functions that concern no GPU, by their answers."""
+    return _functions(_Comparison(None), actual, expected)
+
+
+class _Comparison:
+    """Builds the differences of one GPU."""
+
+    def __init__(self, gpu: int | None) -> None:
+        self._gpu = gpu
+
+    def of(
+        self,
+        subject: Subject,
+        what: str,
+        expected: object,
+        actual: object,
+        effect: Effect | None = None,
+        consequence: str = "",
+    ) -> Difference:
+        usual = meanings.USUAL.get(subject, (Effect.NONE, ""))
+        return Difference(
+            gpu=self._gpu,
+            subject=subject,
+            what=what,
+            expected=str(expected),
+            actual=str(actual),
+            effect=effect or usual[0],
+            consequence=consequence or usual[1],
+        )
+
+
+def _facts(
+    found: _Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
+) -> Iterator[Difference]:
+    rows = (
+        (Subject.NAME, "its name", "name"),
+        (Subject.ARCHITECTURE, "its generation", "architecture"),
+        (Subject.MEMORY, "its memory in MiB", "memory_mib"),
+        (Subject.MODE_CHANGE, "a change of MIG mode resets it", "mode_change_needs_reset"),
+    )
+    for subject, what, key in rows:
+        one, other = actual.get(key), expected.get(key)
+        if one != other:
+            yield found.of(subject, what, other, one)
+    if (actual["mig_mode"] is None) is not (expected["mig_mode"] is None):
+        has = {True: "without MIG", False: "with MIG"}
+        yield found.of(
+            Subject.MIG,
+            "the GPU",
+            has[expected["mig_mode"] is None],
+            has[actual["mig_mode"] is None],
+        )
+
+
+def _profiles(
+    found: _Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
+) -> Iterator[Difference]:
+    if actual["profiles"] is None or expected["profiles"] is None:
+        if actual["profiles"] is not expected["profiles"]:
+            yield found.of(Subject.WITHHELD, "profiles and placements", "reported", "withheld")
+        return
+    here = {row["enum"]: row for row in actual["profiles"]}
+    known = {row["enum"]: row for row in expected["profiles"]}
+    for number in sorted(here | known):
+        if number not in here:
+            name = known[number]["name"]
+            yield found.of(Subject.PROFILE_MISSING, f"profile {name}", "listed", "not listed")
+        elif number not in known:
+            name = here[number]["name"]
+            yield found.of(Subject.PROFILE_ADDED, f"profile {name}", "not listed", "listed")
+        else:
+            yield from _profile(found, here[number], known[number])
+
+
+def _profile(
+    found: _Comparison, actual: "answers.CapturedProfile", expected: "answers.CapturedProfile"
+) -> Iterator[Difference]:
+    rows = (
+        (Subject.PROFILE_NAME, "name", "name"),
+        (Subject.PROFILE_ID, "id", "id"),
+        (Subject.SLICES, "slices", "slices"),
+        (Subject.PROFILE_MEMORY, "memory in MiB", "memory_mib"),
+        (Subject.MULTIPROCESSORS, "multiprocessors", "multiprocessors"),
+        (Subject.CAPACITY, "most instances", "max_instances"),
+        (Subject.ENGINES, "copy engines, decoders, encoders, JPEG, OFA", "engines"),
+    )
+    name = f"profile {expected['name']}"
+    for subject, what, key in rows:
+        one, other = actual.get(key), expected.get(key)
+        if one != other:
+            yield found.of(subject, f"{name}: {what}", other, one)
+    for place in expected["placements"]:
+        if place not in actual["placements"]:
+            what = f"{name} at {place}"
+            yield found.of(Subject.PLACEMENT_MISSING, what, "possible", "not possible")
+    for place in actual["placements"]:
+        if place not in expected["placements"]:
+            what = f"{name} at {place}"
+            yield found.of(Subject.PLACEMENT_ADDED, what, "not possible", "possible")
+    one, other = actual["compute_profiles"], expected["compute_profiles"]
+    if one is not None and other is not None and (mine := _pack(one)) != (theirs := _pack(other)):
+        what = f"{name}: compute-instance profiles (id, slices, multiprocessors, most)"
+        yield found.of(Subject.COMPUTE_PROFILES, what, theirs, mine)
+
+
+def _pack(rows: "list[answers.CapturedComputeProfile]") -> str:
+    """Return the profiles as text; placements are left out, as the catalogue's are inferred."""
+    keys = [
+        (row["id"], row["slices"], row["multiprocessors"], row["max_instances"]) for row in rows
+    ]
+    return ", ".join("/".join(map(str, key)) for key in sorted(keys))
+
+
+def _behaviour(
+    found: _Comparison,
+    actual: "answers.CapturedGpu",
+    expected: "answers.CapturedGpu",
+    instance_ids: Callable[[model.Placement], frozenset[int]],
+) -> Iterator[Difference]:
+    for instance in actual["instances"]:
+        place = model.Placement(*map(int, instance["placement"].split(":")))
+        ids = instance_ids(place)
+        if ids and instance["id"] not in ids:
+            what = f"id of the GPU instance {instance['profile']} at {place}"
+            possible = " or ".join(map(str, sorted(ids)))
+            yield found.of(Subject.INSTANCE_ID, what, possible, instance["id"])
+    known = {each["call"]: each["answer"] for each in expected["answers"]}
+    for probe in actual["answers"]:
+        answer = known.get(probe["call"], probe["answer"])
+        if probe["answer"] != answer:
+            is_handled = probe["is_handled"]
+            yield found.of(
+                Subject.ANSWER,
+                probe["call"],
+                answer,
+                probe["answer"],
+                Effect.NONE if is_handled else Effect.CHANGES,
+                meanings.HANDLED if is_handled else meanings.UNHANDLED,
+            )
+    yield from _functions(found, actual["functions"], expected["functions"])
+
+
+def _functions(
+    found: _Comparison, actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
+) -> Iterator[Difference]:
+    """Yield functions with other answers."""
+    for function in sorted((actual.keys() & expected.keys()) - _BY_INSTANCES):
+        one, other = actual[function], expected[function]
+        if one != other:
+            consequence = meanings.FUNCTIONS.get(function, meanings.WORKS)
+            yield found.of(
+                Subject.FUNCTION,
+                function,
+                ", ".join(other),
+                ", ".join(one),
+                Effect.NONE,
+                consequence,
+            )

@@ -1,0 +1,120 @@
+"""The products of captured GPUs under the simulated driver, surveyed in the same way."""
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from mig_manager.adapters.nvml import client
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.acceptance import survey as surveys
+from mig_manager.sandbox.driver import library, state_file, states, transitions, worker
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """What the simulated driver says."""
+
+    gpus: "tuple[answers.CapturedGpu | None, ...]"
+    """The expected capture of each GPU; None: no product is like it, or it cannot be simulated."""
+    library: dict[str, list[str]]  # the answers of functions that concern no GPU
+
+
+def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
+    """Survey simulated GPUs of the same products, in the same MIG modes.
+
+    Raises:
+        HardwareError: The worker failed, or did not answer in time.
+    """
+    products = [product_of(gpu) for gpu in captured]
+    known = [
+        (number, product)
+        for number, product in enumerate(products)
+        if product is not None and not product.not_simulatable
+    ]
+    # Without a product any GPU shows what the library answers.
+    simulated = [product for _, product in known] or [hardware.find("A100")]
+    survey = _surveyed(simulated, [captured[number] for number, _ in known], timeout_s=timeout_s)
+    found: list[answers.CapturedGpu | None] = [None] * len(captured)
+    if known:
+        for (number, product), gpu in zip(known, surveys.capture(survey), strict=True):
+            found[number] = _with_compute_profiles(gpu, product)
+    return Twin(gpus=tuple(found), library=surveys.answers_of(survey.calls))
+
+
+def product_of(gpu: "answers.CapturedGpu") -> hardware.Product | None:
+    """Return the product of a captured GPU; None if it is unknown."""
+    return hardware.of_gpu(int(gpu["pci_device_id"], 16), gpu["name"], gpu["memory_mib"])
+
+
+def instance_ids(product: hardware.Product, placement: model.Placement) -> frozenset[int]:
+    """Return the ids that a GPU instance at a placement can have, on boards of both kinds."""
+    return frozenset(
+        transitions.gpu_instance_id(product, placement, is_swapped=is_swapped)
+        for is_swapped in (False, True)
+    )
+
+
+def _surveyed(
+    products: Sequence[hardware.Product],
+    captured: "Sequence[answers.CapturedGpu]",
+    *,
+    timeout_s: float,
+) -> surveys.Survey:
+    with tempfile.TemporaryDirectory(prefix="mig-manager-") as folder:
+        path = pathlib.Path(folder) / "node.json"
+        virtualization = next((gpu["virtualization"] for gpu in captured), "none")
+        options = states.Options(
+            virtualization=_VIRTUALIZATIONS[model.Virtualization(virtualization)]
+        )
+        library.create("+".join(product.key for product in products), path, options=options)
+        state = state_file.SharedState(path)
+        state.update(lambda node: (_in_modes(node, captured), None))
+        command = client.worker_command(program=worker.program(path))
+        return client.WorkerGpus(command=command, timeout_s=timeout_s).survey()
+
+
+_VIRTUALIZATIONS = {
+    model.Virtualization.NONE: states.Virtualization.NONE,
+    model.Virtualization.PASSTHROUGH: states.Virtualization.PASSTHROUGH,
+    model.Virtualization.VGPU: states.Virtualization.VGPU,
+    model.Virtualization.HOST: states.Virtualization.HOST_VGPU,
+}
+
+
+def _in_modes(
+    node: states.MachineState, captured: "Iterable[answers.CapturedGpu]"
+) -> states.MachineState:
+    on = model.MigMode.ENABLED.value
+    for index, gpu in enumerate(captured):
+        is_on, is_pending = gpu["mig_mode"] == on, gpu["pending_mig_mode"] == on
+        now = dataclasses.replace(node.gpus[index], is_enabled=is_on, is_pending=is_pending)
+        node = node.with_gpu(index, now)
+    return node
+
+
+def _with_compute_profiles(
+    gpu: "answers.CapturedGpu", product: hardware.Product
+) -> "answers.CapturedGpu":
+    """Add the compute-instance profiles, which a GPU without instances does not report."""
+    rows = {row.enum_index: row.compute for row in product.profiles}
+    profiles = gpu["profiles"]
+    if profiles is None:
+        return gpu
+    return {
+        **gpu,
+        "profiles": [
+            {
+                **profile,
+                "compute_profiles": [
+                    surveys.compute_data(each, each.placements) for each in rows[profile["enum"]]
+                ],
+            }
+            for profile in profiles
+        ],
+    }

@@ -1,0 +1,77 @@
+"""``mig-manager acceptance`` as a command: its file, its summary, its exit status."""
+
+import json
+import pathlib
+
+import pytest
+
+from mig_manager.cli import main
+from mig_manager.cli.toolkit import console
+from testkit import nvml_faults
+from tests import contract
+from tests.sandbox import library as c_library
+from tests.shell import commandline, shell_node
+
+SPEC = "2xA100-SXM4-40GB"
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> shell_node.Node:
+    return shell_node.Node(tmp_path, SPEC)
+
+
+def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
+    line = ["acceptance", "--simulate-state", str(node.path), *options]
+    return commandline.run(line, {}, command=main.main)
+
+
+def test_gpus_as_expected_give_status_0_and_a_file(
+    node: shell_node.Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    answer = accept(node)
+
+    assert answer.status == console.DONE, answer.err
+    assert "verdict: as-expected" in answer.out
+    assert "0 differences" in answer.out
+    data = json.loads((tmp_path / "mig-manager-acceptance.json").read_text("utf-8"))
+    contract.check("Acceptance", data)
+    assert accept(node, "-o", "-").data.keys() == data.keys()
+
+
+def test_a_difference_gives_status_1_and_its_consequence(node: shell_node.Node) -> None:
+    fault = nvml_faults.Fault(function="nvmlDeviceGetGpuInstanceById", gpu=1, code=2, count=None)
+    node.state.add_fault(fault)
+
+    answer = accept(node, "--output", str(node.path.with_name("found.json")))
+
+    assert answer.status == console.FAILED
+    assert "verdict: review" in answer.out
+    assert "GPU 1: nvmlDeviceGetGpuInstanceById of an instance that does not exist" in answer.out
+    assert "an operation may fail with it" in answer.out.replace("\n    ", " ")
+
+
+def test_a_file_that_cannot_be_written_gives_status_2(node: shell_node.Node) -> None:
+    answer = accept(node, "--output", str(node.path / "no-folder"))
+
+    assert answer.status == console.UNUSABLE
+    assert "cannot write" in answer.err
+
+
+def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Node) -> None:
+    node.state.add_fault(
+        nvml_faults.Fault(function="nvmlDeviceGetVirtualizationMode", code=3, count=None)
+    )
+    folder = node.path.parent / "lib"
+    with c_library.served(folder, node.path) as library:
+        answer = commandline.run(
+            ["acceptance", "--library-path", str(library), "-o", "-"],
+            c_library.environ(node.path.parent),
+            command=main.main,
+        )
+
+    assert answer.status == console.FAILED, answer.err
+    assert {each["what"] for each in answer.data["differences"]} == {
+        "nvmlDeviceGetVirtualizationMode"
+    }
