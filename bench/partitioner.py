@@ -22,6 +22,7 @@ import pytest
 
 from mig_manager.adapters.host import log
 from testkit import day
+from tests import agent_stage
 from tests.cluster import clusters, device_watch, envtest, pods_of_a_day, sandbox_nodes
 from tests.realnode import audit
 
@@ -156,7 +157,7 @@ def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
     layouts, requested = _VARIANTS[name](plan)
     shape = sandbox_nodes.Shape(
         names=plan.nodes,
-        layouts=clusters.PACKAGED.read_text(encoding="utf-8") + layouts,
+        layouts=agent_stage.PACKAGED.read_text(encoding="utf-8") + layouts,
         agent_options=("--custom-layouts",) if name == _ON_DEMAND else (),
         folder=folder,
     )

@@ -12,6 +12,8 @@ import mig_manager
 from mig_manager.core import yaml_tree
 from mig_manager.core.node import cluster
 
+GOLDEN = pathlib.Path(__file__).parent / "shipped/golden/v1"
+"""Answers and annotations that each release promised to write."""
 ANNOTATIONS = {
     cluster.CAPACITY_ANNOTATION: "CapacityAnnotation",
     cluster.GPUS_ANNOTATION: "GpusAnnotation",

@@ -12,7 +12,7 @@ from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, scenes
-from tests.adapters import test_kube_leases
+from tests.adapters import kube_rig
 from tests.partitioner.rig import MortalApi
 from tests.sandbox import apirig
 
@@ -147,7 +147,7 @@ def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: Rig) -> No
     assert not first.may_write
 
 
-FAULTS = test_kube_leases.CONFLICT_WHEN_DONE | {
+FAULTS = kube_rig.CONFLICT_WHEN_DONE | {
     name: apiserver.FAULTS[name]
     for name in (
         *("403", "409", "429-retry-after", "500"),

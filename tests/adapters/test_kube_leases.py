@@ -15,6 +15,7 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, waiting
+from tests.adapters import kube_rig
 from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
@@ -236,9 +237,7 @@ def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: Rig) -> N
     own.check()
 
 
-CONFLICT_WHEN_DONE = {"409-when-done": apiserver.Fault(status=409, is_carried_out=True)}
-"""As where another writer was quicker after us."""
-FAULTS = CONFLICT_WHEN_DONE | {
+FAULTS = kube_rig.CONFLICT_WHEN_DONE | {
     name: fault
     for name, fault in apiserver.FAULTS.items()
     if name in {"409", "reset", "garbage"} or name.startswith(("500", "no-answer", "reset-"))

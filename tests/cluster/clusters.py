@@ -12,25 +12,18 @@ import yaml
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, responses
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config
-from mig_manager.sandbox import scenarios, stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import objects, sandbox_node
+from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import journals, operator_pod, waiting
+from tests import agent_stage, journals, operator_pod, waiting
 from tests.cluster import envtest
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-PACKAGED = ROOT / "profiles" / "mig-parted.yaml"
 NODE = stages.NODE_NAME
 AGENT_TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
-IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
-QUICK = sandbox_node.NodeOptions(
-    tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
-)
 EVENTS = "/api/v1/namespaces/default/events"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -304,16 +297,14 @@ def stage(
     style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR,
 ) -> Iterator[stages.Stage]:
     """A node of the cluster with the agent on it, who has these rights and no other."""
-    gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
-    text = PACKAGED.read_text(encoding="utf-8")
     with (
         where.admit(folder, rights) as credentials,
         kind(
             spec,
-            text + scenarios.extra_layouts(gpus, config.parse(text, source="packaged")),
+            agent_stage.config_text(spec),
             latency=states.Latency(),
-            agent_options=(*IMPATIENT, *agent_options),
-            node_options=dataclasses.replace(QUICK, deploy_style=style),
+            agent_options=(*agent_stage.IMPATIENT, *agent_options),
+            node_options=dataclasses.replace(agent_stage.QUICK, deploy_style=style),
             credentials=credentials,
         ) as stage,
     ):

@@ -14,7 +14,7 @@ import pytest
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from testkit import day
-from tests import waiting
+from tests import agent_stage, waiting
 from tests.cluster import clusters, device_watch, pods_of_a_day, sandbox_nodes
 from tests.realnode import audit
 
@@ -52,7 +52,7 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     shape = sandbox_nodes.Shape(
         names=("node-a", "node-b"),
         spec="2xA100-SXM4-40GB",
-        layouts=clusters.PACKAGED.read_text(encoding="utf-8"),
+        layouts=agent_stage.PACKAGED.read_text(encoding="utf-8"),
         latency=dataclasses.replace(states.REALISTIC, mode_with_reset_s=0.5),
         agent_options=("--custom-layouts",),
     )

@@ -108,7 +108,7 @@ class _Pulse(liveness.Pulse):
         self.is_resting = False
 
 
-class Stage(stages.Stage):
+class InProcessStage(stages.Stage):
     """The demonstration's stage, with the agent in this process and in a hurry."""
 
     server: apiserver.ApiServer
@@ -246,12 +246,14 @@ class _Tracebacks(logging.Handler):
 
 
 @contextlib.contextmanager
-def staged(*, listen: Listen = structlog.testing.capture_logs, **how: Any) -> Iterator[Stage]:
+def staged(
+    *, listen: Listen = structlog.testing.capture_logs, **how: Any
+) -> Iterator[InProcessStage]:
     """Give a stage at rest in a first layout; at its end no line of any log has a traceback."""
     others = _Tracebacks()
     logging.getLogger().addHandler(others)
     try:
-        with listen() as log, Stage(**how) as stage:
+        with listen() as log, InProcessStage(**how) as stage:
             stage.reconfigure()
             stage.heard.take()
             yield stage

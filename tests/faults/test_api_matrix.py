@@ -85,7 +85,7 @@ LIST, WATCH, GET = (Request(verb, "nodes", 1) for verb in ("list", "watch", "get
 """What an agent asks first: the node, its watch, and what an interrupted run has left."""
 
 
-def requests(stage: api_node.Stage) -> list[Request]:
+def requests(stage: api_node.InProcessStage) -> list[Request]:
     """Return the requests that every reconfiguration makes, however it is scheduled.
 
     How often the agent reads the node, which it also watches, and whether kubelet or the agent is
@@ -110,7 +110,7 @@ def requests(stage: api_node.Stage) -> list[Request]:
     return sorted(each for each in made if each.nth <= _ALWAYS[each[:2]])
 
 
-def outcome(stage: api_node.Stage, passing: set[errors.Reason]) -> str:
+def outcome(stage: api_node.InProcessStage, passing: set[errors.Reason]) -> str:
     """Return in a word how one case ended; ``passing`` are the reasons a run may fail with."""
     ends, lost = stage.heard.take()
     assert stage.taken() == []

@@ -1,73 +1,27 @@
 """What the real agent process reports, during a run and after it."""
 
-import contextlib
-import http.client
-import json
-import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from prometheus_client import parser
 
 from mig_manager.core import model
-from mig_manager.sandbox import stages
-from tests import agent_stage
+from tests import agent_stage, observed_agent
 
 LAYOUT = "all-1g.5gb"
 
-Line = dict[str, Any]
-
-
-class Observed:
-    def __init__(self, stage: stages.Stage, port: int) -> None:
-        self.stage = stage
-        self._port = port
-
-    def ask(self, path: str) -> tuple[int, str]:
-        """Return status and text; 0 while the port is closed."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
-        with contextlib.closing(connection):
-            try:
-                connection.request("GET", path)
-            except ConnectionRefusedError:
-                return 0, ""
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-
-    def series(self, name: str) -> dict[str, float]:
-        """Return the values of one metric by its labels' values."""
-        _, text = self.ask("/metrics")
-        return {
-            ",".join(value for _, value in sorted(sample.labels.items())): sample.value
-            for family in parser.text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == f"mig_manager_{name}"
-        }
-
-    def lines(self) -> list[Line]:
-        text = self.stage.agent_log.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
 
 @pytest.fixture
-def observed() -> Iterator[Observed]:
-    port = free_port()
+def observed() -> Iterator[observed_agent.Observed]:
+    port = observed_agent.free_port()
     with agent_stage.Stage(
         "1xA100-SXM4-40GB", "--health-address", "127.0.0.1", "--health-port", str(port)
     ) as stage:
-        observed = Observed(stage, port)
+        observed = observed_agent.Observed(stage, port)
         stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")
         yield observed
 
 
-def test_metrics_follow_a_run_and_sum_it_up(observed: Observed) -> None:
+def test_metrics_follow_a_run_and_sum_it_up(observed: observed_agent.Observed) -> None:
     stage = observed.stage
     assert observed.ask("/healthz") == (200, "ok\n")
     assert set(observed.series("state").values()) == {0.0}
@@ -103,7 +57,7 @@ def test_metrics_follow_a_run_and_sum_it_up(observed: Observed) -> None:
 
 @pytest.mark.slow
 def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
-    observed: Observed,
+    observed: observed_agent.Observed,
 ) -> None:
     stage = observed.stage
     # Whatever fails is tried again: what looks like NVML's state file no longer is one.

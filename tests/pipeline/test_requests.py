@@ -16,7 +16,6 @@ from tests import contract, fakes, scenes
 from tests.pipeline import test_in_use
 from tests.pipeline.test_custom_layouts import CHANGED
 from tests.pipeline.test_drift import add_pod_on_foreign_instances
-from tests.shipped.test_schemas import GOLDEN
 
 LAYOUT = "all-balanced"
 Act = Callable[[intake.Inbox], None]
@@ -130,7 +129,7 @@ def as_before(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         name = contract.ANNOTATIONS.get(key)
         if name is None:
             yield key, text
-        elif (golden := GOLDEN / f"{name}.jsonl").exists():
+        elif (golden := contract.GOLDEN / f"{name}.jsonl").exists():
             known = set[str]().union(*map(json.loads, golden.read_text("utf-8").splitlines()))
             data = json.loads(text)
             yield key, json.dumps({each: data[each] for each in data if each in known})

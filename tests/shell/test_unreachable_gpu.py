@@ -12,7 +12,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import nvml_faults
-from tests.pipeline.test_observability import Observed, free_port
+from tests import observed_agent
 from tests.shell import shell_node
 
 SPEC = "8xA100-SXM4-40GB"
@@ -192,8 +192,8 @@ def test_boot_restores_the_former_instances_of_a_lost_gpu(node: shell_node.Node)
 
 
 @pytest.fixture
-def observed() -> Iterator[Observed]:
-    port = free_port()
+def observed() -> Iterator[observed_agent.Observed]:
+    port = observed_agent.free_port()
     with stages.Stage(
         SPEC,
         LAYOUTS,
@@ -204,7 +204,7 @@ def observed() -> Iterator[Observed]:
         ),
         node_options=sandbox_node.NodeOptions(tick_s=0.1),
     ) as stage:
-        observed = Observed(stage, port)
+        observed = observed_agent.Observed(stage, port)
         stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")
         yield observed
 
@@ -225,7 +225,7 @@ def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
 
 
 @pytest.mark.slow
-def test_agent_serves_the_others_and_a_returned_gpu(observed: Observed) -> None:
+def test_agent_serves_the_others_and_a_returned_gpu(observed: observed_agent.Observed) -> None:
     stage, state = observed.stage, nvml_faults.SharedState(observed.stage.state_file)
     reaches(stage, "halves", model.State.SUCCESS)
 

@@ -17,11 +17,10 @@ from tests import contract
 from tests.shell import commandline
 
 ROOT = pathlib.Path(__file__).parents[2]
-GOLDEN = pathlib.Path(__file__).parent / "golden" / "v1"
-DIGESTS = GOLDEN.with_name("schemas.sha256")
+DIGESTS = contract.GOLDEN.with_name("schemas.sha256")
 ANSWERS = [
     pytest.param(path.stem, line, id=f"{path.stem} {number}")
-    for path in sorted(GOLDEN.glob("[A-Z]*.jsonl"))
+    for path in sorted(contract.GOLDEN.glob("[A-Z]*.jsonl"))
     for number, line in enumerate(path.read_text("utf-8").splitlines())
 ]
 
@@ -67,7 +66,7 @@ def test_an_answer_without_a_key_or_with_another_one_is_refused(name: str, line:
 
 
 def test_what_the_schema_of_the_capacity_admits_can_be_read() -> None:
-    for line in (GOLDEN / "CapacityAnnotation.jsonl").read_text("utf-8").splitlines():
+    for line in (contract.GOLDEN / "CapacityAnnotation.jsonl").read_text("utf-8").splitlines():
         (in_use,) = capacity.from_json(line).in_use.values()
         assert len(in_use) == 2
 

@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
+from tests import gpu_values
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:([+-])(.+))?")
 _INSTANCE = re.compile(r"(?P<profile>[^@]+)@(?P<start>\d+)(?:\[(?P<inside>[^]]*)\])?")
@@ -240,3 +242,10 @@ def words(plan: steps.Plan) -> list[str]:
                     f"+ci {step.profile} {step.placement} in {step.gpu_instance_placement}"
                 )
     return lines
+
+
+def balanced() -> tuple[model.Gpu, ...]:
+    """An A100 with 1g.5gb twice, 2g.10gb and 3g.20gb."""
+    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
+    wanted = want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
+    return gpu_values.brought_to((gpu,), wanted)

@@ -12,7 +12,6 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, clients, cluster, gpu_use, resources
 from tests import gpu_values
 from tests.unit import machine, samples
-from tests.unit.test_clients import balanced
 
 DRIVER = cluster.GPU_CLAIM_DRIVER
 ONE, OTHER = frozenset({machine.mig_uuid("1")}), frozenset({machine.mig_uuid("2")})
@@ -174,21 +173,21 @@ def test_a_driver_with_dynamic_mig_is_refused_and_named_and_no_other(
 
 
 def test_slices_with_exactly_the_gpus_devices_are_right() -> None:
-    gpus = (*balanced(), samples.gpu(samples.A100, mode=model.MigMode.DISABLED))
+    gpus = (*samples.balanced(), samples.gpu(samples.A100, mode=model.MigMode.DISABLED))
     assert claims.why_not_advertised(gpus, of_gpus(gpus)) == ""
 
 
 def test_a_gpu_for_virtual_machines_is_no_device_of_nvmls() -> None:
     item = a_slice(a_device("gpu-vfio-0", uuid="a-uuid-of-its-own", type="vfio"))
     passed = dataclasses.replace(claims.parse_slice(item), pool="n2")
-    gpus = balanced()
+    gpus = samples.balanced()
     assert claims.why_not_advertised(gpus, (*of_gpus(gpus), passed)) == ""
     assert claims.resolve({("n2", "gpu-vfio-0")}, (passed,)) == frozenset({"a-uuid-of-its-own"})
 
 
 @given(st.frozensets(st.sampled_from(range(4))), st.booleans())
 def test_any_device_too_few_or_too_many_is_explained(missing: frozenset[int], more: bool) -> None:  # noqa: FBT001 - drawn
-    gpus = balanced()
+    gpus = samples.balanced()
     (whole,) = of_gpus(gpus)
     uuids = {name: uuid for name, uuid in whole.uuids.items() if int(name[1:]) not in missing}
     uuids |= {"extra": "MIG-of-yesterday"} if more else {}
@@ -199,7 +198,7 @@ def test_any_device_too_few_or_too_many_is_explained(missing: frozenset[int], mo
 
 
 def test_slices_with_devices_that_do_not_exist_yet_name_dynamic_mig() -> None:
-    gpus = balanced()
+    gpus = samples.balanced()
     (whole,) = of_gpus(gpus)
     more = dataclasses.replace(whole, uuids={**whole.uuids, "gpu-0-mig-7g40gb-0-0": ""})
     assert "5 devices: 4 exist, 4 are expected, 1 have no UUID (see DynamicMIG)" in (
@@ -208,7 +207,7 @@ def test_slices_with_devices_that_do_not_exist_yet_name_dynamic_mig() -> None:
 
 
 def test_slices_of_a_generation_that_is_not_complete_are_waited_for() -> None:
-    gpus = balanced()
+    gpus = samples.balanced()
     (whole,) = of_gpus(gpus)
     first = dataclasses.replace(whole, generation=2, count=2)
     why = "the DRA driver has published 1 of 2 ResourceSlices"

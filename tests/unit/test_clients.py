@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.planner import planner
@@ -21,11 +20,6 @@ SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
 OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
 """What a pod of the device plugin is beside its name."""
-
-
-def balanced() -> tuple[model.Gpu, ...]:
-    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    return gpu_values.brought_to((gpu,), wanted("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"))
 
 
 def wanted(*names: str) -> model.DesiredGpu:
@@ -43,7 +37,7 @@ LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 
 
 def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
-    gpus = balanced()
+    gpus = samples.balanced()
     fewer = gpu_values.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
     assert only_creates.steps
@@ -61,7 +55,7 @@ def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     daemon = clients.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
     watcher = pod(labels={"app": "watcher"}, owner_kind="DaemonSet")
-    plan = plan_to(balanced(), *LESS)
+    plan = plan_to(samples.balanced(), *LESS)
     usage = gpu_use.Usage(pods=(watcher,), assigned=None)
     assert usage.users(ONE, daemons=(daemon,)) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
@@ -71,7 +65,7 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
 def test_labels_are_paused_in_the_order_of_their_release() -> None:
     names = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "nvsm", "client")
     labels = {cluster.DEPLOY_LABEL_PREFIX + name: "true" for name in sorted(names)}
-    paused = clients.labels_to_pause(labels, plan_to(balanced(), *LESS))
+    paused = clients.labels_to_pause(labels, plan_to(samples.balanced(), *LESS))
     assert [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in paused] == [*names]
 
 

@@ -12,7 +12,6 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import device_plugin
 from tests import gpu_values
 from tests.unit import samples
-from tests.unit.test_clients import balanced
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
@@ -38,7 +37,7 @@ def test_a_profile_has_the_name_that_nvidias_plugin_gives_it(
 def test_devices_are_counted_by_resource_without_nameless_ones() -> None:
     divided = samples.gpu(samples.A100, "1g.5gb@0", "2g.10gb@2[1c@0]")
     whole = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
-    counted = resources.counts([*balanced(), divided, whole, samples.gpu(samples.A100)])
+    counted = resources.counts([*samples.balanced(), divided, whole, samples.gpu(samples.A100)])
     assert counted == MIXED | {"nvidia.com/mig-1g.5gb": 3, GPU: 1}
 
 
@@ -76,7 +75,7 @@ def counted(
 def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
     healthy: dict[str, str] | None, allocatable: dict[str, int], why: str
 ) -> None:
-    gpus = balanced()
+    gpus = samples.balanced()
     uuids = dict(zip("1234", gpus[0].mig_uuids, strict=True)) | {"g": gpus[0].uuid}
     ids = {
         resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)
@@ -90,7 +89,7 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
 def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     changed: frozenset[str],
 ) -> None:
-    gpus = balanced()
+    gpus = samples.balanced()
     healthy = {GPU: frozenset([*gpus[0].mig_uuids][1:])}
     node, unregistered = counted({GPU: 3}, {GPU: 4}), counted({GPU: 3})
     assert resources.why_not_schedulable(gpus, healthy, node, changed=changed) == ""
@@ -123,7 +122,9 @@ REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
 def test_without_kubelet_replicas_of_shared_devices_are_known(
     allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
 ) -> None:
-    why = resources.why_not_schedulable(balanced(), None, counted(allocatable, labels=labels))
+    why = resources.why_not_schedulable(
+        samples.balanced(), None, counted(allocatable, labels=labels)
+    )
     assert (why == "") is is_good
 
 
