@@ -201,33 +201,23 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
         ((LAYOUT, "-c", "other", "-l", "gpu=yes"), "name one"),
         ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
         ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "not found"),
+        # A variable neither starts an undo nor contradicts an operand.
+        (("SELECTED_CONFIG=night", "undo", "-l", "gpu=yes"), "was labelled by a rollout"),
+        (("SELECTED_CONFIG=night", LAYOUT, "-l", "gpu=yes", "--dry-run"), "not found"),
+        (("LAYOUT=undo", "-l", "gpu=yes"), "name a layout"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
     rig: Rig, argv: tuple[str, ...], message: str
 ) -> None:
-    answer = rig(*argv)
+    variable, is_variable, value = argv[0].partition("=")
+    variables = {f"MIG_MANAGER_{variable}": value} if is_variable else {}
+
+    answer = rig(*argv[bool(is_variable) :], variables=variables)
 
     assert answer.status == 2
     assert message in answer.err
     assert not any(rig.labels().values())
-
-
-@pytest.mark.parametrize(
-    ("argv", "variables", "message"),
-    [
-        (("undo",), {"MIG_MANAGER_SELECTED_CONFIG": "night"}, "was labelled by a rollout"),
-        ((LAYOUT, "--dry-run"), {"MIG_MANAGER_SELECTED_CONFIG": "night"}, "not found"),
-        ((), {"MIG_MANAGER_LAYOUT": "undo"}, "name a layout"),
-    ],
-)
-def test_a_variable_neither_starts_an_undo_nor_contradicts_an_operand(
-    rig: Rig, argv: tuple[str, ...], variables: dict[str, str], message: str
-) -> None:
-    answer = rig(*argv, "-l", "gpu=yes", variables=variables)
-
-    assert answer.status == 2
-    assert message in answer.err
 
 
 def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig) -> None:
