@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, ports, steps
+from mig_manager.core import model, ports, profile_name, steps
 from mig_manager.core.node import claims, clients, cluster
 from mig_manager.core.records import journals
 from tests import changes, fakes, gpu_values
@@ -365,3 +365,10 @@ def hooked(rig: fakes.NodeRig) -> fakes.NodeRig:
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours runs after it."""
+
+
+def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
+    """Create instances outside the layout, and a pod that uses one."""
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
+    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
+    rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core.node import cluster, policies
 from tests import fakes
-from tests.scenes import busy_node, dra_node, hooked, hosted_node, node
+from tests.scenes import busy_node, dra_node, has_layout, hooked, hosted_node, node
 
 
 def guarded_node() -> fakes.NodeRig:
@@ -125,3 +125,12 @@ SWEPT = [
     for name in SCENARIOS
 ]
 """The scenes for tests that play each of them dozens of times."""
+
+
+IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
+
+
+def assert_says_the_truth(rig: fakes.NodeRig) -> None:
+    """The label names a layout that is active, or there is none."""
+    applied = rig.labels.get(cluster.APPLIED_LABEL)
+    assert applied is None or has_layout(rig, applied)

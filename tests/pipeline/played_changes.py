@@ -15,7 +15,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, cluster
 from tests import changes, fakes, scenes
-from tests.pipeline import test_on_demand
+from tests.pipeline import custom_requests
 
 _MOST_ATTEMPTS = 8
 _PAUSE_S = 5.0
@@ -93,10 +93,10 @@ CHANGES: Mapping[str, Change] = {
         evicted=frozenset({"affected"}),
     ),
     "on demand": Change(
-        test_on_demand.idle_node,
+        custom_requests.idle_node,
         "custom",
         was="all-balanced",
-        custom=test_on_demand.ON_DEMAND,
+        custom=custom_requests.ON_DEMAND,
     ),
 }
 

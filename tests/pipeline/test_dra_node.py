@@ -10,6 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, cluster, policies, resources
 from mig_manager.errors import Reason
 from tests import fake_ports, fakes, gpu_values
+from tests.pipeline.dra_scenes import KEEP_ONE, published, without_driver, without_pods
 from tests.scenes import (
     DRA_MONITORS,
     Killed,
@@ -24,19 +25,6 @@ from tests.scenes import (
     run,
 )
 
-KEEP_ONE = """
-version: v1
-mig-configs:
-  all-1g.5gb:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  most-in-one:
-  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 1}}
-  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  parts:
-  - {devices: all, mig-enabled: true, mig-devices: {1c.2g.10gb: 2}}
-"""
-"""Layout ``most-in-one`` has room for one of two pods whose instances are far apart."""
-
 
 def starts(rig: fakes.NodeRig) -> list[str]:
     """Note the UID of each driver pod that the node ever has."""
@@ -48,22 +36,6 @@ def starts(rig: fakes.NodeRig) -> list[str]:
     note()
     rig.clock.on_wait.append(note)
     return seen
-
-
-def published(rig: fakes.NodeRig) -> frozenset[str]:
-    return frozenset(uuid for each in rig.slices or () for uuid in each.uuids.values())
-
-
-def without_driver(rig: fakes.NodeRig) -> fakes.NodeRig:
-    """Take the driver's pod away, as a rolling update does."""
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not claims.is_driver(pod)}
-    return rig
-
-
-def without_pods(rig: fakes.NodeRig) -> fakes.NodeRig:
-    """Take the pods with claims for a device away."""
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.claimed_ids}
-    return rig
 
 
 def devices(rig: fakes.NodeRig) -> frozenset[str]:

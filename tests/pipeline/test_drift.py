@@ -7,10 +7,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes, reconcile
-from mig_manager.core import model, profile_name
+from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
-from tests import fakes, gpu_values, scenes
+from tests import fakes, scenes
 from tests.scenes import assert_ends
 
 LAYOUT = "all-balanced"
@@ -66,17 +66,10 @@ def test_on_request_a_drift_is_healed() -> None:
     assert scenes.is_as_before(rig, before)
 
 
-def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
-    """Create instances outside the layout, and a pod that uses one."""
-    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
-    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
-    rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
-
-
 def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
     rig, _, _ = node_at_rest()
-    add_pod_on_foreign_instances(rig)
+    scenes.add_pod_on_foreign_instances(rig)
     restarted = scenes.reconciler(rig)
     restarted.recover(LAYOUT)
     return rig, restarted
@@ -84,7 +77,7 @@ def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, reconcile.Reconciler]
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     rig, ours, ended = node_at_rest(heals=True)
-    add_pod_on_foreign_instances(rig)
+    scenes.add_pod_on_foreign_instances(rig)
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert "default/foreign" in rig.statuses[-1]
@@ -98,7 +91,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     rig, ours, _ = node_at_rest(heals=True)
-    add_pod_on_foreign_instances(rig)
+    scenes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
     assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=ours, may_evict=False)
@@ -109,7 +102,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
     rig, ours, _ = node_at_rest(heals=True)
-    add_pod_on_foreign_instances(rig)
+    scenes.add_pod_on_foreign_instances(rig)
     rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
     scenes.run(rig, LAYOUT, by=ours, may_evict=False)
     rig.refusing = {}

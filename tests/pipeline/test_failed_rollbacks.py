@@ -10,8 +10,8 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import fakes, scenes
-from tests.pipeline.test_recovery import IMPOSSIBLE, assert_says_the_truth
 from tests.scenes import LAYOUT, assert_ends
+from tests.swept_scenes import IMPOSSIBLE, assert_says_the_truth
 
 
 def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:

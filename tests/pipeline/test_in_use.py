@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.errors import Reason
 from tests import fakes, scenes
+from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.unit import machine
 
 RETRIES = 3
@@ -29,12 +30,6 @@ def assert_refused(
         assert rig.pod_names >= pods
         assert "workloads.evict" not in rig.log
         assert rig.gpus == before
-
-
-def process(home: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
-    return steps.GpuProcess(
-        pid=7, name="trainer", home=home, gpu_instances=instances, is_running=is_running
-    )
 
 
 # Kubelet does not answer
@@ -105,13 +100,6 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
 # A process on the GPU itself
 
 
-WHOLE = """
-version: v1
-mig-configs:
-  whole: [{devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}]
-"""
-
-
 def test_a_process_on_a_gpu_keeps_its_instances_from_being_destroyed() -> None:
     rig = scenes.busy_node()
     found = asking({rig.gpus[0].uuid: (process(),)})
@@ -145,24 +133,6 @@ def asking(found: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, Any]:
 
 
 # Devices that no GPU has
-
-
-def outdated_node() -> fakes.NodeRig:
-    """MIG mode of GPU 0 went off behind the agent, while pods use its instances."""
-    rig = scenes.node(layout="all-1g.5gb")
-    for gpu in rig.gpus:
-        for number, uuid in enumerate(gpu.mig_uuids):
-            rig.add_pod(f"gpu{gpu.index}-{number}", devices=frozenset({uuid}))
-    off = model.MigMode.DISABLED
-    first = dataclasses.replace(rig.gpus[0], current_mode=off, pending_mode=off, gpu_instances=())
-    rig.gpus = (first, rig.gpus[1])
-    return rig
-
-
-def of_pods(rig: fakes.NodeRig, gpu: int) -> tuple[steps.GpuProcess, ...]:
-    return tuple(
-        process(f"pod {uid}") for uid, pod in rig.pods.items() if pod.name.startswith(f"gpu{gpu}")
-    )
 
 
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:

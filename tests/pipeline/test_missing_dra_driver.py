@@ -12,7 +12,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import fake_ports, fakes
-from tests.pipeline.test_dra_node import (
+from tests.pipeline.dra_scenes import (
     KEEP_ONE,
     published,
     without_driver,

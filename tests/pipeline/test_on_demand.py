@@ -11,16 +11,16 @@ from mig_manager.core.node import cluster, policies
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
 from tests import fakes, scenes, swept_scenes
-from tests.pipeline.test_custom_layouts import BALANCED, ON, document, published, requested, run
-
-ON_DEMAND = requested(is_on_demand=True)
-
-
-def idle_node() -> fakes.NodeRig:
-    """No pod uses the device that goes."""
-    rig = scenes.node(layout="all-balanced")
-    rig.add_pod("spared", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
-    return rig
+from tests.pipeline.custom_requests import (
+    BALANCED,
+    ON,
+    ON_DEMAND,
+    document,
+    idle_node,
+    published,
+    requested,
+    run,
+)
 
 
 def assert_refused(rig: fakes.NodeRig, *texts: str, **options: Any) -> None:

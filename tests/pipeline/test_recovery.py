@@ -14,15 +14,8 @@ from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes, swept_scenes
 from tests.scenes import LAYOUT
+from tests.swept_scenes import IMPOSSIBLE, assert_says_the_truth
 from tests.unit import machine
-
-IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
-
-
-def assert_says_the_truth(rig: fakes.NodeRig) -> None:
-    """The label names a layout that is active, or there is none."""
-    applied = rig.labels.get(cluster.APPLIED_LABEL)
-    assert applied is None or scenes.has_layout(rig, applied)
 
 
 def kills(scenario: str) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:

@@ -13,9 +13,8 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
 from tests import contract, fakes, scenes
-from tests.pipeline import test_in_use
-from tests.pipeline.test_custom_layouts import CHANGED
-from tests.pipeline.test_drift import add_pod_on_foreign_instances
+from tests.pipeline import gpu_processes
+from tests.pipeline.custom_requests import CHANGED
 
 LAYOUT = "all-balanced"
 Act = Callable[[intake.Inbox], None]
@@ -152,7 +151,7 @@ def first_layout(dies_at: int | None) -> Story:
     """The GPUs drift after the first layout."""
     story = Story(scenes.node(), dies_at)
     story.live(story.label(LAYOUT))
-    add_pod_on_foreign_instances(story.rig)
+    scenes.add_pod_on_foreign_instances(story.rig)
     story.live()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -162,7 +161,7 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
     """Another program repartitions after a reboot, and the first start meets no driver."""
     story = active(dies_at)
     story.rig.restart_machine()
-    add_pod_on_foreign_instances(story.rig)
+    scenes.add_pod_on_foreign_instances(story.rig)
     story.rig.refusing["gpus.observe"] = errors.HardwareError(
         "gone", reason=Reason.DRIVER_NOT_LOADED
     )
@@ -176,7 +175,7 @@ def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
 def unrelated_change_of_the_file(dies_at: int | None) -> Story:
     """The GPUs have drifted, and a layout that no node has is edited."""
     story = active(dies_at)
-    add_pod_on_foreign_instances(story.rig)
+    scenes.add_pod_on_foreign_instances(story.rig)
     story.live(story.file(scenes.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
@@ -185,7 +184,7 @@ def unrelated_change_of_the_file(dies_at: int | None) -> Story:
 def new_node_object(dies_at: int | None) -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
     story = active(dies_at)
-    add_pod_on_foreign_instances(story.rig)
+    scenes.add_pod_on_foreign_instances(story.rig)
     story.rig.annotations.clear()
     for key in (cluster.STATE_LABEL, cluster.APPLIED_LABEL):
         story.rig.labels.pop(key, None)
@@ -246,8 +245,8 @@ def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
 def process_on_a_gpu(dies_at: int | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
     story = Story(scenes.busy_node(), dies_at)
-    story.source.text = test_in_use.WHOLE
-    story.found = {story.rig.gpus[0].uuid: (test_in_use.process(),)}
+    story.source.text = gpu_processes.WHOLE
+    story.found = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
     before = story.rig.gpus
     story.live(story.label("whole"))
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -257,10 +256,10 @@ def process_on_a_gpu(dies_at: int | None) -> Story:
 
 def lost_mig_mode(dies_at: int | None) -> Story:
     """MIG mode of one GPU went off behind its pods, and a service uses that GPU."""
-    story = Story(test_in_use.outdated_node(), dies_at)
-    service = test_in_use.process("unit train.service")
+    story = Story(gpu_processes.outdated_node(), dies_at)
+    service = gpu_processes.process("unit train.service")
     first = story.rig.gpus[0].uuid
-    story.found = {first: (*test_in_use.of_pods(story.rig, 0), service)}
+    story.found = {first: (*gpu_processes.of_pods(story.rig, 0), service)}
     story.live(story.label("all-balanced"))
     assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)
     return story
@@ -334,7 +333,7 @@ def test_an_upgrade_at_any_point_evicts_no_pod_without_a_request(
 
 def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
     story = active(None)
-    add_pod_on_foreign_instances(story.rig)
+    scenes.add_pod_on_foreign_instances(story.rig)
 
     story.live(story.label(None), story.label(LAYOUT))
 
@@ -414,7 +413,7 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
 
 def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read() -> None:
     story = active_by_own_file()
-    add_pod_on_foreign_instances(story.rig)
+    scenes.add_pod_on_foreign_instances(story.rig)
 
     story.live(story.file("version: ["))
 

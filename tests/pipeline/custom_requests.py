@@ -1,0 +1,54 @@
+"""Requests for the layout ``custom`` of a node in memory."""
+
+from typing import Any
+
+from mig_manager.agent import outcomes, reconcile
+from mig_manager.core.layout import custom_layouts
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
+from tests import fakes, scenes
+
+ON = {"has_custom_layouts": True}
+
+
+def document(rules: str, name: str = "mine") -> str:
+    return f"version: v1\nmig-configs:\n  {name}:\n{rules}"
+
+
+CHANGED = document("  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 4, 3g.20gb: 1}}\n")
+"""For it the device ``2g.10gb`` of GPU 0 goes on a balanced node, and nothing else."""
+
+BALANCED = document(
+    "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}\n"
+)
+
+
+def requested(text: str | None = CHANGED, *, is_on_demand: bool = False) -> custom_layouts.Custom:
+    return custom_layouts.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
+
+
+def run(
+    rig: fakes.NodeRig,
+    wanted: custom_layouts.Custom | None = None,
+    *,
+    by: reconcile.Reconciler | None = None,
+    limits: dict[str, Any] | None = None,
+    **options: Any,
+) -> outcomes.Outcome:
+    """Request ``custom`` of a node whose agent allows it."""
+    ours = by or scenes.reconciler(rig, limits=ON if limits is None else limits)
+    return scenes.run(rig, "custom", by=ours, custom=wanted or requested(), **options)
+
+
+def published(rig: fakes.NodeRig) -> status.PublishedStatus:
+    return status.parse(rig.annotations[cluster.STATUS_ANNOTATION])
+
+
+ON_DEMAND = requested(is_on_demand=True)
+
+
+def idle_node() -> fakes.NodeRig:
+    """No pod uses the device that goes."""
+    rig = scenes.node(layout="all-balanced")
+    rig.add_pod("spared", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    return rig

@@ -1,0 +1,33 @@
+"""Nodes with NVIDIA's DRA driver, and a layout that only one of two pods outlives."""
+
+from mig_manager.core.node import claims
+from tests import fakes
+
+KEEP_ONE = """
+version: v1
+mig-configs:
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  most-in-one:
+  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  parts:
+  - {devices: all, mig-enabled: true, mig-devices: {1c.2g.10gb: 2}}
+"""
+"""Layout ``most-in-one`` has room for one of two pods whose instances are far apart."""
+
+
+def published(rig: fakes.NodeRig) -> frozenset[str]:
+    return frozenset(uuid for each in rig.slices or () for uuid in each.uuids.values())
+
+
+def without_driver(rig: fakes.NodeRig) -> fakes.NodeRig:
+    """Take the driver's pod away, as a rolling update does."""
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not claims.is_driver(pod)}
+    return rig
+
+
+def without_pods(rig: fakes.NodeRig) -> fakes.NodeRig:
+    """Take the pods with claims for a device away."""
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.claimed_ids}
+    return rig

@@ -1,0 +1,37 @@
+"""Processes that use the GPUs of a node in memory."""
+
+import dataclasses
+
+from mig_manager.core import model, steps
+from tests import fakes, scenes
+
+
+def process(home: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
+    return steps.GpuProcess(
+        pid=7, name="trainer", home=home, gpu_instances=instances, is_running=is_running
+    )
+
+
+WHOLE = """
+version: v1
+mig-configs:
+  whole: [{devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}]
+"""
+
+
+def outdated_node() -> fakes.NodeRig:
+    """MIG mode of GPU 0 went off behind the agent, while pods use its instances."""
+    rig = scenes.node(layout="all-1g.5gb")
+    for gpu in rig.gpus:
+        for number, uuid in enumerate(gpu.mig_uuids):
+            rig.add_pod(f"gpu{gpu.index}-{number}", devices=frozenset({uuid}))
+    off = model.MigMode.DISABLED
+    first = dataclasses.replace(rig.gpus[0], current_mode=off, pending_mode=off, gpu_instances=())
+    rig.gpus = (first, rig.gpus[1])
+    return rig
+
+
+def of_pods(rig: fakes.NodeRig, gpu: int) -> tuple[steps.GpuProcess, ...]:
+    return tuple(
+        process(f"pod {uid}") for uid, pod in rig.pods.items() if pod.name.startswith(f"gpu{gpu}")
+    )
