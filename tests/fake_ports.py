@@ -101,7 +101,9 @@ class FakeNode(_Port):
             raise lost
         return self._view()
 
-    has_unwritten_condition = False
+    @property
+    def has_unwritten_condition(self) -> bool:
+        return False
 
     def set_condition(self, condition: readiness.Condition) -> None:
         entry = condition.entry(self._rig.condition, self._rig.clock.now_iso())

@@ -3,7 +3,7 @@
 import contextlib
 
 from mig_manager import errors
-from mig_manager.agent import draining, host, jobs, preparing, recovery
+from mig_manager.agent import draining, host, jobs, preparing, rebooting, recovery
 from mig_manager.agent.pods import pausing
 from mig_manager.core import model
 from mig_manager.core.layout import layouts
@@ -36,10 +36,10 @@ def execute(job: jobs.Job, change: preparing.Change, paused: pausing.Paused) -> 
         job.status.note(gpus=after)
         transaction.refresh()
     except errors.MigManagerError as error:
-        if not host.may_reboot(job, error, was_rebooted=change.resolved.was_rebooted):
+        if not rebooting.may_help(job, error, was_rebooted=change.resolved.was_rebooted):
             _resume_after_failure(job, paused, error)
             raise
-        why = host.reboot(job, error, lambda: draining.drain_whole_node(job, change, paused))
+        why = rebooting.reboot(job, error, lambda: draining.drain_whole_node(job, change, paused))
         _resume_after_failure(job, paused, error)
         raise errors.MigManagerError(
             f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED

@@ -1,15 +1,13 @@
-"""The host in a run: services, the owner's hooks, a reboot, and the layout for the next boot."""
+"""The host in a run: its services, and the owner's hooks."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
-from mig_manager.change import local
-from mig_manager.core import host_files, messages, model, steps, timing
-from mig_manager.core.node import clients, policies
+from mig_manager.core import host_files, messages, model, steps
+from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
 
@@ -20,15 +18,13 @@ def restore(job: jobs.Job) -> str:
     Returns:
         The failures as part of a sentence; they stay in the journal. Empty: all succeeded.
     """
-    services = start_services(job)
-    try:
-        exit_hooks(job)
-    except errors.MigManagerError as error:
-        return messages.join(services, error.message)
-    return services
-
-
-# -- services ------------------------------------------------------------------------------------
+    failures = []
+    for undo in (start_services, exit_hooks):
+        try:
+            undo(job)
+        except errors.MigManagerError as error:
+            failures.append(error.message)
+    return messages.join(*failures)
 
 
 def running_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> tuple[str, ...]:
@@ -64,27 +60,28 @@ def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None
         _log.info("host_service_stopped", service=name)
 
 
-def start_services(job: jobs.Job) -> str:
+def start_services(job: jobs.Job) -> None:
     """Start the stopped services; services that do not start stay in the journal.
 
     Other programs can write to the journal, because it is an annotation. So the agent starts only
     services in its settings, and the services that systemd stops along with these.
 
-    Returns:
-        The failures as part of a sentence; empty if every service started.
+    Raises:
+        HostError: HOST_SERVICE_FAILED: some services did not start.
     """
-    failed: list[str] = []
+    failures: list[str] = []
     for name in host_files.start_order(job.undo_stack.journal.host_services):
         job.deps.telemetry.still_working()
         try:
             _start(job, name)
         except errors.MigManagerError as error:
             _log.warning("host_service_not_started", service=name, error=error.message)
-            failed.append(error.message)
+            failures.append(error.message)
             continue
         stopped = job.undo_stack.journal.host_services
         job.undo_stack.note(host_services=tuple(one for one in stopped if one != name))
-    return "; ".join(failed)
+    if failures:
+        raise errors.HostError("; ".join(failures), reason=errors.Reason.HOST_SERVICE_FAILED)
 
 
 def _start(job: jobs.Job, name: str) -> None:
@@ -101,9 +98,6 @@ def _start(job: jobs.Job, name: str) -> None:
         return
     if services.start(name):
         _log.info("host_service_started", service=name)
-
-
-# -- hooks ---------------------------------------------------------------------------------------
 
 
 def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
@@ -144,99 +138,3 @@ def exit_hooks(job: jobs.Job) -> None:
         _log.warning("hook_forgotten", point="apply-exit")
     job.hooks.exit()
     job.undo_stack.note(exit_hook=False)
-
-
-# -- reboot --------------------------------------------------------------------------------------
-
-
-def may_reboot(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bool) -> bool:
-    """Check whether a reboot can help after an error, is allowed, and was not done before.
-
-    It helps if a GPU's new MIG mode is pending, or a process prevents a reset. ``was_rebooted``
-    is True if the status names a reboot for this request.
-    """
-    # The journal is newer than the status.
-    before = job.undo_stack.journal.rebooted_from
-    if before:
-        was_rebooted = before != job.deps.boot_id
-    elif job.undo_stack.record.rebooted_from == job.deps.boot_id:
-        # A reboot was requested, but the machine is still up.
-        was_rebooted = False
-    drains = job.limits.policy.drain is not policies.Drain.NONE
-    if was_rebooted or job.deps.reboot is None or not drains:
-        return False
-    if isinstance(error, errors.HostError):
-        return error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
-    try:
-        return error.reason.is_mode_pending and any(
-            gpu.has_pending_mode for gpu in job.deps.gpus.observe()
-        )
-    except errors.HardwareError:
-        return False
-
-
-def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[], object]) -> str:
-    """Drain the node, request a reboot, and wait for it.
-
-    Returns:
-        Why the machine did not reboot, as part of a sentence.
-
-    Raises:
-        Rebooting: The agent stops, because the node goes down.
-    """
-    name, why = job.request.config, error.message
-    try:
-        drain_node()
-        job.status.note(is_rebooted=True)
-        job.undo_stack.enter(
-            model.Phase.REBOOT,
-            f"rebooting: {why}",
-            state=model.State.REBOOTING,
-            rebooted_from=job.deps.boot_id or "unknown",
-        )
-        job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
-        if job.deps.reboot is not None:
-            job.deps.reboot(f"MIG layout {name} needs it")
-        _wait_for_stop(job)
-    except errors.MigManagerError as refused:
-        job.status.note(is_rebooted=False)
-        return refused.message
-    return f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
-
-
-def _wait_for_stop(job: jobs.Job) -> None:
-    """Wait for the signal to stop; another layout does not end the wait.
-
-    A run for that layout would work on a node that is going down.
-    """
-
-    def sleep(seconds: float) -> None:
-        try:
-            job.cancel.wait(seconds)
-        except errors.Superseded as end:
-            if end.is_stopping:
-                raise errors.Rebooting(end.why) from end
-            job.deps.clock.wait(seconds)
-
-    wait = dataclasses.replace(
-        job.wait(job.limits.reboot_timeout_s), sleep=sleep, backoff=timing.Backoff(first_s=1.0)
-    )
-    for _ in wait.attempts():
-        job.deps.telemetry.still_working()
-
-
-def save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:
-    """Save the verified layout for the next boot; a failure is logged."""
-    record = job.undo_stack.record
-    if job.deps.boot_layout is None:
-        return
-    try:
-        local.save_layout(
-            job.deps.boot_layout,
-            gpus,
-            config=record.config,
-            config_hash=record.verified.config_hash if record.verified else "",
-            boot_id=job.deps.boot_id,
-        )
-    except errors.ConfigError as error:
-        _log.warning("layout_not_saved", error=error.message)

@@ -90,14 +90,14 @@ class Agent:
 
         The wait may never end, so the pulse expects no report.
         """
-        pipeline, capacity, attempt = self._pipeline, self._pipeline.capacity, 0
+        node, capacity, attempt = self._pipeline.node, self._pipeline.capacity, 0
         until_s = self._monotonic() + limit_s
         write_at_s = self._monotonic() + self._backoff.delay_s(0)
         while True:
             capacity.follow(
                 is_on_demand=self._inbox.is_on_demand, has_changed=self._inbox.take_use_change()
             )
-            next_s = min(until_s, write_at_s if pipeline.has_unwritten_condition else math.inf)
+            next_s = min(until_s, write_at_s if node.has_unwritten_condition else math.inf)
             pause_s = min(max(0.0, next_s - self._monotonic()), capacity.next_in_s)
             timeout_s = pause_s if math.isfinite(pause_s) else None
             self._pulse.rest()
@@ -111,8 +111,8 @@ class Agent:
                 capacity.refresh()
             if self._monotonic() >= until_s:
                 return
-            if pipeline.has_unwritten_condition and self._monotonic() >= write_at_s:
-                pipeline.retry_condition()
+            if node.has_unwritten_condition and self._monotonic() >= write_at_s:
+                node.retry_condition()
                 attempt += 1
                 write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 

@@ -27,9 +27,7 @@ def resume_and_verify(
         NotReadyError: The devices are not schedulable by the deadline.
         Superseded: Another layout is requested; the next run verifies this change.
     """
-    failed = host.start_services(job)
-    if failed:
-        raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
+    host.start_services(job)
     host.exit_hooks(job)
     resumed = job.clients.resume_plugin(paused, job.undo_stack, plugin_config=job.plugin_config)
     _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")

@@ -14,7 +14,6 @@ from mig_manager import errors
 from mig_manager.agent import (
     capacity,
     drift,
-    host,
     jobs,
     outcomes,
     publish,
@@ -25,6 +24,7 @@ from mig_manager.agent import (
     settings,
 )
 from mig_manager.agent.pods import advertisers, gpu_clients
+from mig_manager.change import local
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
@@ -54,6 +54,7 @@ class Reconciler:
         self._watched_node: cluster.NodeView | None = None
         """The Node as last watched."""
         self._drift = drift.Memory()
+        self.node = deps.node
         self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
 
     def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> None:
@@ -153,7 +154,7 @@ class Reconciler:
             job.undo_stack.finish(outcome, annotations)
             self._keep_remaining(job.undo_stack.journal)
             if outcome.state is model.State.SUCCESS:
-                host.save_layout(job, outcome.gpus)
+                _save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         return outcome
@@ -229,15 +230,6 @@ class Reconciler:
         self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
         self.capacity.forget_node()
 
-    @property
-    def has_unwritten_condition(self) -> bool:
-        """Whether the condition ``MigReady`` could not be written; ``retry_condition`` does."""
-        return self._deps.node.has_unwritten_condition
-
-    def retry_condition(self) -> None:
-        """Write the condition that could not be written; a failure is logged."""
-        self._deps.node.retry_condition()
-
     @contextlib.contextmanager
     def _attempt(
         self,
@@ -296,3 +288,20 @@ class Reconciler:
         self._journal = journals.NONE if journal.is_empty else journal
         if self._deps.slots is not None and not journal.blocks_workloads:
             self._deps.slots.release()
+
+
+def _save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:
+    """Save the verified layout for the next boot; a failure is logged."""
+    record = job.undo_stack.record
+    if job.deps.boot_layout is None:
+        return
+    try:
+        local.save_layout(
+            job.deps.boot_layout,
+            gpus,
+            config=record.config,
+            config_hash=record.verified.config_hash if record.verified else "",
+            boot_id=job.deps.boot_id,
+        )
+    except errors.ConfigError as error:
+        _log.warning("layout_not_saved", error=error.message)

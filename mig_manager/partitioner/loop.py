@@ -80,6 +80,31 @@ class Signal:
         self._wake.clear()
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Term:
+    """The state of one term as leader; the next term begins with a new one."""
+
+    announcer: announcer.Announcer
+    leads_since_s: float
+    history: partitioning.History = dataclasses.field(default_factory=partitioning.History)
+    recheck_s: float = math.inf  # when to decide without a change of demand
+    resume_s: float = -math.inf  # when to act again after an API failure
+    pause_s: float = _FIRST_PAUSE_S
+    refused: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By node: until when not to change it."""
+    pending_since_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod."""
+    sightings: partitioned.Sightings = dataclasses.field(default_factory=partitioned.Sightings)
+    unusable: dict[str, str] = dataclasses.field(default_factory=dict)
+    """By opted-in node: why it was unusable at the last decision."""
+    served: set[str] = dataclasses.field(default_factory=set)
+    """UIDs of pending pods for which a node was changed."""
+    awaited: set[str] = dataclasses.field(default_factory=set)
+    """Nodes whose agents have not reported on our request."""
+    inherited: set[str] | None = None
+    """Nodes that are changing on a former leader's request; None before the first decision."""
+
+
 class Partitioner:
     """Decides and acts while its replica leads."""
 
@@ -108,8 +133,8 @@ class Partitioner:
         self.pulse.beat()
         self._bases: dict[str, tuple[tuple[str, ...], Base]] = {}
         """By node: the UUIDs of its GPUs, and the base layout on them."""
-        self._was_leader = True
-        self._forget()
+        self._was_leader = False
+        self._term = self._new_term()
 
     def run(self) -> None:
         """Step until the signal ends the loop, then release the Lease."""
@@ -126,46 +151,28 @@ class Partitioner:
         self._telemetry.set_leader(is_leader=is_leader)
         if not is_leader:
             if self._was_leader:
-                self._forget()
+                self._was_leader = False
+                self._term = self._new_term()
             return max(_LEAST_PAUSE_S, self._leader.next_in_s)
         self._was_leader = True
         if self._next_in_s() <= 0:
             self._decide()
         return max(_LEAST_PAUSE_S, min(self._leader.next_in_s, self._next_in_s()))
 
-    def _forget(self) -> None:
-        """Reset all state of a leader."""
-        self._was_leader = False
-        self._history = partitioning.History()
-        self._recheck_s = math.inf
-        """When to decide without a change of demand."""
-        self._resume_s = -math.inf
-        """When to act again after an API failure."""
-        self._pause_s = _FIRST_PAUSE_S
-        self._refused: dict[str, float] = {}
-        """By node: until when not to change it."""
-        self._announcer = announcer.Announcer(self._cluster, self._leader, self._clock)
-        self._pending_since_s: dict[str, float] = {}
-        """By UID of a pending pod."""
-        self._sightings = partitioned.Sightings()
-        self._unusable: dict[str, str] = {}
-        """By opted-in node: why it was unusable at the last decision."""
-        self._served: set[str] = set()
-        """UIDs of pending pods for which a node was changed."""
-        self._awaited: set[str] = set()
-        """Nodes whose agents have not reported on our request."""
-        self._inherited: set[str] | None = None
-        """Nodes that are changing on a former leader's request; None before the first decision."""
-        self._leads_since_s = self._clock.monotonic()
+    def _new_term(self) -> _Term:
         self._telemetry.set_pending(partitioning.PartitioningDecision(), withheld=0)
+        return _Term(
+            announcer=announcer.Announcer(self._cluster, self._leader, self._clock),
+            leads_since_s=self._clock.monotonic(),
+        )
 
     def _next_in_s(self) -> float:
         if not self._cluster.is_current:
             return _RECHECK_S
         now_s = self._clock.monotonic()
         quiet_in_s = self._signal.quiet_in_s()
-        next_in_s = self._recheck_s - now_s if quiet_in_s is None else quiet_in_s
-        return max(next_in_s, self._resume_s - now_s)
+        next_in_s = self._term.recheck_s - now_s if quiet_in_s is None else quiet_in_s
+        return max(next_in_s, self._term.resume_s - now_s)
 
     def _decide(self) -> None:
         began_s = self._clock.monotonic()
@@ -178,13 +185,13 @@ class Partitioner:
             pending,
             self._settings.limits,
             now=now,
-            history=self._history,
+            history=self._term.history,
             base=self._base_of(nodes),
         )
         took_s = self._clock.monotonic() - began_s
         self._telemetry.count_decision()
         self._log_unusable(nodes)
-        self._announcer.forget_all_but({node.name for node in nodes})
+        self._term.announcer.forget_all_but({node.name for node in nodes})
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
@@ -194,13 +201,15 @@ class Partitioner:
             for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
                 room.setdefault(pod.uid, {})[change.node] = now
         done = dataclasses.replace(decision, changes=requested, room_since=room)
-        self._history = partitioning.remember(self._history, nodes, pending, done, now=now)
-        withheld = self._announcer.announce_unmet(decision.unmet, pending)
+        self._term.history = partitioning.remember(
+            self._term.history, nodes, pending, done, now=now
+        )
+        withheld = self._term.announcer.announce_unmet(decision.unmet, pending)
         self._telemetry.set_pending(decision, withheld=withheld)
         has_refused = any(node.refused for node in nodes)
         is_at_rest = not (pending or has_refused or self._settings.limits.merge_back_after_s)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
-        self._recheck_s = self._clock.monotonic() + pause_s
+        self._term.recheck_s = self._clock.monotonic() + pause_s
 
     def _observe(
         self, now_s: float, now: dt.datetime
@@ -209,17 +218,17 @@ class Partitioner:
         pods = self._cluster.pods()
         bound = [pod for pod in pods if isinstance(pod, demand.Bound)]
         pending = tuple(pod for pod in pods if isinstance(pod, demand.Pending))
-        placed = self._served & {pod.uid for pod in bound}
+        placed = self._term.served & {pod.uid for pod in bound}
         for uid in placed:
-            self._telemetry.record_wait(now_s - self._pending_since_s[uid])
-        self._pending_since_s = {
-            pod.uid: self._pending_since_s.get(pod.uid, now_s) for pod in pending
+            self._telemetry.record_wait(now_s - self._term.pending_since_s[uid])
+        self._term.pending_since_s = {
+            pod.uid: self._term.pending_since_s.get(pod.uid, now_s) for pod in pending
         }
-        self._served &= self._pending_since_s.keys()
-        self._refused = {name: end for name, end in self._refused.items() if end > now_s}
+        self._term.served &= self._term.pending_since_s.keys()
+        self._term.refused = {name: end for name, end in self._term.refused.items() if end > now_s}
         nodes = [
             self._mark_unusable(node)
-            for node in self._sightings.on_own_clock(self._cluster.nodes(), now=now)
+            for node in self._term.sightings.on_own_clock(self._cluster.nodes(), now=now)
         ]
         return partitioned.with_pods(nodes, bound), pending
 
@@ -227,7 +236,7 @@ class Partitioner:
         """Mark a node that the partitioner must not change."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
-        if node.name in self._refused:
+        if node.name in self._term.refused:
             return dataclasses.replace(node, unusable="the API refused to change it")
         return node
 
@@ -239,20 +248,20 @@ class Partitioner:
             if node.is_opted_in and node.unusable and not node.is_changing
         }
         for name, why in unusable.items():
-            if self._unusable.get(name) != why:
+            if self._term.unusable.get(name) != why:
                 _log.warning("node_unusable", node=name, why=why)
-        self._unusable = unusable
+        self._term.unusable = unusable
 
     def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
         """Count the outcomes of requests, and follow a former leader's requests."""
         changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
         for node in nodes:
-            if node.name in self._awaited - changing:
+            if node.name in self._term.awaited - changing:
                 self._telemetry.count_answer(is_good=not node.refused)
-        self._awaited &= changing
-        if self._inherited is None:
-            self._inherited, self._leads_since_s = changing, self._clock.monotonic()
-        self._inherited &= changing
+        self._term.awaited &= changing
+        if self._term.inherited is None:
+            self._term.inherited, self._term.leads_since_s = changing, self._clock.monotonic()
+        self._term.inherited &= changing
 
     def _acceptable(
         self, decision: partitioning.PartitioningDecision
@@ -261,18 +270,18 @@ class Partitioner:
 
         Only that leader knew the pods of its changes.
         """
-        age_s = self._clock.monotonic() - self._leads_since_s
-        is_waiting = self._inherited and age_s < _INHERITED_S
+        age_s = self._clock.monotonic() - self._term.leads_since_s
+        is_waiting = self._term.inherited and age_s < _INHERITED_S
         return () if is_waiting else decision.changes
 
     def _carry_out(self, change: partitioning.Change) -> Result | None:
         """Request or recommend a change; return the result, None if neither was possible."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
-            if self._announcer.announce_recommendation(change):
+            if self._term.announcer.announce_recommendation(change):
                 _log.info("layout_recommended", node=change.node, why=change.why)
                 result = Result.RECOMMENDED
-        elif self._clock.monotonic() >= self._resume_s and self._leader.campaign():
+        elif self._clock.monotonic() >= self._term.resume_s and self._leader.campaign():
             result = self._request(change)
         if result is not None:
             self._telemetry.count_change(result)
@@ -285,20 +294,20 @@ class Partitioner:
             now_s = self._clock.monotonic()
             _log.warning("layout_not_requested", node=change.node, detail=error.message)
             if error.reason is errors.Reason.API_UNAVAILABLE:
-                self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                self._term.resume_s = now_s + max(self._term.pause_s, error.retry_after_s or 0.0)
+                self._term.pause_s = min(2 * self._term.pause_s, _LONGEST_PAUSE_S)
                 return Result.FAILED
-            self._refused[change.node] = now_s + _REFUSED_S
+            self._term.refused[change.node] = now_s + _REFUSED_S
             return Result.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
             self._signal.note_change()
             return Result.CONFLICT
-        self._pause_s = _FIRST_PAUSE_S
-        self._awaited.add(change.node)
-        self._served.update(pod.uid for pod in change.pods)
+        self._term.pause_s = _FIRST_PAUSE_S
+        self._term.awaited.add(change.node)
+        self._term.served.update(pod.uid for pod in change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
-        self._announcer.announce_request(change)
+        self._term.announcer.announce_request(change)
         return Result.REQUESTED
 
     def _base_of(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> Mapping[str, Base]:

@@ -14,7 +14,7 @@ from mig_manager.agent import capacity, drift, intake, liveness, loop, outcomes,
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
-from tests import waiting
+from tests import fake_ports, waiting
 
 
 class Capacity(capacity.CapacityReport):
@@ -40,6 +40,24 @@ class Capacity(capacity.CapacityReport):
         self.has_observed.set()
 
 
+class Condition(fake_ports.FakeNode):
+    """A Node whose condition cannot be written at first."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        """How many attempts to write the condition still fail."""
+        self.is_written = threading.Event()
+
+    @property
+    def has_unwritten_condition(self) -> bool:
+        return self.refusals > 0
+
+    def retry_condition(self) -> None:
+        self.refusals -= 1
+        if not self.refusals:
+            self.is_written.set()
+
+
 class Pipeline(reconcile.Reconciler):
     """Answers each run from a script; stops the agent after the last answer."""
 
@@ -57,12 +75,10 @@ class Pipeline(reconcile.Reconciler):
         self.has_rested = threading.Event()
         self.restless = 0
         """How many times ``rest`` asks to be called again."""
-        self.refusals = 0
-        """How many attempts to write the condition still fail."""
-        self.has_condition = threading.Event()
         self.forgotten = 0
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
         self.capacity = self.reported = Capacity()
+        self.node = self.condition = Condition()
 
     def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> None:
         self.recovered.append(name)
@@ -75,15 +91,6 @@ class Pipeline(reconcile.Reconciler):
         if self.restless < 0:
             self.has_rested.set()
         return self.restless >= 0
-
-    @property
-    def has_unwritten_condition(self) -> bool:
-        return self.refusals > 0
-
-    def retry_condition(self) -> None:
-        self.refusals -= 1
-        if not self.refusals:
-            self.has_condition.set()
 
     def forget_node(self) -> None:
         self.forgotten += 1
@@ -262,37 +269,37 @@ def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> Non
 def test_unwritten_condition_is_retried_without_a_drift_check(name: str | None) -> None:
     box = labelled(name)
     pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
-    pipeline.refusals = 3
+    pipeline.condition.refusals = 3
 
     with serving(box, pipeline):
-        assert pipeline.has_condition.wait(20)
+        assert pipeline.condition.is_written.wait(20)
         box.stop()
 
-    assert (pipeline.refusals, pipeline.looks) == (0, 0)
+    assert (pipeline.condition.refusals, pipeline.looks) == (0, 0)
 
 
 def test_drift_check_runs_although_the_condition_is_unwritten() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
     pipeline.next_action = drift.Action.RUN
-    pipeline.refusals = 1_000_000
+    pipeline.condition.refusals = 1_000_000
 
     serve(box, pipeline, intervals(0.01, drift_check_s=0.05))
 
     assert pipeline.looks == 1
-    assert pipeline.refusals < 1_000_000
+    assert pipeline.condition.refusals < 1_000_000
 
 
 def test_new_request_is_served_although_the_condition_is_unwritten() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
-    pipeline.refusals = 1_000_000
+    pipeline.condition.refusals = 1_000_000
     pipeline.on_run = lambda _request: threading.Timer(0.05, box.put_label, ["b"]).start()
 
     serve(box, pipeline, intervals(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
-    assert pipeline.refusals == 1_000_000
+    assert pipeline.condition.refusals == 1_000_000
 
 
 def on_node(node_uid: str, name: str = "a") -> Callable[[intake.Inbox], None]:

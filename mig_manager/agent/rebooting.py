@@ -1,0 +1,85 @@
+"""Reboot the machine if nothing else activates a pending MIG mode."""
+
+import dataclasses
+from collections.abc import Callable
+
+from mig_manager import errors
+from mig_manager.agent import jobs
+from mig_manager.core import model, timing
+from mig_manager.core.node import policies
+
+
+def may_help(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bool) -> bool:
+    """Check whether a reboot can help after an error, is allowed, and was not done before.
+
+    It helps if a GPU's new MIG mode is pending, or a process prevents a reset. ``was_rebooted``
+    is True if the status names a reboot for this request.
+    """
+    # The journal is newer than the status.
+    before = job.undo_stack.journal.rebooted_from
+    if before:
+        was_rebooted = before != job.deps.boot_id
+    elif job.undo_stack.record.rebooted_from == job.deps.boot_id:
+        # A reboot was requested, but the machine is still up.
+        was_rebooted = False
+    drains = job.limits.policy.drain is not policies.Drain.NONE
+    if was_rebooted or job.deps.reboot is None or not drains:
+        return False
+    if isinstance(error, errors.HostError):
+        return error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
+    try:
+        return error.reason.is_mode_pending and any(
+            gpu.has_pending_mode for gpu in job.deps.gpus.observe()
+        )
+    except errors.HardwareError:
+        return False
+
+
+def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[], object]) -> str:
+    """Drain the node, request a reboot, and wait for it.
+
+    Returns:
+        Why the machine did not reboot, as part of a sentence.
+
+    Raises:
+        Rebooting: The agent stops, because the node goes down.
+    """
+    name, why = job.request.config, error.message
+    try:
+        drain_node()
+        job.status.note(is_rebooted=True)
+        job.undo_stack.enter(
+            model.Phase.REBOOT,
+            f"rebooting: {why}",
+            state=model.State.REBOOTING,
+            rebooted_from=job.deps.boot_id or "unknown",
+        )
+        job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
+        if job.deps.reboot is not None:
+            job.deps.reboot(f"MIG layout {name} needs it")
+        _wait_for_stop(job)
+    except errors.MigManagerError as refused:
+        job.status.note(is_rebooted=False)
+        return refused.message
+    return f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
+
+
+def _wait_for_stop(job: jobs.Job) -> None:
+    """Wait for the signal to stop; another layout does not end the wait.
+
+    A run for that layout would work on a node that is going down.
+    """
+
+    def sleep(seconds: float) -> None:
+        try:
+            job.cancel.wait(seconds)
+        except errors.Superseded as end:
+            if end.is_stopping:
+                raise errors.Rebooting(end.why) from end
+            job.deps.clock.wait(seconds)
+
+    wait = dataclasses.replace(
+        job.wait(job.limits.reboot_timeout_s), sleep=sleep, backoff=timing.Backoff(first_s=1.0)
+    )
+    for _ in wait.attempts():
+        job.deps.telemetry.still_working()
