@@ -10,9 +10,9 @@ from mig_manager.core.node import cluster, gpu_use
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests.adapters import kube_rig
+from tests.adapters.kube_pods import make_pod
 from tests.adapters.kube_rig import answer, refuse
-from tests.adapters.test_kube_pods import make_pod
-from tests.unit.test_claims import a_device
+from tests.unit.samples import a_device
 
 DRIVER = cluster.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})

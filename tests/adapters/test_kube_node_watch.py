@@ -17,10 +17,10 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
-from tests.adapters import test_kube_watch as common
-from tests.adapters.test_kube_watch import SOON_S, FaultyApi, a_node, label, wait_for_watch
+from tests.adapters import watch_rig
+from tests.adapters.watch_rig import SOON_S, FaultyApi, a_node, label, wait_for_watch
 
-server, kube = common.server, common.kube
+server, kube = watch_rig.server, watch_rig.kube
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ class Follower:
 def following(
     server: apiserver.ApiServer,
     *,
-    times: watch.Times = common.BRISK,
+    times: watch.Times = watch_rig.BRISK,
     listen: Callable[[str], None] = lambda _layout: None,
     request_timeout_s: float = 10.0,
 ) -> Iterator[Follower]:
@@ -53,7 +53,7 @@ def following(
         layouts.put(view.labels[cluster.CONFIG_LABEL])
 
     stop = threading.Event()
-    with common.connected(server, request_timeout_s=request_timeout_s) as kube:
+    with watch_rig.connected(server, request_timeout_s=request_timeout_s) as kube:
         node_watch = watch.NodeWatch(kube, name="n1", on_node=on_node, stop=stop, times=times)
         thread = threading.Thread(target=node_watch.run)
         thread.start()
@@ -110,7 +110,7 @@ def test_after_an_orderly_end_the_watch_goes_on_at_the_last_bookmark(
 @pytest.mark.parametrize("is_refused", [True, False], ids=["as status", "in the stream"])
 def test_an_expired_version_leads_to_a_new_list(*, is_refused: bool) -> None:
     with (
-        common.serving(refuses_expired_watches=is_refused) as server,
+        watch_rig.serving(refuses_expired_watches=is_refused) as server,
         following(server) as follower,
     ):
         assert follower.layout() == "one"

@@ -8,25 +8,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.core.node import cluster, policies
 from testkit import apiserver
-
-_GPU = "nvidia.com/mig-1g.10gb"
-
-
-def container(name: str = "main", *, gpus: int = 0, **fields: Any) -> dict[str, Any]:
-    amounts = {_GPU: str(gpus), "cpu": "100m"} if gpus else {}
-    return {"name": name, "resources": {"limits": amounts, "requests": amounts}, **fields}
-
-
-def make_pod(
-    name: str = "p1", *, node: str = "n1", phase: str = "Running", **spec: Any
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": {"a": name}},
-        "spec": {"nodeName": node, "containers": [container()], **spec},
-        "status": {"phase": phase},
-    }
+from tests.adapters.kube_pods import GPU, container, make_pod
 
 
 def test_a_pod_is_parsed_with_the_fields_that_the_drain_uses() -> None:
@@ -133,7 +115,7 @@ def gpus(*counts: int) -> list[dict[str, Any]]:
         pytest.param(gpus(2), gpus(-1), 3, False, id="a sidecar adds"),
         pytest.param(gpus(1), gpus(4, -2, 3), 5, True, id="an init container beside a sidecar"),
         pytest.param(
-            [{"name": "x", "resources": {"limits": {_GPU: "2"}}}], [], 2, False, id="limits only"
+            [{"name": "x", "resources": {"limits": {GPU: "2"}}}], [], 2, False, id="limits only"
         ),
     ],
 )
@@ -147,7 +129,7 @@ def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
     for phase in ("Pending", "Running"):
         thing = make_pod(phase=phase, containers=containers, initContainers=inits)
         pod = cluster.parse_pod(thing)
-        assert pod.gpu_resources == ({_GPU: total} if total else {})
+        assert pod.gpu_resources == ({GPU: total} if total else {})
         assert pod.may_run_gpu_init is (may_init and phase == "Pending")
 
 

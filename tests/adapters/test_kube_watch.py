@@ -10,76 +10,25 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
+from mig_manager.adapters.kubernetes import api, fleet, pods, watch
 from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, eviction, survey
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, waiting
-from tests.adapters import test_kube_pods
+from tests.adapters import kube_pods, watch_rig
+from tests.adapters.watch_rig import (
+    BRISK,
+    SOON_S,
+    FaultyApi,
+    label,
+    wait_for_watch,
+)
 from tests.sandbox import apirig
 from tests.unit import machine
 
-SOON_S = 20.0
-BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
-
-
-class FaultyApi(api.KubeApi):
-    """Has a bug: some watches end in an unexpected error. Keeps the time-outs asked for."""
-
-    faults = 0
-
-    def watch(self, *args: Any, **options: Any) -> responses.WatchStream:
-        self.timeout_s = options["idle_timeout_s"]
-        if self.faults:
-            self.faults -= 1
-            raise LookupError("a bug")
-        return super().watch(*args, **options)
-
-
-def a_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
-    return apirig.a_node(name, **{cluster.CONFIG_LABEL: layout})
-
-
-def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
-    def change(node: dict[str, Any]) -> None:
-        node["metadata"]["labels"][cluster.CONFIG_LABEL] = layout
-
-    server.modify(resources.NODES, name, change)
-
-
-@contextlib.contextmanager
-def serving(*, refuses_expired_watches: bool = False) -> Iterator[apiserver.ApiServer]:
-    server = apiserver.ApiServer(
-        refuses_expired_watches=refuses_expired_watches, bookmark_period_s=0.05
-    )
-    with apiserver.serve(server) as running:
-        running.create(a_node())
-        yield running
-
-
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with serving() as running:
-        yield running
-
-
-def wait_for_watch(server: apiserver.ApiServer) -> None:
-    waiting.until(lambda: server.watch_count == 1)
-
-
-@contextlib.contextmanager
-def connected(server: apiserver.ApiServer, **options: Any) -> Iterator[FaultyApi]:
-    kube = FaultyApi.at(server.url, sleep=lambda _seconds: None, **options)
-    yield kube
-    kube.close()
-
-
-@pytest.fixture
-def kube(server: apiserver.ApiServer) -> Iterator[FaultyApi]:
-    with connected(server) as client:
-        yield client
+server, kube = watch_rig.server, watch_rig.kube
 
 
 @contextlib.contextmanager
@@ -274,11 +223,11 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
     used = threading.Semaphore(0)
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None, on_use=used.release)
     follower = PodFollower(pod_watch, used)
-    with_gpu = test_kube_pods.make_pod("a", containers=[test_kube_pods.container(gpus=1)])
+    with_gpu = kube_pods.make_pod("a", containers=[kube_pods.container(gpus=1)])
 
     pod_watch.keep()
     assert follower.hears()
-    server.create(test_kube_pods.make_pod("plain"))
+    server.create(kube_pods.make_pod("plain"))
     waiting.until(lambda: follower.names() == {"plain"})
     assert not used.acquire(blocking=False)
     server.create(with_gpu)
@@ -307,7 +256,7 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
     assert [pod.name for pod in workloads.present()] == ["here"]
     assert server.log.count("list", "pods") == lists
     # Which devices a claim stands for is not in the pod.
-    server.create(test_kube_pods.make_pod("claiming", resourceClaims=[{"name": "gpu"}]))
+    server.create(kube_pods.make_pod("claiming", resourceClaims=[{"name": "gpu"}]))
     waiting.until(lambda: of_pods.names() == {"here", "claiming"})
     assert {pod.name for pod in workloads.present()} == {"here", "claiming"}
     assert server.log.count("list", "pods") == lists + 1
@@ -318,9 +267,7 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
 def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     server: apiserver.ApiServer, kube: api.KubeApi, how: apiserver.Break | None
 ) -> None:
-    server.store.create(
-        test_kube_pods.make_pod("a", containers=[test_kube_pods.container(gpus=1)])
-    )
+    server.store.create(kube_pods.make_pod("a", containers=[kube_pods.container(gpus=1)]))
     silent = fakes.NodeRig(gpus=(), kubelet_is_silent=True).allocations
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None)
     clock = fakes.FakeClock()

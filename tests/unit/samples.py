@@ -249,3 +249,8 @@ def balanced() -> tuple[model.Gpu, ...]:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     wanted = want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     return gpu_values.brought_to((gpu,), wanted)
+
+
+def a_device(name: str, *, version: str = "v1", **attributes: str) -> dict[str, Any]:
+    found = {"attributes": {key: {"string": value} for key, value in attributes.items()}}
+    return {"name": name, "basic": found} if version == "v1beta1" else {"name": name, **found}

@@ -12,6 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.node import claims, clients, cluster, gpu_use, resources
 from tests import gpu_values
 from tests.unit import machine, samples
+from tests.unit.samples import a_device
 
 DRIVER = cluster.GPU_CLAIM_DRIVER
 ONE, OTHER = frozenset({machine.mig_uuid("1")}), frozenset({machine.mig_uuid("2")})
@@ -20,11 +21,6 @@ OF_DRIVER: dict[str, Any] = {
     "owner_kind": "DaemonSet",
     "mounts_driver_sockets": True,
 }
-
-
-def a_device(name: str, *, version: str = "v1", **attributes: str) -> dict[str, Any]:
-    found = {"attributes": {key: {"string": value} for key, value in attributes.items()}}
-    return {"name": name, "basic": found} if version == "v1beta1" else {"name": name, **found}
 
 
 def a_slice(*devices: Mapping[str, Any], pool: str = "n1", **of_pool: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import apply
-from tests.unit import test_fuzz
+from tests.unit import drawn_documents
 
 MOST_BYTES = custom_layouts.MOST_BYTES
 RULE = "  - {devices: all, mig-enabled: false}\n"
@@ -56,12 +56,12 @@ def test_only_the_label_of_the_node_makes_it_on_demand() -> None:
     assert not custom_layouts.Custom.of(view("custom", ONE)).is_on_demand
 
 
-@pytest.mark.parametrize("examples", test_fuzz.EXAMPLES)
+@pytest.mark.parametrize("examples", drawn_documents.EXAMPLES)
 def test_any_annotation_is_one_layout_or_an_error_that_names_it(
     examples: hypothesis.settings,
 ) -> None:
     @examples
-    @hypothesis.given(text=st.one_of(st.text(max_size=60), test_fuzz.mutated()))
+    @hypothesis.given(text=st.one_of(st.text(max_size=60), drawn_documents.mutated()))
     def check(text: str) -> None:
         asked = custom_layouts.Custom.of(view("custom", text))
         try:
@@ -79,10 +79,10 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(
     check()
 
 
-@pytest.mark.parametrize("examples", test_fuzz.EXAMPLES)
+@pytest.mark.parametrize("examples", drawn_documents.EXAMPLES)
 def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.settings) -> None:
     @examples
-    @hypothesis.given(test_fuzz.documents())
+    @hypothesis.given(drawn_documents.documents())
     def check(document: config.Document) -> None:
         for layout in document.layouts.values():
             written = apply.annotation(layout, dt.datetime.now(tz=dt.UTC))

@@ -14,7 +14,7 @@ from mig_manager.core import model, profile_name, yaml_tree
 from mig_manager.core.layout import config, generator
 from mig_manager.core.layout import layouts as layouts_module
 from mig_manager.core.planner import planner
-from tests.unit import test_bruteforce
+from tests.unit import bruteforce
 
 A100_40, A100_80, A30, H100 = "a100-sxm4-40gb", "a100-sxm4-80gb", "a30", "h100-sxm5-80gb"
 RTX = "rtx-pro-6000-blackwell-server"
@@ -192,14 +192,14 @@ def test_generated_counts_equal_the_drivers_and_every_layout_fits(name: str) -> 
 
 @pytest.mark.parametrize("name", [A30, A100_40, "h200", RTX])
 def test_maximal_layouts_are_exactly_those_that_cannot_be_extended(name: str) -> None:
-    gpu = test_bruteforce.template(hardware.find(name))
+    gpu = bruteforce.template(hardware.find(name))
     profiles = [spec.profile for spec in gpu.profiles or ()]
-    possible = test_bruteforce.placeable(gpu)
+    possible = bruteforce.placeable(gpu)
 
     full = {
         frozenset((profile, n) for profile, n in zip(profiles, counts, strict=True) if n)
         for counts in possible
-        if possible.isdisjoint(test_bruteforce.one_more(counts))
+        if possible.isdisjoint(bruteforce.one_more(counts))
     }
 
     assert {frozenset(counts) for counts in generator.maximal(gpu.profiles or ())} == full

@@ -13,7 +13,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.layout import layouts as documents
 from mig_manager.core.planner import planner
 from tests.unit import layouts, machine, oracle, samples
-from tests.unit.test_config import enabled
+from tests.unit.rules import enabled
 
 
 def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:

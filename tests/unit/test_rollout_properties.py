@@ -9,7 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
-from tests.unit.test_rollout import (
+from tests.unit.rollouts import (
     LAYOUT,
     NodeState,
     Phase,

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from tests.unit import samples
-from tests.unit.test_config import layout_of, wanted
+from tests.unit.rules import layout_of, wanted
 
 A100, A30, T4 = 0x20B010DE, 0x20B710DE, 0x1EB810DE
 A16, A16_SUBSYSTEM = 0x25B610DE, 0x14A910DE

@@ -1,0 +1,75 @@
+"""An API server and a client whose watches tests follow and break."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager.adapters.kubernetes import api, responses, watch
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
+from tests import waiting
+from tests.sandbox import apirig
+
+SOON_S = 20.0
+
+BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
+
+
+class FaultyApi(api.KubeApi):
+    """Has a bug: some watches end in an unexpected error. Keeps the time-outs asked for."""
+
+    faults = 0
+
+    def watch(self, *args: Any, **options: Any) -> responses.WatchStream:
+        self.timeout_s = options["idle_timeout_s"]
+        if self.faults:
+            self.faults -= 1
+            raise LookupError("a bug")
+        return super().watch(*args, **options)
+
+
+def a_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
+    return apirig.a_node(name, **{cluster.CONFIG_LABEL: layout})
+
+
+def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
+    def change(node: dict[str, Any]) -> None:
+        node["metadata"]["labels"][cluster.CONFIG_LABEL] = layout
+
+    server.modify(resources.NODES, name, change)
+
+
+@contextlib.contextmanager
+def serving(*, refuses_expired_watches: bool = False) -> Iterator[apiserver.ApiServer]:
+    server = apiserver.ApiServer(
+        refuses_expired_watches=refuses_expired_watches, bookmark_period_s=0.05
+    )
+    with apiserver.serve(server) as running:
+        running.create(a_node())
+        yield running
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with serving() as running:
+        yield running
+
+
+def wait_for_watch(server: apiserver.ApiServer) -> None:
+    waiting.until(lambda: server.watch_count == 1)
+
+
+@contextlib.contextmanager
+def connected(server: apiserver.ApiServer, **options: Any) -> Iterator[FaultyApi]:
+    kube = FaultyApi.at(server.url, sleep=lambda _seconds: None, **options)
+    yield kube
+    kube.close()
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[FaultyApi]:
+    with connected(server) as client:
+        yield client

@@ -1,0 +1,142 @@
+"""Config documents drawn at random: any document, and texts that are nearly one."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.layout import config, layouts
+
+SOURCE = "f.yaml"
+
+PLACE = errors.Location(source=SOURCE, line=1, column=1)
+
+EXAMPLES = [
+    pytest.param(hypothesis.settings(deadline=None, max_examples=50), id="quick"),
+    pytest.param(
+        hypothesis.settings(deadline=None, max_examples=1000),
+        id="thorough",
+        marks=pytest.mark.slow,
+    ),
+]
+
+WELL_FORMED = """\
+# Every part of the grammar once.
+version: v1
+mig-configs:
+  all-disabled:
+  - devices: all
+    mig-enabled: false
+  balanced: &balanced
+  - device-filter: ["0x20B010DE", "0x25B610DE:0x14A910DE", "NVIDIA H100*"]
+    devices: [0, 1, GPU-0a1b2c3d-0000-4000-8000-00000000000f, "0000:3b:00.0"]
+    mig-enabled: yes
+    mig-devices:
+      1g.5gb: 2
+      "3g.20gb@4": 1
+      1c.2g.10gb+me: 0
+  - &rule {devices: 3, mig-enabled: true, mig-devices: {}}
+  again: *balanced
+  third:
+  - <<: *rule
+    devices: [7]
+"""
+
+WORDS = st.sampled_from(
+    [
+        *config.DOCUMENT_KEYS,
+        *config.KEYS,
+        *("all", "v1", "x", "", "0", "-1", "1.5", "~", "yes", "0x20B010DE", '"0x20B010DE"'),
+        *("1g.5gb", "1g.5gb@4", "1c.3g.20gb@0", "1g.5gb+me", "bogus", "*a", "&a", "<<", "---"),
+        *(": ", "- ", ", ", "[", "]", "{", "}", "\n", "\n  ", "\n    ", "#", "'", '"', "!!int "),
+        *("\t", "\x00", "\ufeff", "\u2028", "é", "?", "|", ">", "%", "@", "`"),
+    ]
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    """Draw the well-formed document with pieces lost, doubled, swapped and put in."""
+    text = WELL_FORMED
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        end = min(len(text), at + draw(st.integers(0, 12)))
+        piece = draw(WORDS | st.text(max_size=4) | st.just(text[at:end] * 2))
+        text = text[:at] + piece + text[end:]
+    return text
+
+
+PROFILES = st.builds(
+    lambda compute, extra, memory, words, sign: model.Profile(
+        compute_slices=compute,
+        gpu_slices=compute + extra,
+        memory_gb=memory,
+        attributes=tuple(sorted(words)) if sign else (),
+        negated_attributes=() if sign else tuple(sorted(words)),
+    ),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.integers(0, 300),
+    st.sets(st.sampled_from(["me", "me.all", "gfx", "ME", "a..b"]), max_size=2),
+    st.booleans(),
+)
+
+PINS = st.builds(
+    lambda profile, start: model.Pin(profile=profile, start=start), PROFILES, st.integers(0, 15)
+)
+
+UINT32 = st.integers(0, 2**32 - 1)
+
+FILTERS = st.builds(
+    lambda device, subsystem: layouts.DeviceFilter(device_id=device, subsystem_id=subsystem),
+    UINT32,
+    st.none() | UINT32,
+) | st.sampled_from(["A100-SXM4-40GB", "NVIDIA H100*", "*", "rtx pro 6000 [a-z]*", "A?0"]).map(
+    layouts.parse_filter
+)
+
+IDENTITIES = st.uuids().map(lambda each: f"GPU-{each}") | st.tuples(
+    UINT32, st.integers(0, 255), st.integers(0, 31), st.integers(0, 7)
+).map(lambda part: f"{part[0]:08x}:{part[1]:02x}:{part[2]:02x}.{part[3]}")
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> model.DesiredGpu:
+    if not draw(st.booleans()):
+        return model.DesiredGpu.of(model.MigMode.DISABLED, {})
+    counts = draw(st.dictionaries(PROFILES, st.integers(1, 10**6), max_size=4))
+    pins: dict[model.Pin, int] = {}
+    for pin in draw(st.lists(PINS, max_size=4)):
+        place = pin.profile.gpu_instance, pin.start
+        if place not in {(other.profile.gpu_instance, other.start) for other in pins}:
+            most = pin.profile.gpu_slices // pin.profile.compute_slices
+            pins[pin] = draw(st.integers(1, most))
+    return model.DesiredGpu.of(model.MigMode.ENABLED, counts, pins)
+
+
+@st.composite
+def a_rule(draw: st.DrawFn) -> layouts.Rule:
+    is_all = draw(st.booleans())
+    return layouts.Rule(
+        filters=tuple(sorted(draw(st.sets(FILTERS, max_size=3)), key=str)),
+        indices=None if is_all else tuple(sorted(draw(st.sets(st.integers(0, 99), max_size=4)))),
+        identities=() if is_all else tuple(sorted(draw(st.sets(IDENTITIES, max_size=2)))),
+        wanted=draw(wanted()),
+        location=PLACE,
+    )
+
+
+LABELS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=10)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> config.Document:
+    named = draw(st.dictionaries(LABELS, st.lists(a_rule(), min_size=1, max_size=3), max_size=3))
+    return config.Document(
+        source=SOURCE,
+        layouts={
+            name: config.Layout(name=name, rules=tuple(members), location=PLACE)
+            for name, members in named.items()
+        },
+    )

@@ -1,0 +1,92 @@
+"""Nodes in each state of a rollout, and what it decides."""
+
+import json
+from typing import Any
+
+from mig_manager.core import model
+from mig_manager.core.fleet import nodes, rollout
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
+
+LAYOUT = "new"
+
+FORMER = "old"
+
+NodeState = rollout.NodeProgressState
+
+Phase = rollout.RolloutPhase
+
+
+def run(config: str, state: model.State, **members: Any) -> status.PublishedStatus:
+    data = {"config": config, "state": state.value} | members
+    return status.parse(json.dumps(data))
+
+
+APPLIED = run(FORMER, model.State.SUCCESS, phase="Done")
+
+
+def node(
+    name: str = "a",
+    *,
+    requested: str | None = FORMER,
+    state: model.State | None = model.State.SUCCESS,
+    applied: str = FORMER,
+    is_cordoned: bool = False,
+    gpus: str = "",
+    **changed: Any,
+) -> nodes.Node:
+    labels = {
+        cluster.CONFIG_LABEL: requested,
+        cluster.STATE_LABEL: state and state.value,
+        cluster.APPLIED_LABEL: applied,
+    }
+    view = cluster.NodeView(
+        name=name,
+        labels={key: value for key, value in labels.items() if value},
+        annotations={cluster.GPUS_ANNOTATION: gpus} if gpus else {},
+        is_unschedulable=is_cordoned,
+        allocatable={},
+    )
+    return nodes.Node(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
+
+
+def asked(name: str = "a", **changed: Any) -> nodes.Node:
+    """A node whose label the rollout wrote, and whose agent has not responded."""
+    mark = nodes.Mark(layout=LAYOUT, before=FORMER)
+    return node(name, **{"requested": LAYOUT, "mark": mark, **changed})
+
+
+def busy(name: str = "a", *, phase: str = "Drain") -> nodes.Node:
+    pending = model.State.PENDING
+    return asked(
+        name,
+        state=pending,
+        is_cordoned=phase == "Drain",
+        status=run(LAYOUT, pending, phase=phase),
+    )
+
+
+def done(name: str = "a", **changed: Any) -> nodes.Node:
+    applied = run(LAYOUT, model.State.SUCCESS, phase="Done", reason="Applied")
+    return asked(name, **{"applied": LAYOUT, "status": applied, **changed})
+
+
+def failed(name: str = "a", *, is_retried: bool = False) -> nodes.Node:
+    retry = {"retryAt": "2026-01-01T00:00:00Z"} if is_retried else {}
+    ended = run(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
+    return asked(name, state=model.State.FAILED, status=ended)
+
+
+def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
+    limits = rollout.RolloutLimits(
+        max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
+    )
+    return rollout.Rollout(nodes.Goal(layout=LAYOUT), limits)
+
+
+def decided(*there: nodes.Node, most: str = "1") -> rollout.RolloutDecision:
+    return rolling(most).decide(there, 0.0)
+
+
+def states(decision: rollout.RolloutDecision) -> dict[str, NodeState]:
+    return {each.name: each.state for each in decision.nodes}

@@ -1,0 +1,37 @@
+"""Documents of one layout, written as rules in flow style."""
+
+from mig_manager.core import model, profile_name, yaml_tree
+from mig_manager.core.layout import config
+from tests import contract
+
+ENABLED = model.MigMode.ENABLED
+
+DISABLED = model.MigMode.DISABLED
+
+
+def parse(text: str) -> config.Document:
+    """Parse what a lenient reader takes without a warning too."""
+    document = config.parse(text, source="f.yaml")
+    lenient = config.parse(text, source="f.yaml", is_lenient=True)
+    assert lenient == document
+    assert lenient.warnings == ()
+    contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source="f.yaml")))
+    return document
+
+
+def of_rules(*rules: str) -> str:
+    """A document whose layout ``x`` has these rules, in flow style."""
+    return "version: v1\nmig-configs:\n  x:\n" + "".join(f"  - {{{rule}}}\n" for rule in rules)
+
+
+def layout_of(*rules: str) -> config.Layout:
+    return parse(of_rules(*rules)).layout("x")
+
+
+def wanted(mode: model.MigMode = ENABLED, **counts: int) -> model.DesiredGpu:
+    named = {key.removeprefix("p").replace("_", "."): count for key, count in counts.items()}
+    return model.DesiredGpu.of(mode, {profile_name.parse(key): n for key, n in named.items()})
+
+
+def enabled(devices: str) -> str:
+    return of_rules(f"devices: all, mig-enabled: true, mig-devices: {devices}")
