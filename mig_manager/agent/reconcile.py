@@ -269,7 +269,7 @@ class Reconciler:
             return
         is_restored = self._journal.is_restored
         done = (
-            f"restored what an interrupted run for {name} had taken"
+            f"restored the node after an interrupted run for {name}"
             if is_restored
             else f"an interrupted run for {name} is only partly undone"
         )

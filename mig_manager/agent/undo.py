@@ -28,6 +28,7 @@ class Step:
     """The journal once ``change`` is made."""
     change: cluster.NodePatch = dataclasses.field(default_factory=cluster.NodePatch)
     """Taint and labels to write in the same patch."""
+    reason: errors.Reason | None = None
 
 
 class UndoStack:
@@ -92,7 +93,7 @@ class UndoStack:
             nonlocal after
             step = decide(view)
             after = step.journal
-            self._status.enter(phase, step.message, state=state)
+            self._status.enter(phase, step.message, state=state, reason=step.reason)
             return self._complete(step.change, after)
 
         self._status.end_phase()
@@ -118,7 +119,8 @@ class UndoStack:
         """Publish a new phase, with new entries if there are any."""
         if change is not None or entries:
             journal = dataclasses.replace(self.journal, **entries)
-            step = Step(message=message, journal=journal, change=change or cluster.NodePatch())
+            change = change or cluster.NodePatch()
+            step = Step(message=message, journal=journal, change=change, reason=reason)
             self.publish_step(phase, lambda _view: step, state=state)
             return
         self._status.end_phase()
