@@ -183,10 +183,14 @@ def match(pattern: str) -> tuple[Product, ...]:
 def parse_node(spec: str) -> tuple[Product, ...]:
     """Return the GPUs of a node such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
 
+    Captured GPUs are a JSON list of rows, one for each: ``captured.rows``.
+
     Raises:
         UsageError: The text is malformed, a product is unknown or cannot be simulated, or the
             number of GPUs is not 1 to ``MAX_GPUS``.
     """
+    if spec.startswith("["):
+        return tuple(_simulatable(of_row(raw)) for raw in json.loads(spec))
     gpus: list[Product] = []
     for part in spec.split("+"):
         matched = re.fullmatch(r"\s*(?:(\d{1,4})\s*[xX]\s*)?(\S.*?)\s*", part)
@@ -297,7 +301,7 @@ def _published(raw: Mapping[str, Any]) -> model.GpuInstanceProfile:
         multiprocessors=raw["sms"] or 0,
         engines=model.Engines(),
         memory_mib=raw["memory_mib"] or 0,
-        placements=_placements(raw["placements"])
+        placements=placements(raw["placements"])
         if raw["placements"]
         else tuple(model.Placement(nth * size, size) for nth in range(raw["max"])),
     )
@@ -325,7 +329,15 @@ def _names() -> Mapping[str, str]:
 
 @functools.cache
 def _of_key(key: str) -> Product:
-    raw = _table()[key]
+    return of_row(_table()[key])
+
+
+def of_row(raw: Mapping[str, Any]) -> Product:
+    """Return the product of a row in the form of ``hardware.json``.
+
+    Raises:
+        ValueError: A profile has no name.
+    """
     mode = raw.get("mode", {"needs_reset": False, "persists": False})
     reason = raw.get("not_simulatable", "")
     return Product(
@@ -366,7 +378,7 @@ def _row(raw: Mapping[str, Any], gpu_mib: int) -> GpuProfile:
         copy_engines=copy_engines,
         engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
         memory_mib=raw["memory_mib"],
-        placements=_placements(raw["placements"]),
+        placements=placements(raw["placements"]),
         compute=tuple(
             ComputeProfile(
                 profile_id=profile_id,
@@ -380,7 +392,8 @@ def _row(raw: Mapping[str, Any], gpu_mib: int) -> GpuProfile:
     )
 
 
-def _placements(text: str) -> tuple[model.Placement, ...]:
+def placements(text: str) -> tuple[model.Placement, ...]:
+    """Return the placements in a text such as ``0:4 4:4``."""
     return tuple(model.Placement(*map(int, each.split(":"))) for each in text.split())
 
 

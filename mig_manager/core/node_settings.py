@@ -80,7 +80,8 @@ class GpuAccess:
     """How to reach the GPUs, real or simulated."""
 
     simulate_spec: str | None = options.text(
-        "simulate GPUs, such as 8xA100-SXM4-40GB or 4xA100-SXM4-80GB+2xA30",
+        "simulate GPUs, such as 8xA100-SXM4-40GB, 4xA100-SXM4-80GB+2xA30, or those of a FILE.json "
+        "that 'acceptance' wrote",
         name="simulate",
         metavar=options.SPEC,
         group=_GPUS,

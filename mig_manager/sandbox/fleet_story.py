@@ -51,7 +51,7 @@ def run(
         raise errors.UsageError(f"--nodes takes at least {_LEAST_NODES}, not {count}")
     names = [f"gpu-{number}" for number in range(1, count + 1)]
     stage = stages.Stage(
-        options.spec,
+        options.node,
         options.layouts_with(scenarios.ONE_SLICE),
         latency=options.latency,
         agent_options=_AGENT_OPTIONS,

@@ -12,7 +12,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import bar, model, picture, yaml_tree
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import ending, stages, timeline
+from mig_manager.sandbox import ending, replay, stages, timeline
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects
@@ -35,7 +35,7 @@ class Options:
     """What to show, and how."""
 
     spec: str
-    """The GPUs, such as ``8xA100-SXM4-40GB``."""
+    """The GPUs, such as ``8xA100-SXM4-40GB``, or the file of a capture."""
     scenario: str
     packaged: pathlib.Path
     is_real_time: bool
@@ -52,9 +52,14 @@ class Options:
         return states.Latency(**{name: seconds * factor for name, seconds in real.items()})
 
     @property
+    def node(self) -> str:
+        """The GPUs for the simulated driver; raises as ``replay.node``."""
+        return replay.node(self.spec).spec
+
+    @property
     def gpus(self) -> list[model.Gpu]:
         """The GPUs of such a node, without a layout; UsageError: the spec is invalid."""
-        products = hardware.parse_node(self.spec)
+        products = hardware.parse_node(self.node)
         return [hardware.template(product, index) for index, product in enumerate(products)]
 
     def layouts_with(self, name: str) -> str:
@@ -76,7 +81,7 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
     gpus = options.gpus
     layout = story.layout(gpus)
     stage = stages.Stage(
-        options.spec,
+        options.node,
         options.layouts_with(layout),
         latency=options.latency,
         agent_options=("--custom-layouts", *story.agent_options),

@@ -1,6 +1,7 @@
 """``mig-manager acceptance``: compare this machine's GPUs with what mig-manager expects."""
 
 import functools
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from mig_manager.cli.toolkit import console, program, tables
 from mig_manager.core import bar, messages, model, node_settings
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import survey as surveys
-from mig_manager.sandbox import twin
+from mig_manager.sandbox import replay, twin
 from mig_manager.sandbox.driver import worker as simulated_worker
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     """
     chosen = settings.acceptance_settings(parsed, terminal.environ)
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    if chosen.row_source is not None:
+        terminal.say(catalogue_rows(chosen.row_source))
+        return console.DONE
     gpu_access.prepare_simulation(chosen.gpus, terminal.note)
     command = nvml_worker.worker_command(
         library_path=chosen.gpus.library_path,
@@ -54,6 +58,16 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         files.write_output(path, text)
         terminal.say(bar.harmless(summary(answer, path, terminal.style(chosen.colour))))
     return console.FAILED if answer["differences"] else console.DONE
+
+
+def catalogue_rows(path: pathlib.Path) -> str:
+    """Return a row of the catalogue for each product of a capture, one a line.
+
+    Raises:
+        ConfigError: The file cannot be read.
+        UsageError: It is no capture.
+    """
+    return "\n".join(dict.fromkeys(map(json.dumps, replay.rows(path))))
 
 
 def report(survey: surveys.Survey, *, timeout_s: float) -> "answers.Acceptance":

@@ -158,7 +158,9 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
     Raises:
         UsageError: The spec is invalid or missing, or the file cannot be written, holds another
             node, or holds no simulated GPUs.
+        ConfigError: The file of a capture cannot be read.
     """
+    from mig_manager.sandbox import replay
     from mig_manager.sandbox.driver import state_file, states
 
     path = access.simulate_state
@@ -175,7 +177,8 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             for suffix in own:
                 path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
         if access.simulate_spec:
-            state.create(access.simulate_spec, states.Options())
+            node = replay.node(access.simulate_spec)
+            state.create(node.spec, states.Options(latency=node.latency))
         elif not path.exists():
             raise errors.UsageError(f"{path} does not exist; create it with --simulate")
         state.read()

@@ -280,6 +280,11 @@ class AcceptanceSettings(TerminalSettings, node_settings.NodeSettings):
         default_text="mig-manager-acceptance.json in this folder",
         has_variable=False,
     )
+    row_source: pathlib.Path | None = options.path(
+        "only print the catalogue's rows for the GPUs of such a FILE, for a review",
+        name="as-catalogue-row",
+        has_variable=False,
+    )
     gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
     roots: host_settings.HostRoots = options.nested(
         host_settings.RootOptions, "driver-root", group="GPUs"

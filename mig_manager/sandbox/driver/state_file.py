@@ -73,8 +73,8 @@ class SharedState:
                 self._write(node)
             elif (existing := self.read().spec) != spec:
                 raise errors.UsageError(
-                    f"{self.path} holds the simulated node {existing!r}, not {spec!r}; "
-                    "remove the file"
+                    f"{self.path} holds the simulated node {_shown(existing)}, not "
+                    f"{_shown(spec)}; remove the file"
                 )
 
     def read(self) -> states.MachineState:
@@ -245,6 +245,10 @@ class SharedState:
         with self.beside(suffix).open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _shown(spec: str) -> str:
+    return "of another capture" if spec.startswith("[") else repr(spec)
 
 
 def _version(stat: os.stat_result) -> _Version:

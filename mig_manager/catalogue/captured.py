@@ -1,0 +1,137 @@
+"""Captured GPUs as rows of the catalogue, in the form of ``hardware.json``.
+
+``mig-manager acceptance`` writes captures. Facts that a capture lacks are those of the product
+with the same PCI id, or derived from the others; a row lists them as ``inferred``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile_name
+
+_GRIDS = {
+    8: hardware.Grid.SEVEN_SLICE,
+    4: hardware.Grid.FOUR_SLICE,
+    12: hardware.Grid.TWELVE_SLICE,
+}
+_COMPUTE_IDS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}  # ``NVML_COMPUTE_INSTANCE_PROFILE_*`` by slices
+_GENERATION = "ada"  # of an unknown GPU: one for which MIG has no rules of its own
+_NO_PROFILES = "its driver lists no profiles while MIG is off; capture it with MIG enabled"
+
+
+def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each reachable GPU of a capture, in their order.
+
+    Raises:
+        ValueError: The data are of another kind, a value is invalid, or no GPU was reachable.
+        LookupError: A key is missing.
+        TypeError: A value is of another type.
+    """
+    if data.get("kind") != "Acceptance":
+        raise ValueError("not a capture by 'mig-manager acceptance'")
+    driver = str(data["driver_version"])
+    found = [_row(gpu, driver) for gpu in data["gpus"] if gpu["unreachable"] is None]
+    for row in found:
+        hardware.of_row(row)
+    if not found:
+        raise ValueError("a capture without a reachable GPU")
+    if len(found) > hardware.MAX_GPUS:
+        raise ValueError(f"a capture of more than {hardware.MAX_GPUS} GPUs")
+    return found
+
+
+def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
+    pci, name, memory_mib = gpu["pci_device_id"], gpu["name"], int(gpu["memory_mib"])
+    product = hardware.of_gpu(int(pci, 16), name, memory_mib)
+    is_capable = gpu["mig_mode"] is not None
+    profiles = [
+        _profile(each, product)
+        for each in gpu["profiles"] or ()
+        if each["enum"] in profile_name.GPU_INSTANCE_PROFILES
+    ]
+    spans = [span for each in profiles for span in _spans(each["placements"])]
+    slices = max((span.end for span in spans), default=0)
+    grid = product.grid if product else _GRIDS.get(slices)
+    generation = gpu["architecture"]
+    if generation == model.Architecture.OTHER.value:
+        generation = product.generation if product else _GENERATION
+    needs_reset = gpu["mode_change_needs_reset"] is True
+    most = max((len(each["placements"].split()) for each in profiles), default=0)
+    row = {
+        "key": product.key if product else "captured",
+        "names": [name],
+        "pci": [pci],
+        "architecture": generation,
+        "memory_total_mib": memory_mib,
+        "mig_capable": is_capable,
+        "memory_slices": slices,
+        "max_instances": product.max_instances if product else most,
+        "grid": grid.value if grid else None,
+        "mode": {
+            "needs_reset": needs_reset,
+            "persists": product.mode_persists if product else needs_reset,
+        },
+        "sources": {"profiles": f"capture by mig-manager acceptance, driver {driver}"},
+        "profiles": profiles,
+    }
+    return row | ({"not_simulatable": _NO_PROFILES} if is_capable and not profiles else {})
+
+
+def _profile(each: Mapping[str, Any], product: hardware.Product | None) -> dict[str, Any]:
+    captured = each["compute_profiles"]
+    row = {
+        "name": each["name"],
+        "enum": int(each["enum"]),
+        "id": int(each["id"]),
+        "slices": int(each["slices"]),
+        "max": int(each["max_instances"]),
+        "sms": int(each["multiprocessors"]),
+        "engines": list(map(int, each["engines"])),
+        "memory_mib": int(each["memory_mib"]),
+        "placements": " ".join(map(str, each["placements"])),
+        "compute": _inferred(each, product) if captured is None else list(map(_compute, captured)),
+    }
+    return row | ({"inferred": ["compute"]} if captured is None else {})
+
+
+def _compute(each: Mapping[str, Any]) -> list[Any]:
+    size, most = int(each["slices"]), int(each["max_instances"])
+    spans = each["placements"]
+    starts = (
+        [nth * size for nth in range(most)]
+        if spans is None
+        else [span.start for span in _spans(" ".join(spans))]
+    )
+    return [int(each["id"]), size, most, int(each["multiprocessors"]), " ".join(map(str, starts))]
+
+
+def _inferred(each: Mapping[str, Any], product: hardware.Product | None) -> list[list[Any]]:
+    """Return the compute-instance profiles of the product, or one of a slice and one of all."""
+    for row in product.profiles if product else ():
+        if (row.enum_index, row.profile.gpu_slices) == (each["enum"], each["slices"]):
+            return [
+                [
+                    compute.profile_id,
+                    compute.slices,
+                    compute.max_instances,
+                    compute.multiprocessors,
+                    " ".join(str(span.start) for span in compute.placements),
+                ]
+                for compute in row.compute
+            ]
+    whole, processors = int(each["slices"]), int(each["multiprocessors"])
+    return [
+        [
+            _COMPUTE_IDS.get(size, len(_COMPUTE_IDS)),
+            size,
+            whole // size,
+            processors * size // whole,
+            " ".join(str(start) for start in range(0, whole - size + 1, size)),
+        ]
+        for size in sorted({1, whole})
+    ]
+
+
+def _spans(text: str) -> Sequence[model.Placement]:
+    return hardware.placements(text)

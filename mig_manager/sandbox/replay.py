@@ -1,0 +1,78 @@
+"""Simulate captured GPUs: ``--simulate FILE`` takes what ``acceptance`` wrote as products."""
+
+import contextlib
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mig_manager import errors
+from mig_manager.adapters.host import files
+from mig_manager.catalogue import captured
+from mig_manager.core import json_text
+from mig_manager.sandbox.driver import states
+
+_SUFFIX = ".json"
+_FIELDS = {
+    "nvmlInit": ("init_s",),
+    "nvmlDeviceCreateGpuInstanceWithPlacement": ("create_gpu_instance_s",),
+    "nvmlGpuInstanceDestroy": ("destroy_gpu_instance_s",),
+    "nvmlGpuInstanceCreateComputeInstance": ("create_compute_instance_s",),
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement": ("create_compute_instance_s",),
+    "nvmlComputeInstanceDestroy": ("destroy_compute_instance_s",),
+    "nvmlDeviceSetMigMode": ("mode_with_reset_s", "mode_without_reset_s"),
+}
+"""Fields of ``states.Latency`` by the function that they are the time of."""
+_NOT_QUERIES = {*_FIELDS, "nvmlShutdown", "nvmlEventSetWait_v2"}
+
+
+class Node(NamedTuple):
+    """A node to simulate."""
+
+    spec: str
+    """For ``driver.library.create``."""
+    latency: states.Latency
+
+
+def node(spec: str) -> Node:
+    """Return the node of a text such as ``8xA100-SXM4-40GB``, or of the file of a capture.
+
+    Raises:
+        UsageError: The file is no capture.
+        ConfigError: It cannot be read.
+    """
+    if not spec.endswith(_SUFFIX):
+        return Node(spec, states.Latency())
+    path = pathlib.Path(spec)
+    found = rows(path)
+    with _parsing(path) as data:
+        return Node(json.dumps(found), _latency(data["latencies"]))
+
+
+def rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the catalogue's rows for the GPUs of a capture; raises as ``node``."""
+    with _parsing(path) as data:
+        return captured.rows(data)
+
+
+@contextlib.contextmanager
+def _parsing(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    text = files.ConfigFile(path).read()
+    try:
+        with json_text.decoding("a capture by 'mig-manager acceptance'"):
+            yield json_text.parse_object(text)
+    except ValueError as error:
+        raise errors.UsageError(f"{path} is {error}") from error
+
+
+def _latency(rows: list[dict[str, Any]]) -> states.Latency:
+    """Return the captured durations; what was not called takes no time."""
+    median_s = {row["function"]: float(row["median_ms"]) / 1000 for row in rows}
+    seconds: dict[str, float] = {}
+    for function, fields in _FIELDS.items():
+        for field in fields if function in median_s else ():
+            seconds[field] = median_s[function]
+    if queries := [each for name, each in median_s.items() if name not in _NOT_QUERIES]:
+        seconds["query_s"] = statistics.median(queries)
+    return states.Latency(**seconds)

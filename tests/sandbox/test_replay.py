@@ -1,0 +1,186 @@
+"""Captured GPUs as products: a replay behaves as its source, and planted differences are named."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from mig_manager.catalogue import hardware
+from mig_manager.cli import main
+from mig_manager.sandbox import replay
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
+from tests import nvml_rig
+from tests.sandbox import library as c_library
+from tests.shell import commandline
+
+A100 = "1xA100-SXM4-40GB"
+MIG = tuple(p for p in nvml_rig.MIG_CAPABLE if not p.not_simulatable)
+
+
+def shell(*line: str, **environ: str) -> commandline.Answer:
+    return commandline.run(line, environ, command=main.main)
+
+
+def capture(folder: pathlib.Path, spec: str, *, name: str = "captured.json") -> pathlib.Path:
+    """Write a capture of simulated GPUs."""
+    file, state = folder / name, folder / f"{name}.source"
+    line = ("acceptance", "--simulate", spec, "--simulate-state", str(state), "-o", str(file))
+    assert shell(*line).status == 0
+    return file
+
+
+def planted(file: pathlib.Path, **profiles: dict[str, Any]) -> pathlib.Path:
+    """Change profiles of a capture, by the letters and digits of their names."""
+    data = json.loads(file.read_text("utf-8"))
+    for row in data["gpus"][0]["profiles"]:
+        row.update(profiles.get("p" + row["name"].replace(".", "_").replace("+", "_"), {}))
+    changed = file.with_name(f"planted-{file.name}")
+    changed.write_text(json.dumps(data), "utf-8")
+    return changed
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the row of each product, by way of a capture."""
+    folder = tmp_path_factory.mktemp("captures")
+    rows: list[dict[str, Any]] = []
+    for first in range(0, len(MIG), hardware.MAX_GPUS):
+        spec = "+".join(product.key for product in MIG[first : first + hardware.MAX_GPUS])
+        rows += replay.rows(capture(folder, spec, name=f"{first}.json"))
+    return rows
+
+
+def test_a_row_of_a_capture_is_the_product_of_its_source(every: list[dict[str, Any]]) -> None:
+    for product, row in zip(MIG, every, strict=True):
+        replayed = hardware.of_row(row)
+        source = hardware.of_gpu(product.pci_device_ids[0], product.names[0], product.memory_mib)
+        assert source is not None
+        by_enum = sorted(product.profiles, key=lambda each: each.enum_index)
+        assert replayed.profiles == tuple(by_enum), product.key
+        for name in ("grid", "max_instances", "mode_needs_reset", "mode_persists", "generation"):
+            assert getattr(replayed, name) == getattr(source, name)
+
+
+@pytest.mark.parametrize("layout", ["all-balanced", "all-1g.5gb", "all-disabled"])
+def test_a_replayed_capture_gives_plan_and_order_of_its_source(
+    tmp_path: pathlib.Path, layout: str
+) -> None:
+    file = capture(tmp_path, "2xA100-SXM4-40GB+A30" if layout != "all-1g.5gb" else A100)
+    source = ("--simulate-state", f"{file}.source")
+    replayed = ("--simulate", str(file), "--simulate-state", str(tmp_path / "replay"))
+
+    plans = [shell("plan", layout, *gpus, "-o", "json").data for gpus in (source, replayed)]
+    for gpus in (source, replayed):
+        assert shell("apply", layout, *gpus).status == 0
+    states_after = [shell("status", *gpus, "-o", "json").data for gpus in (source, replayed)]
+
+    assert plans[0] == plans[1]
+    assert states_after[0] == states_after[1]
+
+
+def test_captured_durations_are_those_of_the_replay(tmp_path: pathlib.Path) -> None:
+    file = capture(tmp_path, A100)
+    data = json.loads(file.read_text("utf-8"))
+    slow = {"function": "nvmlGpuInstanceDestroy", "calls": 9, "median_ms": 250, "longest_ms": 300}
+    data["latencies"] = [slow, *data["latencies"]]
+    file.write_text(json.dumps(data), "utf-8")
+    state = tmp_path / "replay"
+
+    assert shell("status", "--simulate", str(file), "--simulate-state", str(state)).status == 0
+
+    latency = nvml_faults.SharedState(state).read().options.latency
+    assert latency.destroy_gpu_instance_s == 0.25
+    assert latency.init_s > 0
+    assert latency.create_gpu_instance_s == states.Latency().create_gpu_instance_s
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "is not a capture by 'mig-manager acceptance'"),
+        ("[]", "is not a JSON object"),
+        ('{"kind": "Status"}', "is not a capture by 'mig-manager acceptance'"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_file_that_is_no_capture_is_refused(
+    tmp_path: pathlib.Path, text: str | None, message: str
+) -> None:
+    file = tmp_path / "captured.json"
+    if text is not None:
+        file.write_text(text, "utf-8")
+
+    answer = shell("status", "--simulate", str(file), "--simulate-state", str(tmp_path / "state"))
+
+    assert answer.status == 2
+    assert message in answer.err
+
+
+def test_a_changed_capture_needs_a_fresh_start(tmp_path: pathlib.Path) -> None:
+    file = capture(tmp_path, A100)
+    state = ("--simulate-state", str(tmp_path / "replay"))
+    assert shell("status", "--simulate", str(file), *state).status == 0
+    changed = planted(file, p1g_5gb={"placements": ["0:1"]})
+
+    answer = shell("status", "--simulate", str(changed), *state)
+    fresh = shell("status", "--simulate", str(changed), *state, "--fresh", "-o", "json")
+
+    assert answer.status == 2
+    assert "of another capture" in answer.err
+    assert fresh.data["gpus"][0]["profiles"]["1g.5gb"] == ["0:1"]
+
+
+def test_a_command_prints_the_rows_of_a_capture_for_a_review(tmp_path: pathlib.Path) -> None:
+    file = capture(tmp_path, "2xA100-SXM4-40GB+A30")
+
+    answer = shell("acceptance", "--as-catalogue-row", str(file))
+
+    rows = [json.loads(line) for line in answer.out.splitlines()]
+    assert [row["key"] for row in rows] == ["a100-sxm4-40gb", "a30"]
+    assert all(row["sources"]["profiles"].startswith("capture by") for row in rows)
+
+
+PLANTED: dict[str, dict[str, Any]] = {
+    "p1g_5gb": {"id": 91, "max_instances": 6, "multiprocessors": 12},
+    "p1g_5gb_me": {"engines": [1, 2, 0, 1, 1]},
+    "p1g_10gb": {"placements": ["0:2", "2:2", "4:2"]},
+    "p2g_10gb": {"placements": ["0:2", "2:2", "4:2", "6:2"]},
+    "p3g_20gb": {"memory_mib": 19456},
+    "p4g_20gb": {"slices": 5},
+}
+FAULTS = {
+    "nvmlDeviceGetGpuInstanceById": 2,  # an error code
+    "nvmlDeviceGetHandleByPciBusId*": 6,  # an identity
+    "nvmlDeviceRegisterEvents": 3,  # a function that the driver lacks
+}
+NAMED = {
+    *("profile-id", "instance-capacity", "multiprocessors", "engines", "placement-missing"),
+    *("placement-added", "profile-memory", "slices", "profile-name", "answer", "rule"),
+    *("function", "mode-change"),
+}
+
+
+def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib.Path) -> None:
+    file = capture(tmp_path, A100)
+    changed = planted(file, **PLANTED)
+    data = json.loads(changed.read_text("utf-8"))
+    data["gpus"][0] |= {"mode_change_needs_reset": False}
+    changed.write_text(json.dumps(data), "utf-8")
+    state = tmp_path / "planted"
+    assert shell("status", "--simulate", str(changed), "--simulate-state", str(state)).status == 0
+    node = nvml_faults.SharedState(state)
+    for function, code in FAULTS.items():
+        node.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
+
+    with c_library.served(tmp_path / "lib", state) as library:
+        answer = shell(
+            *("acceptance", "--library-path", str(library), "-o", "-"),
+            **c_library.environ(tmp_path),
+        )
+
+    assert answer.status == 1, answer.err
+    assert {each["subject"] for each in answer.data["differences"]} == NAMED
+    assert answer.data["verdict"] == "review"
+    assert all(each["consequence"] for each in answer.data["differences"])
