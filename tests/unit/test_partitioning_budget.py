@@ -12,6 +12,17 @@ Wait = waiting.Wait
 LATER = NOW + dt.timedelta(seconds=400)
 
 
+def test_no_more_nodes_change_than_the_budget_allows() -> None:
+    nodes = [node(name, EMPTY) for name in "abc"]
+    pods = [pod(f"p{n}", "7g.40gb", age_s=90 - n) for n in range(3)]
+    decision = decided(nodes, pods, max_unavailable="67%")
+    assert [change.node for change in decision.changes] == ["a", "b"]
+    assert why(decision)[0] is Wait.LIMITED
+    changing = node("a", EMPTY, labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: "x"})
+    decision = decided([changing, *nodes[1:]], pods, max_unavailable="1")
+    assert not decision.changes
+
+
 def test_an_agent_that_is_silent_for_long_does_not_use_up_the_budget() -> None:
     silent = node("a", EMPTY, labels={cluster.CONFIG_LABEL: "x"})
     written: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
