@@ -193,6 +193,8 @@ class GpuProcess:
     """Ids of GPU instance and compute instance, as far as known."""
     is_running: bool = False
     """Whether NVML lists it because it computes or draws, besides having files open."""
+    has_drm_node: bool = False
+    """Whether it has a node of the GPU in ``/dev/dri`` open; no such node is of an instance."""
 
     def __str__(self) -> str:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)
@@ -233,6 +235,7 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
     """Return the users of a GPU that use instances to be destroyed, or are ``keeping_out``.
 
     A change of MIG mode affects every process with the GPU open, except ``RELEASING_DAEMONS``.
+    A process that uses ``/dev/dri``, and no known instance, may use any ``+gfx`` instance.
     """
     users = tuple(users)
     if plan.changes_mode:
@@ -246,10 +249,16 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
         for step in plan.steps
         if isinstance(step, DestroyComputeInstance)
     }
+    destroys_gfx = any(
+        isinstance(step, DestroyGpuInstance | DestroyComputeInstance)
+        and "gfx" in step.profile.attributes
+        for step in plan.steps
+    )
     return tuple(
         user
         for user in users
         if gpu_instances.intersection(user.gpu_instances)
+        or (destroys_gfx and user.has_drm_node and not user.gpu_instances)
         or compute_instances.intersection(user.compute_instances)
         or user in kept_out_by
     )

@@ -35,6 +35,12 @@ class ProcTree:
         """Have the right to ``config`` or ``monitor`` all instances, with a cap number."""
         self._add_capability_file(f"mig/{name}", cap, mode=mode, modify=1)
 
+    def add_drm(self, pci_address: str, *names: str) -> None:
+        """Have a PCI device with these nodes in ``/dev/dri``, in the ``sys`` beside."""
+        for name in names:
+            folder = self.root.parent / "sys/bus/pci/devices" / pci_address / "drm" / name
+            folder.mkdir(parents=True)
+
     def add_devices(
         self, characters: Mapping[str, int], *, blocks: Mapping[str, int] | None = None
     ) -> None:

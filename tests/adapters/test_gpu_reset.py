@@ -251,6 +251,14 @@ def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: Mach
     machine.reset([gpus[0]])
 
 
+def test_process_with_a_gpus_drm_node_prevents_a_reset_and_is_named(
+    machine: Machine, gpus: Gpus
+) -> None:
+    machine.proc.add_drm("0000:07:00.0", "card1")
+    machine.proc.add(71, "/dev/dri/card1", name="Xorg")
+    assert machine.refusal(gpus[:1]).message.endswith("in use by Xorg (pid 71)")
+
+
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
 @SLOW
 def test_daemons_that_release_the_gpu_do_not_block_a_reset(

@@ -13,7 +13,7 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import fakes
 from tests.adapters.proc_tree import ProcTree
-from tests.nvml_rig import Rig, ci_step, end_steps, gi_step, mode_step, plan_of
+from tests.nvml_rig import Boot, Rig, ci_step, end_steps, gi_step, mode_step, plan_of
 from tests.unit import samples
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
@@ -27,9 +27,9 @@ def execute(proc: ProcTree, gpu: model.Gpu, *steps: steps.Step) -> None:
     gpus.execute(dataclasses.replace(plan, requires_idle=True))
 
 
-def end_first(gpu: model.Gpu) -> tuple[steps.Step, ...]:
-    """Return the steps that destroy the first GPU instance."""
-    first = gpu.gpu_instances[0].instance_id
+def end_first(gpu: model.Gpu, index: int = 0) -> tuple[steps.Step, ...]:
+    """Return the steps that destroy the first GPU instance, or another one."""
+    first = gpu.gpu_instances[index].instance_id
     return tuple(
         step
         for step in end_steps(gpu)
@@ -58,6 +58,20 @@ def test_programs_that_use_a_doomed_instance_are_named(node: Rig, proc: ProcTree
         f"nv-hostengine (pid 88, GPU instance {doomed}, unit nvidia-dcgm.service)"
     )
     assert node.observe() == gpu
+
+
+def test_a_program_that_draws_through_dev_dri_blocks_only_gfx_plans(
+    boot: Boot, proc: ProcTree
+) -> None:
+    gpu = boot("rtx-pro-6000-blackwell-server").fill("2g.48gb+gfx", "2g.48gb")
+    proc.add_drm(gpu.pci_address.removeprefix("0000"), "card0", "renderD128")
+    proc.add(89, "/dev/dri/renderD129", name="other")
+    proc.add(90, "/dev/dri/renderD128", name="viewer")
+
+    with pytest.raises(errors.GpuInUseError, match=r"is in use by viewer \(pid 90\)$"):
+        execute(proc, gpu, *end_first(gpu))
+
+    execute(proc, gpu, *end_first(gpu, 1))
 
 
 def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(

@@ -31,6 +31,7 @@ def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: ProcTree) -> No
         owner="unit nvidia-dcgm.service",
         gpus=frozenset({3}),
         caps=frozenset({12}),
+        drm=frozenset(),
         has_control=True,
     )
     assert (second.pid, second.gpus, second.has_control) == (43, frozenset(), True)
@@ -176,6 +177,19 @@ def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(proc:
     users = procfs.using_gpu_instance(found, 2, caps=known, gpu_instance_id=3)
     assert [process.pid for process in users] == [41, 43, 45]
     assert [process.pid for process in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
+
+
+def test_a_node_in_dev_dri_belongs_to_the_gpu_of_its_pci_address(proc: ProcTree) -> None:
+    proc.add_drm("0001:c7:00.0", "card1", "renderD129")
+    proc.add(41, "/dev/dri/renderD129")
+    proc.add(42, "/dev/dri/card0", "/dev/dri/renderD128")
+    proc.add(43, "/run/nvidia/driver/dev/dri/card1")
+    processes = procfs.gpu_processes(proc.root)
+    nodes = procfs.drm_nodes(proc.root, "00000001:C7:00.0")
+    assert nodes == {"card1", "renderD129"}
+    assert procfs.drm_nodes(proc.root, "00000000:c7:00.0") == frozenset()
+    users = procfs.using_gpu_instance(processes, 2, caps={}, drm=nodes, gpu_instance_id=3)
+    assert [process.pid for process in users] == [41, 43]
 
 
 def test_at_most_eight_processes_are_named() -> None:

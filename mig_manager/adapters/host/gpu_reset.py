@@ -158,7 +158,7 @@ class SmiReset:
     def _require_free(self, gpu: model.Gpu, status: GpuStatus) -> None:
         if status.has_instances:
             raise _with_instances(gpu)
-        if users := self._users(status, ignore=steps.RELEASING_DAEMONS):
+        if users := self._users(gpu, status, ignore=steps.RELEASING_DAEMONS):
             raise errors.HostError(
                 f"{gpu} is not reset while it is in use by {procfs.listed(users)}",
                 reason=errors.Reason.IN_USE,
@@ -167,11 +167,15 @@ class SmiReset:
             # The tool refuses a GPU that is in use, without naming processes.
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
-    def _users(self, status: GpuStatus, *, ignore: Sequence[str] = ()) -> list[str]:
+    def _users(
+        self, gpu: model.Gpu, status: GpuStatus, *, ignore: Sequence[str] = ()
+    ) -> list[str]:
+        processes = procfs.gpu_processes(self.proc, ignore=(os.getpid(),))
+        drm = procfs.drm_nodes(self.proc, gpu.pci_address)
         openers = {
             process.pid: str(process)
-            for process in procfs.gpu_processes(self.proc, ignore=(os.getpid(),))
-            if status.minor in process.gpus and process.name not in ignore
+            for process in procfs.using_gpu(processes, status.minor, drm=drm)
+            if process.name not in ignore
         }
         return [name for _, name in sorted({**status.processes, **openers}.items())]
 
@@ -238,7 +242,7 @@ class SmiReset:
     def _refusal(self, chosen: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
         if _IN_USE.search(done.output):
             statuses = self._query(chosen)
-            users = [user for gpu in chosen for user in self._users(statuses[gpu.uuid])]
+            users = [user for gpu in chosen for user in self._users(gpu, statuses[gpu.uuid])]
             names = procfs.listed(dict.fromkeys(users))
             by = f"by {names}, and maybe by other processes" if names else "by processes"
             error = errors.HostError(

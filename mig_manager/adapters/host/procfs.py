@@ -31,10 +31,11 @@ _SYS_ADMIN, _MKNOD = 21, 27
 """Numbers of capabilities (``linux/capability.h``)."""
 
 _DEVICE = re.compile(
-    r"/dev/(?:nvidia(?P<gpu>\d+)|(?P<control>nvidiactl)|nvidia-caps/nvidia-cap(?P<cap>\d+))"
-    r"(?: \(deleted\))?$"
+    r"/dev/(?:nvidia(?P<gpu>\d+)|(?P<control>nvidiactl)|nvidia-caps/nvidia-cap(?P<cap>\d+)"
+    r"|dri/(?P<drm>card\d+|renderD\d+))(?: \(deleted\))?$"
 )
 """Target of a link; the node may be removed by now, or lie below a driver container's root."""
+_LONG_DOMAIN = re.compile(r"^0{4}(?=[0-9a-f]{4}:)")
 _POD = re.compile(
     r"[/-]pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:[./]|$)", re.MULTILINE
 )
@@ -72,6 +73,9 @@ class GpuProcess:
     """The N of each ``/dev/nvidiaN``: minor numbers, which may differ from NVML's indices."""
     caps: frozenset[int]
     """The N of each ``/dev/nvidia-caps/nvidia-capN``."""
+    drm: frozenset[str]
+    """Names in ``/dev/dri``, of GPUs of any vendor. The container toolkit gives a GPU's names to
+    containers with a ``+gfx`` instance of it (NVIDIA/nvidia-container-toolkit#1818)."""
     has_control: bool
     """Whether ``/dev/nvidiactl`` is open, as it is in every client of the driver."""
 
@@ -127,11 +131,17 @@ def hidden(root: pathlib.Path) -> str:
 
 
 def using_gpu(
-    processes: Sequence[GpuProcess], minor: int, *, caps: Collection[int] = ()
+    processes: Sequence[GpuProcess],
+    minor: int | None,
+    *,
+    caps: Collection[int] = (),
+    drm: Collection[str] = (),
 ) -> tuple[GpuProcess, ...]:
     """Return the processes that have a device node of a GPU or of its instances open."""
-    known = frozenset(caps)
-    return tuple(each for each in processes if minor in each.gpus or each.caps & known)
+    known, nodes = frozenset(caps), frozenset(drm)
+    return tuple(
+        each for each in processes if minor in each.gpus or each.caps & known or each.drm & nodes
+    )
 
 
 def using_gpu_instance(
@@ -139,18 +149,16 @@ def using_gpu_instance(
     minor: int,
     *,
     caps: Mapping[int, Instance],
+    drm: Collection[str] = (),
     gpu_instance_id: int,
 ) -> tuple[GpuProcess, ...]:
     """Return the processes that use a GPU instance, or its GPU without any instance.
 
     A user of an instance also opens the GPU's node.
     """
-    instances = ((each, {caps[cap][0] for cap in each.caps if cap in caps}) for each in processes)
-    return tuple(
-        each
-        for each, used in instances
-        if gpu_instance_id in used or (minor in each.gpus and not used)
-    )
+    users = using_gpu(processes, minor, caps=caps, drm=drm)
+    instances = ((each, {caps[cap][0] for cap in each.caps if cap in caps}) for each in users)
+    return tuple(each for each, used in instances if gpu_instance_id in used or not used)
 
 
 def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Path:
@@ -176,6 +184,16 @@ def capabilities(root: pathlib.Path, minor: int) -> dict[int, Instance]:
         if match and all(each.isdecimal() for each in (gpu_instance, *compute)):
             instances[int(match[1])] = int(gpu_instance), int(compute[0]) if compute else None
     return instances
+
+
+def drm_nodes(root: pathlib.Path, pci_address: str) -> frozenset[str]:
+    """Return the names that a GPU has in ``/dev/dri``, from the sysfs beside ``/proc``.
+
+    The kernel writes a PCI domain with four digits, NVML with eight.
+    """
+    device = _LONG_DOMAIN.sub("", pci_address.lower())
+    folder = root.parent / "sys/bus/pci/devices" / device / "drm"
+    return frozenset(each.name for each in folder.iterdir()) if folder.is_dir() else frozenset()
 
 
 def listed(users: Iterable[object]) -> str:
@@ -300,6 +318,7 @@ def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
         owner=owner,
         gpus=frozenset(int(device["gpu"]) for device in devices if device["gpu"]),
         caps=frozenset(int(device["cap"]) for device in devices if device["cap"]),
+        drm=frozenset(device["drm"] for device in devices if device["drm"]),
         has_control=any(device["control"] for device in devices),
     )
 

@@ -27,6 +27,7 @@ class OpenFiles:
     processes: tuple[procfs.GpuProcess, ...] = ()
     driver_proc: pathlib.Path | None = None
     """Where the driver's capability files are; None without a search for processes."""
+    proc_root: pathlib.Path = procfs.ROOT
 
     @staticmethod
     def find(
@@ -38,11 +39,19 @@ class OpenFiles:
         return OpenFiles(
             processes=procfs.gpu_processes(proc_root, ignore=exclude),
             driver_proc=procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots)),
+            proc_root=proc_root,
         )
 
     def capabilities(self, minor: int) -> dict[int, procfs.Instance]:
         """Return the known instances of a GPU by ``nvidia-cap`` number."""
         return procfs.capabilities(self.driver_proc, minor) if self.driver_proc else {}
+
+    def drm_nodes(self, gpu: gpu_device.Handle) -> frozenset[str]:
+        """Return the names in ``/dev/dri`` of a GPU; none if no process has any of them open."""
+        if not any(process.drm for process in self.processes):
+            return frozenset()
+        info = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetPciInfo, gpu)
+        return procfs.drm_nodes(self.proc_root, info.busId) if info else frozenset()
 
 
 def inspect(
@@ -92,12 +101,12 @@ def add_users(
     minor = None if proc_root is None else gpu.minor()
     openers: tuple[procfs.GpuProcess, ...] = ()
     if minor is not None:
-        caps = files.capabilities(minor)
+        caps, drm = files.capabilities(minor), files.drm_nodes(gpu.handle)
         openers = (
-            procfs.using_gpu(files.processes, minor, caps=caps)
+            procfs.using_gpu(files.processes, minor, caps=caps, drm=drm)
             if gpu_instance_id is None
             else procfs.using_gpu_instance(
-                files.processes, minor, caps=caps, gpu_instance_id=gpu_instance_id
+                files.processes, minor, caps=caps, drm=drm, gpu_instance_id=gpu_instance_id
             )
         )
     owners = {process.pid: process.owner for process in openers}
@@ -161,13 +170,14 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, 
             instances.add((process.gpuInstanceId, None if inside == _NO_INSTANCE else inside))
     running = frozenset(used)
     names = {pid: messages.printable(_name(pid)) for pid in running}
-    minor = gpu_device.Device(handle).minor()
+    minor, drm = gpu_device.Device(handle).minor(), files.drm_nodes(handle)
     if minor is not None:
         caps = files.capabilities(minor)
-        for each in procfs.using_gpu(files.processes, minor, caps=caps):
+        for each in procfs.using_gpu(files.processes, minor, caps=caps, drm=drm):
             used.setdefault(each.pid, {caps[cap] for cap in each.caps if cap in caps})
             names.setdefault(each.pid, each.name)
     owners = {process.pid: process.owner for process in files.processes}
+    drawing = {process.pid for process in files.processes if process.drm & drm}
     return uuid, tuple(
         steps.GpuProcess(
             pid=pid,
@@ -178,6 +188,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, 
                 sorted((one, two) for one, two in used[pid] if two is not None)
             ),
             is_running=pid in running,
+            has_drm_node=pid in drawing,
         )
         for pid in sorted(used)
     )
