@@ -106,8 +106,14 @@ class FakeNode(_Port):
         return False
 
     def set_condition(self, condition: readiness.Condition) -> None:
-        entry = condition.entry(self._rig.condition, self._rig.clock.now_iso())
-        if entry is not None:
+        is_about_recovery = condition.type == cluster.RECOVERY_CONDITION
+        present = self._rig.recovery_condition if is_about_recovery else self._rig.condition
+        entry = condition.entry(present, self._rig.clock.now_iso())
+        if entry is None:
+            return
+        if is_about_recovery:
+            self._rig.recovery_condition = entry
+        else:
             self._rig.condition = entry
             self._rig.conditions.append(entry["reason"])
 

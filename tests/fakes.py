@@ -135,8 +135,10 @@ class NodeRig:
     """Keys of other taints."""
     condition: dict[str, str] | None = None
     """``MigReady`` as the node has it."""
+    recovery_condition: dict[str, str] | None = None
+    """``GpuRecoveryNeeded`` as the node has it."""
     conditions: list[str] = dataclasses.field(default_factory=list)
-    """Its reasons, one for each write."""
+    """The reasons of ``MigReady``, one for each write."""
     pods: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
     watched: Callable[[], tuple[cluster.Pod, ...] | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""

@@ -46,6 +46,7 @@ class InventoryGpu(_Snapshot):
     index: int
     pci: str
     model: int  # index in 'models'
+    recovery: NotRequired[Annotated[str, "core.model.RecoveryAction"]]  # unless none is needed
 
 
 class UnreachableInventoryGpu(TypedDict):

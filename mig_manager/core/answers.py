@@ -70,6 +70,9 @@ class _GpuInstance(_InstanceFacts):
     compute_instances: list[_ComputeInstance]
 
 
+_RecoveryAction = Annotated[str, "core.model.RecoveryAction"]
+
+
 class _GpuFacts(TypedDict):
     index: int
     uuid: str
@@ -83,6 +86,7 @@ class _GpuFacts(TypedDict):
     pending_mig_mode: MigMode | None  # the mode after the next reset
     mode_change_needs_reset: bool
     virtualization: Annotated[str, "core.model.Virtualization"]
+    recovery_action: NotRequired[_RecoveryAction | None]  # null: not reported
     profiles: dict[str, list[str]] | None  # placements by profile; null: the driver lists none
 
 

@@ -304,6 +304,7 @@ class UnreachableGpu:
     reason: errors.Reason
     code: int | None  # the NVML return value; None: no error, but an invalid answer
     message: str
+    recovery_action: RecoveryAction | None = None  # None: not reported
 
     def identified(self, last: Gpu) -> "UnreachableGpu":
         """Return it with the identity from an earlier observation."""

@@ -91,16 +91,16 @@ class Node(Protocol):
 
     @property
     def has_unwritten_condition(self) -> bool:
-        """Whether the newest condition is still to be written."""
+        """Whether a condition is still to be written."""
 
     def set_condition(self, condition: readiness.Condition) -> None:
-        """Write the condition ``MigReady``, unless the node has it already.
+        """Write a condition, unless the node has it already, or lacks the default one.
 
         A failure is logged, never raised; see ``retry_condition``.
         """
 
     def retry_condition(self) -> None:
-        """Write the condition after a failure of ``set_condition``, if any.
+        """Write the newest conditions after failures of ``set_condition``, if any.
 
         Makes no request soon after a refusal.
         """

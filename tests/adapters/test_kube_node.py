@@ -11,7 +11,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core.node import cluster, quantity
-from mig_manager.core.records import readiness
+from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes
@@ -242,15 +242,15 @@ def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: Rig) -> 
     assert rig.stored()["status"]["capacity"] == {"cpu": "64", "nvidia.com/mig-1g.10gb": "7"}
 
 
-READY = readiness.Condition(is_ready=True, reason="LayoutVerified", message="yes")
-NOT_READY = readiness.Condition(is_ready=False, reason="InUse", message="no")
+READY = readiness.Condition(is_true=True, reason="LayoutVerified", message="yes")
+NOT_READY = readiness.Condition(is_true=False, reason="InUse", message="no")
 KUBELETS = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 
 
 def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) -> bool:
     facts = {"reason": condition.reason, "message": condition.message}
     times = {"lastHeartbeatTime": NOW, "lastTransitionTime": since}
-    ours = {"type": "MigReady", "status": str(condition.is_ready), **facts, **times}
+    ours = {"type": "MigReady", "status": str(condition.is_true), **facts, **times}
     conditions = rig.stored()["status"]["conditions"]
     return bool(conditions == [KUBELETS, ours])
 
@@ -320,6 +320,34 @@ def test_unwritten_condition_is_written_later_unless_outdated(rig: Rig) -> None:
 
     assert has_condition(rig, READY)
     assert rig.server.log.count("patch", "nodes/status") == 3
+
+
+NEEDED = readiness.Condition(
+    type="GpuRecoveryNeeded", is_true=True, reason="GpuReset", message="GPU 0 needs a reset"
+)
+
+
+def test_a_healthy_node_gets_a_condition_about_recovery_only_after_a_fault(rig: Rig) -> None:
+    rig.with_conditions(KUBELETS)
+    for condition in (gpu_recovery.NONE_NEEDED, NEEDED, gpu_recovery.NONE_NEEDED):
+        rig.own.set_condition(condition)
+    (_, seen) = rig.stored()["status"]["conditions"]
+    assert (seen["type"], seen["status"]) == ("GpuRecoveryNeeded", "False")
+    assert rig.server.log.count("patch", "nodes/status") == 2
+
+
+def test_both_conditions_are_written_once_a_refusal_has_passed(rig: Rig) -> None:
+    rig.with_conditions(KUBELETS)
+    rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=500, times=None))
+    rig.own.set_condition(READY)
+    rig.own.set_condition(NEEDED)
+    rig.server.clear_faults()
+
+    rig.own.retry_condition()
+
+    types = [each["type"] for each in rig.stored()["status"]["conditions"]]
+    assert types == ["Ready", "MigReady", "GpuRecoveryNeeded"]
+    assert not rig.own.has_unwritten_condition
 
 
 def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: Rig) -> None:

@@ -340,3 +340,14 @@ def test_a_recovery_action_changes_no_plan(boot: Boot) -> None:
     after = node.gpus.observe()
     assert after == before
     assert planner.plan(after, wanted) == planner.plan(before, wanted)
+
+
+def test_an_unreachable_gpu_still_reports_its_recovery_action(boot: Boot) -> None:
+    node = boot("2xA30")
+    node.state.fail_gpu(1, action=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
+    node.fault("nvmlDeviceGetName", gpu=1, code=int(states.Code.RESET_REQUIRED), count=None)
+
+    (lost,) = node.gpus.observe().unreachable
+
+    assert lost.reason is errors.Reason.GPU_NEEDS_RESET
+    assert lost.recovery_action is model.RecoveryAction.GPU_RESET

@@ -14,7 +14,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.cli.commands import doctor_report
 from mig_manager.core.node import cluster
-from mig_manager.core.records import readiness
+from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising
 from mig_manager.sandbox.node import objects
 from tests import waiting
@@ -199,8 +199,9 @@ OUR_ANNOTATIONS = (
 OUR_STATE = labels(**{cluster.STATE_LABEL: "failed"})
 READY = {"type": "Ready", "status": "True", "reason": "Pretended"}
 MIG_READY = {"type": cluster.READY_CONDITION, "status": "True"}
-PENDING = readiness.Condition(is_ready=False, reason="Pending", message="soon")
-VERIFIED = readiness.Condition(is_ready=True, reason="LayoutVerified", message="now")
+PENDING = readiness.Condition(is_true=False, reason="Pending", message="soon")
+VERIFIED = readiness.Condition(is_true=True, reason="LayoutVerified", message="now")
+FAULTY = dataclasses.replace(gpu_recovery.NONE_NEEDED, is_true=True, is_default=False)
 CORDON = {"spec": {"unschedulable": True}}
 AGENT = f"mig-manager of node {OWN}"
 
@@ -246,7 +247,7 @@ AGENT = f"mig-manager of node {OWN}"
             ],
         ),
         (
-            "mig-manager may change the resources nvidia.com/* and the condition MigReady",
+            "mig-manager may change the resources nvidia.com/* and the conditions MigReady",
             [
                 with_conditions(READY),
                 with_conditions(READY | {"status": "False"}, MIG_READY),
@@ -337,13 +338,14 @@ def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: Scene) -> No
 
 def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: Scene) -> None:
     own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
-    for condition in (PENDING, VERIFIED):
+    conditions: dict[str, Any] = {}
+    for condition in (PENDING, VERIFIED, FAULTY, gpu_recovery.NONE_NEEDED):
         own.set_condition(condition)
         seen = scene.people.get(f"{NODES}/{OWN}")
         conditions = {each["type"]: each for each in seen["status"]["conditions"]}
-        assert conditions.keys() == {"Ready", cluster.READY_CONDITION}
         assert conditions["Ready"]["status"] == "Unknown"
-        assert condition.entry(conditions[cluster.READY_CONDITION], "now") is None
+        assert condition.entry(conditions[condition.type], "now") is None
+    assert conditions.keys() == {"Ready", cluster.READY_CONDITION, cluster.RECOVERY_CONDITION}
 
     own.update(
         lambda _view: cluster.NodePatch(

@@ -124,6 +124,22 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     assert result.verdict("gpu-processes") is WARN
 
 
+def test_a_gpu_that_needs_recovery_fails_with_what_to_do(patient: Patient) -> None:
+    patient.born()
+    patient.state.fail_gpu(1, action=4)
+
+    result = patient.examine()
+
+    assert result.verdict("gpu-recovery") is FAIL
+    assert "GPU 1" in result.text("gpu-recovery")
+    assert "GPU 0: no recovery action needed" in result.text("gpu-recovery")
+    assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpu-recovery")
+
+
+def test_a_driver_without_recovery_actions_is_no_finding(patient: Patient) -> None:
+    assert patient.born(reports_recovery_action=False).examine().verdict("gpu-recovery") is SKIPPED
+
+
 @pytest.mark.parametrize(
     ("how", "verdict", "words"),
     [

@@ -94,6 +94,19 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     ]
 
 
+def test_status_names_a_gpu_that_needs_recovery_and_what_to_do(node: shell_node.Node) -> None:
+    node.state.fail_gpu(LOST, action=1)
+
+    text = " ".join(node.run("status").out.split())
+    data = json.loads(node.run("status", "-o", "json").out)
+
+    assert f"GPU {LOST} (" in text
+    assert "needs a reset. End all processes that use it" in text
+    assert f"'nvidia-smi --gpu-reset -i {LOST}'." in text
+    actions = {gpu["index"]: gpu["recovery_action"] for gpu in data["gpus"]}
+    assert actions == dict.fromkeys(OTHERS, "none") | {LOST: "gpu-reset"}
+
+
 @pytest.mark.slow
 def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
     node: shell_node.Node,

@@ -23,7 +23,7 @@ PUBLISHED = status.Status(
 )
 CONDITIONS = st.builds(
     readiness.Condition,
-    is_ready=st.booleans(),
+    is_true=st.booleans(),
     reason=st.sampled_from(["Pending", "InUse"]),
     message=st.sampled_from(["a", "b"]),
 )
@@ -41,11 +41,11 @@ def test_condition_is_written_if_it_differs_and_keeps_its_transition_time(
         if condition == before:
             assert entry is None
             continue
-        if before is None or before.is_ready is not condition.is_ready:
+        if before is None or before.is_true is not condition.is_true:
             since = now
         assert entry == {
             "type": "MigReady",
-            "status": "True" if condition.is_ready else "False",
+            "status": "True" if condition.is_true else "False",
             "reason": condition.reason,
             "message": condition.message,
             "lastHeartbeatTime": now,
@@ -72,7 +72,7 @@ def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reas
     )
 
     assert readiness.condition(ended) == readiness.Condition(
-        is_ready=True,
+        is_true=True,
         reason="LayoutVerified",
         message="Layout all-1g.5gb is active and verified. GPU 3 (GPU-3) is unreachable: it fell "
         "off the bus.",
@@ -86,12 +86,12 @@ def test_a_failure_is_not_ready_for_the_reason_and_message_of_the_status(
     ended = dataclasses.replace(PUBLISHED, state=model.State.FAILED, reason=reason, message="why")
 
     assert readiness.condition(ended) == readiness.Condition(
-        is_ready=False, reason=reason.value, message="why"
+        is_true=False, reason=reason.value, message="why"
     )
 
 
 def test_only_a_success_is_ready() -> None:
     found = {s: readiness.condition(dataclasses.replace(PUBLISHED, state=s)) for s in model.State}
 
-    assert [state for state, each in found.items() if each.is_ready] == [model.State.SUCCESS]
+    assert [state for state, each in found.items() if each.is_true] == [model.State.SUCCESS]
     assert len({each.reason for each in found.values()}) == len(model.State)

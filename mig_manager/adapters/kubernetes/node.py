@@ -29,6 +29,7 @@ _EVENT_QUEUE = 64
 """A change publishes about ten."""
 _FORBIDDEN_PAUSE_S = 600.0
 """A missing right may be granted, and a refused token renewed, while we run."""
+_OURS = (cluster.READY_CONDITION, cluster.RECOVERY_CONDITION)
 _chance = random.random
 
 _log = structlog.get_logger()
@@ -77,7 +78,8 @@ class KubeNode:
         self._last: _Node | None = None
         self._last_s = -math.inf
         """When the API last reported the node."""
-        self._unwritten: readiness.Condition | None = None
+        self._unwritten: dict[str, readiness.Condition] = {}
+        """The newest condition of each type, until it is written."""
         self._forbidden_until_s = -math.inf
         self._has_logged_refusal = False
 
@@ -167,20 +169,20 @@ class KubeNode:
 
     @property
     def has_unwritten_condition(self) -> bool:
-        return self._unwritten is not None
+        return bool(self._unwritten)
 
     def set_condition(self, condition: readiness.Condition) -> None:
-        self._unwritten = condition
+        self._unwritten[condition.type] = condition
         if self._clock.monotonic() < self._forbidden_until_s:
             return
         self._join_announcement()
         try:
-            present = (self._last or self._get()).condition
+            present = (self._last or self._get()).conditions.get(condition.type)
             entry = condition.entry(present, self._clock.now_iso())
             if entry is not None:
                 body = {"status": {"conditions": [entry]}}
                 self._parse(self._kube.patch_lists(f"{self._path}/status", body))
-            self._unwritten = None
+            del self._unwritten[condition.type]
         except errors.ClusterError as error:
             if error.reason is not errors.Reason.FORBIDDEN:
                 _log.warning("condition_not_written", detail=error.message)
@@ -192,8 +194,8 @@ class KubeNode:
                 _log.info("condition_forbidden", detail=error.message)
 
     def retry_condition(self) -> None:
-        if self._unwritten is not None:
-            self.set_condition(self._unwritten)
+        for condition in list(self._unwritten.values()):
+            self.set_condition(condition)
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         about = events.Subject.node(self._name)
@@ -249,12 +251,11 @@ class KubeNode:
         view = cluster.parse_node(node)
         with cluster.as_cluster_error(f"node {self._name}"):
             conditions = (node.get("status") or {}).get("conditions") or ()
-            ours = (dict(each) for each in conditions if each["type"] == cluster.READY_CONDITION)
             self._last = _Node(
                 view=view,
                 version=str(node["metadata"].get("resourceVersion") or ""),
                 taints=tuple((node.get("spec") or {}).get("taints") or ()),
-                condition=next(ours, None),
+                conditions={each["type"]: each for each in conditions if each["type"] in _OURS},
             )
         self._last_s = self._clock.monotonic()
         return self._last
@@ -267,7 +268,7 @@ class _Node:
     view: cluster.NodeView
     version: str
     taints: tuple[Mapping[str, Any], ...]
-    condition: Mapping[str, Any] | None  # ``MigReady``
+    conditions: Mapping[str, Mapping[str, Any]]  # the agent's own, by type
 
 
 class _EventQueue:

@@ -1,5 +1,6 @@
 """Observe one GPU: its facts, MIG mode, profiles and instances, as a ``model.Gpu``."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -41,11 +42,10 @@ def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.Unreachab
         HardwareError: The whole driver failed, or the caller may not list instances.
     """
     uuid = ""
-    has_handle = False
+    handle = None
     try:
         with last_calls.RECORDER.on_gpu(index):
             handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-            has_handle = True
             uuid = library.call(pynvml.nvmlDeviceGetUUID, handle)
             last_calls.RECORDER.set_gpu(index, uuid)
             device = gpu_device.Device(handle)
@@ -55,12 +55,22 @@ def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.Unreachab
     except errors.HardwareError as error:
         # A container without a GPU's device node gets no handle. A container that lacks only the
         # privilege to list instances gets one, and an unreachable GPU would hide the cause.
-        is_unprivileged = has_handle and error.reason is errors.Reason.NO_PERMISSION
+        is_unprivileged = handle is not None and error.reason is errors.Reason.NO_PERMISSION
         if error.code in library.WHOLE_DRIVER or is_unprivileged:
             name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
             raise library.about(name, error) from error
+        action = None
+        if handle is not None:
+            # A GPU that requires a reset may still say so.
+            with contextlib.suppress(errors.HardwareError):
+                action = _recovery_action(_fields(handle))
         return model.UnreachableGpu(
-            index=index, uuid=uuid, reason=error.reason, code=error.code, message=error.message
+            index=index,
+            uuid=uuid,
+            reason=error.reason,
+            code=error.code,
+            message=error.message,
+            recovery_action=action,
         )
 
 
@@ -85,7 +95,7 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
         library.UNSUPPORTED, pynvml.nvmlDeviceGetArchitecture, device.handle
     )
     architecture = _ARCHITECTURES.get(value, model.Architecture.OTHER)
-    fields = _fields(device)
+    fields = _fields(device.handle)
     gpu = model.Gpu(
         index=index,
         uuid=uuid,
@@ -114,12 +124,12 @@ def _with_instances(gpu: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     return dataclasses.replace(gpu, gpu_instances=instances, profiles=profiles)
 
 
-def _fields(device: gpu_device.Device) -> dict[int, int]:
+def _fields(handle: object) -> dict[int, int]:
     """Return the field values that the driver knows, by field; older drivers know fewer."""
     values = library.call_unless(
         library.UNSUPPORTED | library.UNOFFERED,
         pynvml.nvmlDeviceGetFieldValues,
-        device.handle,
+        handle,
         [
             pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED,
             pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,

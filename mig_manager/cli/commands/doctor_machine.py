@@ -11,7 +11,7 @@ from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, a
 from mig_manager.cli.commands.doctor_report import Finding, fail, ok, skipped, warn
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
-from mig_manager.core.records import journals
+from mig_manager.core.records import gpu_recovery, journals
 
 _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
@@ -66,8 +66,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         yield fail(what, "Remove the node's label nvidia.com/mig.config.")
         return
     for lost in gpus.unreachable:
-        remedy = errors.Reason.GPU_UNREACHABLE.remedy
-        yield fail(f"{lost}: unreachable: {lost.message}", remedy)
+        yield fail(f"{lost}: unreachable: {lost.message}", gpu_recovery.remedy(lost))
     for gpu in gpus:
         if gpu.current_mode and gpu.pending_mode and gpu.has_pending_mode:
             modes = f"MIG {gpu.current_mode.value}, {gpu.pending_mode.value} after a reset"
@@ -85,6 +84,19 @@ def _mode(gpu: model.Gpu) -> str:
     unknown = ", profiles unknown until MIG is enabled (and without the right)"
     text = f"{gpu.name}, MIG {gpu.current_mode.value}, a mode change {effect}"
     return text if gpu.profiles is not None else text + unknown
+
+
+@_check("gpu-recovery", "Follow NVIDIA's guide 'GPU Memory Error Management' for this GPU.")
+def _gpu_recovery(facts: Facts) -> Iterator[Finding]:
+    """No GPU has a fault that needs a recovery action, according to the driver."""
+    gpus = facts.gpus.needed()
+    for gpu in gpus:
+        if found := gpu_recovery.fault(gpu):
+            yield fail(found, gpu_recovery.remedy(gpu))
+    if not any(gpu.recovery_action for gpu in gpus):
+        yield skipped("the driver reports no recovery actions")
+    elif healthy := [gpu for gpu in gpus if gpu.recovery_action and not gpu.needs_recovery]:
+        yield ok(f"GPU {picture.indices(healthy)}: no recovery action needed")
 
 
 @_check("virtualization", "Change the MIG mode on the host of the virtual machine.")

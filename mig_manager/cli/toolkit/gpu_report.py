@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, messages, model, picture, steps
 from mig_manager.core.layout import plans
+from mig_manager.core.records import gpu_recovery
 
 _MOST_UUIDS = 2  # that a picture shows, each of 40 characters
 _MOST_NAMED = 8  # devices or pods that a sentence names before it counts the rest
@@ -17,6 +18,10 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
     if not result.gpus:
         return NO_GPU
     missing = _unreachable(result.gpus, style)
+    missing += [
+        style.paint(style.wrapped(sentence), bar.Tone.BAD)
+        for sentence in gpu_recovery.faults(result.gpus)
+    ]
     if not is_wide:
         return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])
     blocks = []

@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.core import json_text, messages, model
 from mig_manager.core.layout import config, custom_layouts, served
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import gpu_codec, gpu_recovery
 from mig_manager.core.records import status as run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
@@ -347,6 +347,7 @@ def report(node: Node, now: dt.datetime) -> Report:
         notes.append("no agent has published the GPUs of this node")
     notes += _notes(node, state, now)
     notes += [gpu.sentence for gpu in model.unreachable(gpus or ())]
+    notes += gpu_recovery.faults(gpus or ())
     return Report(node=node, state=state, gpus=gpus, notes=tuple(notes))
 
 

@@ -29,7 +29,7 @@ RIGHTS = (
         "",
         "nodes",
         "patch",
-        "keep pods from devices that no GPU has, and write the condition MigReady",
+        "keep pods from devices that no GPU has, and write the node's conditions",
         subresource="status",
         is_needed=False,
     ),

@@ -137,7 +137,13 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
         }
         if kind not in models:
             models.append(kind)
-        place = {"index": gpu.index, "pci": gpu.pci_address, "model": models.index(kind)}
+        place: dict[str, Any] = {
+            "index": gpu.index,
+            "pci": gpu.pci_address,
+            "model": models.index(kind),
+        }
+        if gpu.needs_recovery and gpu.recovery_action:
+            place["recovery"] = gpu.recovery_action.value
         rows.append(place | snapshot)
     data: dict[str, Any] = {"version": VERSION, "models": models, "gpus": rows}
     unreachable = [
@@ -246,8 +252,17 @@ def _gpu(
         current_mode=snapshot.current_mode,
         pending_mode=snapshot.pending_mode,
         gpu_instances=snapshot.gpu_instances,
+        recovery_action=_recovery_action(row.get("recovery")),
         **kinds[_number(row["model"])],
     )
+
+
+def _recovery_action(value: object) -> model.RecoveryAction | None:
+    """Return a published action, which a newer agent may know better; None without one."""
+    if value is None:
+        return None
+    known = {action.value: action for action in model.RecoveryAction}
+    return known.get(str(value), model.RecoveryAction.OTHER)
 
 
 def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
@@ -318,6 +333,7 @@ def gpu_data(observed: model.Gpu) -> "answers.Gpu":
         "pending_mig_mode": observed.pending_mode.value if observed.pending_mode else None,
         "mode_change_needs_reset": observed.mode_change_needs_reset,
         "virtualization": observed.virtualization.value,
+        "recovery_action": observed.recovery_action.value if observed.recovery_action else None,
         "profiles": None
         if observed.profiles is None
         else {

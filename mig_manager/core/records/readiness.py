@@ -15,11 +15,14 @@ from mig_manager.core.records import status
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """The value of the condition."""
+    """The value of a condition of the Node."""
 
-    is_ready: bool
+    type: str = cluster.READY_CONDITION
+    is_true: bool
     reason: str  # in CamelCase, for programs
     message: str
+    is_default: bool = False
+    """Whether a node without the condition means the same: a healthy node costs no request."""
 
     def entry(self, present: Mapping[str, Any] | None, now: str) -> dict[str, str] | None:
         """Return the entry of ``status.conditions`` to write at the time ``now``.
@@ -31,9 +34,11 @@ class Condition:
         Returns:
             The entry; None if the current one has the same values.
         """
+        if not present and self.is_default:
+            return None
         old = present or {}
         facts = {
-            "status": str(self.is_ready),
+            "status": str(self.is_true),
             "reason": self.reason,
             "message": self.message,
         }
@@ -41,7 +46,7 @@ class Condition:
             return None
         since = old.get("lastTransitionTime") if old.get("status") == facts["status"] else None
         return {
-            "type": cluster.READY_CONDITION,
+            "type": self.type,
             **facts,
             "lastHeartbeatTime": now,
             "lastTransitionTime": str(since or now),
@@ -49,7 +54,7 @@ class Condition:
 
 
 NO_LAYOUT_REQUESTED = Condition(
-    is_ready=True,
+    is_true=True,
     reason="NoLayoutRequested",
     message=f"The label {cluster.CONFIG_LABEL} is not set.",
 )
@@ -72,17 +77,17 @@ def condition(published: status.Status) -> Condition:
                 problem = messages.with_full_stop(published.config_problem)
                 unreachable += f" The layout file cannot be used: {problem}"
             message = f"Layout {published.config} is active and verified.{unreachable}"
-            return Condition(is_ready=True, reason="LayoutVerified", message=message)
+            return Condition(is_true=True, reason="LayoutVerified", message=message)
         case model.State.FAILED:
             reason = published.reason.value if published.reason else "Failed"
-            return Condition(is_ready=False, reason=reason, message=published.message)
+            return Condition(is_true=False, reason=reason, message=published.message)
         case model.State.REBOOTING:
             message = f"The node reboots for layout {published.config}."
-            return Condition(is_ready=False, reason="Rebooting", message=message)
+            return Condition(is_true=False, reason="Rebooting", message=message)
         case model.State.PENDING:
             message = (
                 f"Layout {published.config} is being applied."
                 if published.config
                 else "An interrupted change is being undone."
             )
-            return Condition(is_ready=False, reason="Pending", message=message)
+            return Condition(is_true=False, reason="Pending", message=message)

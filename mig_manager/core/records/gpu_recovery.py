@@ -1,0 +1,111 @@
+"""GPUs with a fault: what recovers each, for people, and the Node condition ``GpuRecoveryNeeded``.
+
+The condition is named and behaves as those of node-problem-detector: ``True`` is the problem. It
+is apart from ``MigReady``, because the layout of a GPU with a fault may still be active.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from mig_manager import errors
+from mig_manager.core import messages, model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import readiness
+
+_REBOOT = "drain the node and reboot it"
+_NEEDS: dict[model.RecoveryAction, tuple[str, str]] = {
+    model.RecoveryAction.SYSTEM_REBOOT: ("a reboot of the system", _REBOOT),
+    model.RecoveryAction.NODE_REBOOT: (
+        "a reboot of the node, whose operating system may be in an inconsistent state",
+        _REBOOT,
+    ),
+    model.RecoveryAction.BUS_RESET: (
+        "a reset of its PCIe bus",
+        "drain the node, and reset the bus or reboot",
+    ),
+    model.RecoveryAction.GPU_RESET: (
+        "a reset",
+        "end all processes that use it, and run 'nvidia-smi --gpu-reset -i {index}'",
+    ),
+    model.RecoveryAction.DRAIN_P2P: (
+        "an end of all P2P traffic",
+        "end its processes with P2P traffic, disable UVM persistence mode, read the action again",
+    ),
+    model.RecoveryAction.RECOVER_IMEX_DOMAIN: (
+        "a recovery of its IMEX domain",
+        "read the log of nvidia-imex on the nodes of the domain",
+    ),
+    model.RecoveryAction.DRAIN_AND_RESET: (
+        "a reset to work at full capacity again; running processes are not affected",
+        "start nothing new on it, and once it is idle run 'nvidia-smi --gpu-reset -i {index}'",
+    ),
+    model.RecoveryAction.OTHER: (
+        "an action that this version does not know",
+        "read 'GPU Recovery Action' of 'nvidia-smi -q -i {index}'",
+    ),
+}
+"""What the driver requests and what to do, worst first.
+
+Sources: NVIDIA GPU Memory Error Management, "Error Recovery and Response Flags", for the first
+five values; the comments of ``nvmlDeviceGpuRecoveryAction_t`` in nvml.h for the others.
+"""
+_UNREACHABLE = errors.Reason.GPU_UNREACHABLE
+NONE_NEEDED = readiness.Condition(
+    type=cluster.RECOVERY_CONDITION,
+    is_true=False,
+    reason="NoRecoveryNeeded",
+    message="No GPU reports a fault.",
+    is_default=True,
+)
+
+
+def fault(gpu: model.Gpu | model.UnreachableGpu) -> str:
+    """Say what a GPU needs to recover, without a full stop; empty if it needs nothing."""
+    need = _need(gpu)
+    return f"{gpu} needs {need[0]}" if need else ""
+
+
+def remedy(gpu: model.Gpu | model.UnreachableGpu) -> str:
+    """Say what to do about a GPU with a fault, as a sentence."""
+    need = _need(gpu)
+    if need is None:
+        return _UNREACHABLE.remedy
+    advice = need[1].format(index=gpu.index)
+    return messages.with_full_stop(f"{advice[0].upper()}{advice[1:]}")
+
+
+def faults(gpus: Iterable[model.Gpu]) -> Iterator[str]:
+    """Yield a sentence for each reachable GPU that needs recovery, with what to do."""
+    for gpu in gpus:
+        if found := fault(gpu):
+            yield f"{found}. {remedy(gpu)}"
+
+
+def condition(gpus: model.ObservedGpus) -> readiness.Condition:
+    """Return the condition for GPUs; its reason is the worst action, or GpuUnreachable."""
+    actions = [gpu.recovery_action for gpu in (*gpus, *gpus.unreachable) if _need(gpu)]
+    sentences = [*faults(gpus), *map(_unreachable, gpus.unreachable)]
+    if not sentences:
+        return NONE_NEEDED
+    worst = next((action for action in _NEEDS if action in actions), None)
+    reason = _UNREACHABLE.value if worst is None else _camel_case(worst)
+    return readiness.Condition(
+        type=cluster.RECOVERY_CONDITION,
+        is_true=True,
+        reason=reason,
+        message=messages.fit(" ".join(sentences), messages.LONGEST_BYTES),
+    )
+
+
+def _need(gpu: model.Gpu | model.UnreachableGpu) -> tuple[str, str] | None:
+    return _NEEDS.get(gpu.recovery_action) if gpu.recovery_action else None
+
+
+def _unreachable(gpu: model.UnreachableGpu) -> str:
+    need = _need(gpu)
+    more = f" and needs {need[0]}" if need else ""
+    sentence = messages.with_full_stop(f"{gpu} is unreachable{more}: {gpu.message}")
+    return f"{sentence} {remedy(gpu)}"
+
+
+def _camel_case(action: model.RecoveryAction) -> str:
+    return "".join(word.capitalize() for word in action.value.split("-"))

@@ -1,0 +1,86 @@
+"""What the driver requests for GPUs with a fault, in words and as a Node condition."""
+
+import dataclasses
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.core import messages, model
+from mig_manager.core.records import gpu_codec, gpu_recovery
+from tests import contract
+
+GPU = hardware.template(hardware.find("NVIDIA A30"))
+FAULTS = [action for action in model.RecoveryAction if action is not model.RecoveryAction.NONE]
+LOST = model.UnreachableGpu(
+    index=2, uuid="GPU-2", reason=errors.Reason.GPU_LOST, code=15, message="GPU is lost"
+)
+
+
+def gpu(index: int, action: model.RecoveryAction | None) -> model.Gpu:
+    return dataclasses.replace(GPU, index=index, uuid=f"GPU-{index}", recovery_action=action)
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_each_action_says_what_is_needed_and_what_to_do(action: model.RecoveryAction) -> None:
+    (sentence,) = gpu_recovery.faults([gpu(0, model.RecoveryAction.NONE), gpu(5, action)])
+    found = gpu_recovery.condition(model.ObservedGpus([gpu(5, action)]))
+
+    assert "GPU 5" in sentence
+    assert "{" not in sentence
+    assert sentence.endswith(gpu_recovery.remedy(gpu(5, action)))
+    assert (found.is_true, found.message) == (True, sentence)
+    assert found.reason.lower() == action.value.replace("-", "")
+
+
+@pytest.mark.parametrize("action", [None, model.RecoveryAction.NONE])
+def test_gpus_without_a_fault_need_nothing(action: model.RecoveryAction | None) -> None:
+    healthy = model.ObservedGpus([gpu(0, action)])
+    assert not list(gpu_recovery.faults(healthy))
+    assert gpu_recovery.condition(healthy) == gpu_recovery.NONE_NEEDED
+
+
+@pytest.mark.parametrize(
+    ("actions", "reason"),
+    [
+        ([model.RecoveryAction.GPU_RESET, model.RecoveryAction.NODE_REBOOT], "NodeReboot"),
+        ([model.RecoveryAction.DRAIN_AND_RESET, model.RecoveryAction.GPU_RESET], "GpuReset"),
+        ([None], "GpuUnreachable"),
+    ],
+)
+def test_the_reason_is_the_worst_action_and_all_gpus_are_named(
+    actions: list[model.RecoveryAction | None], reason: str
+) -> None:
+    gpus = [gpu(index, action) for index, action in enumerate(actions)]
+    found = gpu_recovery.condition(model.ObservedGpus(gpus, unreachable=[LOST]))
+    assert found.reason == reason
+    assert all(f"GPU {each.index} " in found.message for each in gpus if each.needs_recovery)
+    assert "GPU 2 (GPU-2) is unreachable: GPU is lost." in found.message
+
+
+def test_an_unreachable_gpu_with_an_action_gets_its_precise_remedy() -> None:
+    known = dataclasses.replace(LOST, recovery_action=model.RecoveryAction.NODE_REBOOT)
+    assert gpu_recovery.remedy(LOST) == errors.Reason.GPU_UNREACHABLE.remedy
+    assert gpu_recovery.remedy(known) == "Drain the node and reboot it."
+    assert gpu_recovery.condition(model.ObservedGpus(unreachable=[known])).reason == "NodeReboot"
+
+
+def test_a_message_about_many_gpus_fits_a_condition() -> None:
+    every = [gpu(index, FAULTS[0]) for index in range(64)]
+    message = gpu_recovery.condition(model.ObservedGpus(every)).message
+    assert len(message.encode()) <= messages.LONGEST_BYTES
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_a_published_gpu_comes_back_with_its_action(action: model.RecoveryAction) -> None:
+    text = gpu_codec.to_json([gpu(0, action), gpu(1, model.RecoveryAction.NONE)])
+    contract.check("GpusAnnotation", json.loads(text))
+    faulty, healthy = gpu_codec.from_json(text)
+    assert (faulty.recovery_action, healthy.recovery_action) == (action, None)
+
+
+def test_an_action_of_a_newer_agent_is_read_as_other() -> None:
+    text = gpu_codec.to_json([gpu(0, FAULTS[0])]).replace(FAULTS[0].value, "warm-boot")
+    (faulty,) = gpu_codec.from_json(text)
+    assert faulty.recovery_action is model.RecoveryAction.OTHER
