@@ -107,6 +107,23 @@ def test_without_a_spec_or_the_tool_none_is_run_and_a_spec_is_kept(host: Host) -
 
 
 @needs_root
+def test_a_spec_that_the_hosts_service_could_not_write_is_created(host: Host) -> None:
+    host.install()
+    unit = host.root / "usr/lib/systemd/system/nvidia-cdi-refresh.service"
+    wants = host.root / "etc/systemd/system/multi-user.target.wants"
+    for folder in (unit.parent, wants):
+        folder.mkdir(parents=True)
+    unit.touch()
+    assert host.specs() == ""
+
+    (wants / unit.name).symlink_to("/usr/lib/systemd/system/nvidia-cdi-refresh.service")
+
+    assert host.specs() == "cdi_spec_written /run/cdi/nvidia.yaml"
+    assert host.runs() == ["cdi generate"]
+    assert host.served.read_text() == spec("0", "MIG-1", "all")
+
+
+@needs_root
 @pytest.mark.parametrize(
     ("before", "options"),
     [

@@ -2,6 +2,11 @@
 
 A changed spec is replaced atomically, after the tool succeeded. Sources: the CDI specification,
 and ``cmd/nvidia-ctk/cdi`` of NVIDIA's container toolkit.
+
+``nvidia-cdi-refresh.service`` writes the same spec when the driver or the toolkit changes, and not
+after a change of MIG (NVIDIA/nvidia-container-toolkit#1828). It finds no device while MIG is on
+without instances, and gives up after five failures in 10 s; then there is no spec until we write
+one. ``NVIDIA_DRIVER_ROOT`` and ``NVIDIA_DEV_ROOT`` in its variables are for control devices alone.
 """
 
 import dataclasses
@@ -25,6 +30,7 @@ SPEC = "/var/run/cdi/nvidia.yaml"
 """The spec of ``nvidia-cdi-refresh.service``, unless its variables name a file."""
 STATIC_SPEC = "/etc/cdi/nvidia.yaml"
 """The spec that administrators write by hand, according to NVIDIA's instructions."""
+_SERVICE_ENABLED = "/etc/systemd/system/multi-user.target.wants/nvidia-cdi-refresh.service"
 _VARIABLES_FILE = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 _VARIABLE = re.compile(r"^\s*(NVIDIA_CTK_\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
 _OUTPUT_VARIABLE = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
@@ -80,10 +86,20 @@ class CdiSpecs:
         options: dict[str, Mapping[str, str]] = {STATIC_SPEC: {}, spec: variables}
         for name, each in options.items():
             path = programs.inside(self.roots.host_here, name)
-            if path is not None and path.is_file():
+            if path is None and name == spec:
+                path = self._missing_spec(spec)
+            if path is not None and (path.is_file() or not path.exists()):
                 self._refresh_workloads(path, each)
         if self.makes_management:
             self._refresh_management()
+
+    def _missing_spec(self, spec: str) -> pathlib.Path | None:
+        """Return where to create the spec of the host's service; None if that is not enabled."""
+        folder = programs.inside(self.roots.host_here, pathlib.PurePath(spec).parent)
+        unit = programs.inside(self.roots.host_here, _SERVICE_ENABLED)
+        # A masked unit leads to /dev/null.
+        is_enabled = unit is not None and unit.is_file()
+        return folder / pathlib.PurePath(spec).name if folder and is_enabled else None
 
     def _refresh_workloads(self, path: pathlib.Path, variables: Mapping[str, str]) -> None:
         program = programs.Programs((programs.Root(path=self.roots.host_here),)).find(_TOOL)
