@@ -110,7 +110,7 @@ _REMEDIES = {
     ),
     Reason.DRAIN_STALLED: (
         "Make room for the named pods, or raise their replicas or their PodDisruptionBudget; the "
-        "label of the former layout uncordons the node."
+        "label of the former layout removes the taint."
     ),
     Reason.IN_USE: "Stop the processes that use the GPU; the agent retries.",
     Reason.RESET_REQUIRED: (

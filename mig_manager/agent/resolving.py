@@ -37,7 +37,7 @@ class Resolved:
     ) -> steps.Plan:
         """Plan the layout.
 
-        ``restore_patch`` has the instances of GPUs outside the layout from before an interrupted
+        ``restoring`` has the instances of GPUs outside the layout from before an interrupted
         change. Devices with ``busy`` UUIDs are destroyed last.
 
         Raises:

@@ -78,7 +78,7 @@ class Rollback:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Changes GPUs, or rolls them back; the caller holds the node's lock (``locked``)."""
+    """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
 
     gpus: ports.Gpus
     undo_stack: UndoStack

@@ -71,7 +71,7 @@ class Node(Protocol):
         """
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
-        """Write labels, annotations, taint and cordon in one patch; return the patched node.
+        """Write labels, annotations and taints in one patch; return the patched node.
 
         ``decide`` computes the patch, and computes it again with the newer node after a conflict.
         ClusterError also if every attempt conflicts.
