@@ -57,12 +57,12 @@ def drain_pods(
         Superseded: Another layout is requested, or the agent stops.
     """
     pod_drain = _new_drain(job, change.order(job))
-    pods = drain_again(job, change, pod_drain, job.deps.workloads.list())
+    pods = evict_or_refuse(job, change, pod_drain, job.deps.workloads.list())
     job.undo_stack.note(draining=False)
     return pod_drain, pods
 
 
-def drain_again(
+def evict_or_refuse(
     job: jobs.Job,
     change: preparing.Change,
     pod_drain: drain.Drain,
@@ -76,7 +76,7 @@ def drain_again(
     if not job.request.is_on_demand:
         return pod_drain.run(change.usage, job.cancel, listed)
     job.cancel.check()
-    preparing.require_none(pod_drain.remaining(change.usage, listed))
+    preparing.require_no_affected_pods(pod_drain.remaining(change.usage, listed))
     return listed
 
 
@@ -97,13 +97,13 @@ def pause_clients(
         job.cancel,
         change.extra_clients,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-        drain_late=lambda listed: drain_again(job, change, pod_drain, listed),
+        drain_late=lambda listed: evict_or_refuse(job, change, pod_drain, listed),
     )
     if clients.has_dra_driver:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
         if job.request.is_on_demand:
             remaining = pod_drain.remaining(change.usage, job.deps.workloads.list())
-            preparing.require_none(remaining)
+            preparing.require_no_affected_pods(remaining)
         else:
             pod_drain.require_done(change.usage)
     job.cancel.check()

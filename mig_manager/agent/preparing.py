@@ -91,7 +91,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     """
     change = _survey(job, planned)
     if change.may_evict and job.request.is_on_demand:
-        require_none(change.affected_pods(job))
+        require_no_affected_pods(change.affected_pods(job))
     is_waited = job.clients.await_driver(
         change.affected_pods(job), change.usage.pods, change.gpus, job.undo_stack, job.cancel
     )
@@ -147,7 +147,7 @@ def idle_wait(job: jobs.Job) -> timing.Wait:
     )
 
 
-def require_none(affected: tuple[cluster.Pod, ...]) -> None:
+def require_no_affected_pods(affected: tuple[cluster.Pod, ...]) -> None:
     """Refuse a change that affects pods if none may be evicted.
 
     Raises:

@@ -115,7 +115,7 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
 
 def undo(job: jobs.Job) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
-    result = "" if job.undo_stack.has_rolled_back else recovery.roll_back(job)
+    result = "" if job.undo_stack.has_begun_rollback else recovery.roll_back(job)
     return messages.join(result, host.restore(job))
 
 

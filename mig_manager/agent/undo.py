@@ -60,7 +60,7 @@ class UndoStack:
         self.journal = journal
         self.record = record
         """The request and its results, for later runs."""
-        self.has_rolled_back = False
+        self.has_begun_rollback = False
         """Whether a rollback was begun in this run."""
 
     def note(self, **entries: Any) -> None:
@@ -139,9 +139,9 @@ class UndoStack:
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""
-        if self.has_rolled_back:
+        if self.has_begun_rollback:
             return
-        self.has_rolled_back = True
+        self.has_begun_rollback = True
         self._status.end_phase()
         self._status.enter(model.Phase.ROLL_BACK, "restoring the previous instances")
         self._publisher.announce(self._status.patch)
