@@ -72,7 +72,7 @@ def resolve(job: jobs.Job) -> Resolved:
         layout, warnings = request.custom.layout(is_lenient=job.limits.is_lenient)
         resolved = Resolved(layout=layout, warnings=warnings, is_owners=True)
     else:
-        resolved = _find(job)
+        resolved = _resolve_named(job)
     layout, rebooted = resolved.layout, job.undo_stack.record.rebooted_hash
     is_same = not resolved.is_owners or rebooted in ("", layout.content_hash)
     was_rebooted = bool(job.undo_stack.journal.rebooted_from) or (rebooted is not None and is_same)
@@ -82,7 +82,7 @@ def resolve(job: jobs.Job) -> Resolved:
     return dataclasses.replace(resolved, was_rebooted=was_rebooted)
 
 
-def _find(job: jobs.Job) -> Resolved:
+def _resolve_named(job: jobs.Job) -> Resolved:
     """Return the layout of the file, or a generated one; report whether the file has it."""
     name, is_usable = job.request.config, False
     gpus: model.ObservedGpus | None = None

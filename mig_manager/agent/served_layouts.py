@@ -33,7 +33,7 @@ def find(
             (GPU_UNREACHABLE), or would be in the node's annotation (CUSTOM_LAYOUTS_OFF).
     """
     try:
-        return _find(name, source, limits, observe)
+        return _find_in_file_or_generate(name, source, limits, observe)
     except errors.LayoutError as error:
         if name != cluster.CUSTOM_LAYOUT:
             raise
@@ -44,7 +44,7 @@ def find(
         ) from error
 
 
-def _find(
+def _find_in_file_or_generate(
     name: str,
     source: ports.ConfigSource,
     limits: settings.Limits,

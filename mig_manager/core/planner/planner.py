@@ -193,13 +193,13 @@ def vgpu_host_warnings(gpus: Sequence[model.Gpu], plan: steps.Plan) -> tuple[str
     changed = [each for each in plan.gpus if each.steps and each.gpu_uuid in hosts]
     warnings = []
     for has_new_mode in (True, False):
-        gpus = [hosts[each.gpu_uuid] for each in changed if each.changes_mode is has_new_mode]
-        if not gpus:
+        affected = [hosts[each.gpu_uuid] for each in changed if each.changes_mode is has_new_mode]
+        if not affected:
             continue
         then = "create the vGPUs of the new instances afterwards"
         if has_new_mode:
             # sysfs and sriov-manage write the domain with four digits.
-            addresses = ", ".join(gpu.pci_address[-12:] for gpu in gpus)
+            addresses = ", ".join(gpu.pci_address[-12:] for gpu in affected)
             then = (
                 "afterwards restore their virtual functions ('sriov-manage -e ADDRESS' for "
                 f"{addresses}) and create their vGPUs"
@@ -295,7 +295,10 @@ def _build(
     ordered = (*destroyed, *([mode_step] if mode_step else []), *_create(gpu, live, decision))
     if not ordered:
         return None
-    target = (*(_staying(live[stay.position], stay) for stay in decision.stays), *decision.created)
+    target = (
+        *(_target_of_kept(live[stay.position], stay) for stay in decision.stays),
+        *decision.created,
+    )
     return steps.GpuPlan(
         gpu_uuid=gpu.uuid,
         gpu_index=gpu.index,
@@ -332,7 +335,7 @@ def _create(
         yield from fill(new.placement, new.compute_instances)
 
 
-def _staying(gi: model.GpuInstance, stay: search.Stay) -> steps.TargetInstance:
+def _target_of_kept(gi: model.GpuInstance, stay: search.Stay) -> steps.TargetInstance:
     """Return a GPU instance that stays, with assumed spans where the driver reports none."""
     kept = [gi.compute_instances[inner] for inner in stay.kept]
     known = [(ci.profile, ci.placement) for ci in kept if ci.placement]

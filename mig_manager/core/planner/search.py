@@ -149,7 +149,7 @@ def _decide(
     for equals in _by_price(capacity, free.values(), desired):
         fitting: list[tuple[placement.Arrangement, Candidate]] = []
         for candidate in equals:
-            fixed = [live[position][:2] for position, _ in _staying(candidate, free)]
+            fixed = [live[position][:2] for position, _ in _kept_instances(candidate, free)]
             needed = {profile: len(option.fresh) for profile, option in candidate}
             if arrangement := capacity.best([*kept, *fixed], needed, pinned=new):
                 fitting.append((arrangement, candidate))
@@ -158,7 +158,7 @@ def _decide(
         arrangement, candidate = min(fitting, key=lambda pair: pair[0].rank)
         stays = [
             _stay(position, live[position][0], content)
-            for position, content in _staying(candidate, free)
+            for position, content in _kept_instances(candidate, free)
         ]
         fresh = {profile: iter(option.fresh) for profile, option in candidate}
         created = [
@@ -254,7 +254,7 @@ def _by_price(
     return (equals for _, equals in itertools.groupby(ordered, key=price))
 
 
-def _staying(
+def _kept_instances(
     candidate: Candidate, live: Mapping[int, LiveInstance]
 ) -> Iterator[tuple[int, packing.Content]]:
     """Yield the positions of GPU instances that stay, each with its content."""
