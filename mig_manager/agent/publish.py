@@ -73,7 +73,7 @@ class Publisher:
         """Write annotations."""
         self.patch(cluster.NodePatch(annotations=annotations))
 
-    def keep(self, record: requests.Request) -> None:
+    def save_on_host(self, record: requests.Request) -> None:
         """Copy a published record to the host; a failure is logged."""
         text = record.to_json()
         if self._request_file is None or text == self._on_host:

@@ -124,7 +124,7 @@ class Reconciler:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
                 self._shared.publisher.annotate(publish.of_record(self._record))
-                self._shared.publisher.keep(self._record)
+                self._shared.publisher.save_on_host(self._record)
         request = jobs.Request(
             config=name,
             custom=custom,
@@ -196,7 +196,7 @@ class Reconciler:
         # The next layout is always a new request.
         awaited = self._record.awaited if self._record else frozenset()
         self._record = dataclasses.replace(requests.NONE, awaited=awaited)
-        self._shared.publisher.keep(self._record)
+        self._shared.publisher.save_on_host(self._record)
         if not self._journal.is_empty:
             self._undo(self._journal)
         view = self._shared.publisher.read()

@@ -294,7 +294,7 @@ class UndoStack:
 
     def _confirm(self) -> None:
         """Copy the published record and status to where else they are kept."""
-        self._publisher.keep(self.record)
+        self._publisher.save_on_host(self.record)
         self._status.set_condition()
 
 
