@@ -130,38 +130,38 @@ def _with_machine(
     deps: ports.Dependencies, settings: agent_settings.AgentSettings
 ) -> ports.Dependencies:
     """Add the host's ports that the settings allow."""
-    host = settings.host
+    host_settings = settings.host
     deps = dataclasses.replace(
         deps,
         refresh_files=device_nodes.DeviceFiles(
-            host.roots, is_cdi_enabled=host.cdi_enabled
+            host_settings.roots, is_cdi_enabled=host_settings.cdi_enabled
         ).refresh,
     )
-    if host.gpu_reset:
+    if host_settings.gpu_reset:
         from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML
 
         smi_programs = programs.Programs(
-            gpu_reset.roots(host.roots),
+            gpu_reset.roots(host_settings.roots),
             search_path=settings.search_path,
             loader_variables=settings.gpus.loader_variables,
         )
         deps = dataclasses.replace(deps, reset=gpu_reset.SmiReset(smi_programs))
-    if not (host.with_reboot or host.shuts_host_clients):
+    if not (host_settings.with_reboot or host_settings.shuts_host_clients):
         return deps
     from mig_manager.adapters.host import systemd  # noqa: PLC0415 - few nodes need its library
 
-    if host.shuts_host_clients and host.gpu_clients_file:
-        listed = files.ConfigFile(host.gpu_clients_file)
+    if host_settings.shuts_host_clients and host_settings.gpu_clients_file:
+        listed = files.ConfigFile(host_settings.gpu_clients_file)
         deps = dataclasses.replace(
             deps,
             services=systemd.Systemd(
-                host.dbus_address,
-                stop_timeout_s=host.service_stop_timeout_s,
-                start_timeout_s=host.service_start_timeout_s,
+                host_settings.dbus_address,
+                stop_timeout_s=host_settings.service_stop_timeout_s,
+                start_timeout_s=host_settings.service_start_timeout_s,
             ),
             service_names=lambda: host_files.parse_services(listed.read(), source=listed.name),
         )
-    if host.with_reboot:
-        reboot = functools.partial(systemd.reboot, host.dbus_address)
+    if host_settings.with_reboot:
+        reboot = functools.partial(systemd.reboot, host_settings.dbus_address)
         deps = dataclasses.replace(deps, reboot=reboot)
     return deps
