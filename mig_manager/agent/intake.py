@@ -121,7 +121,7 @@ class Inbox:
                 node_uid=self._node_uid,
             )
 
-    def is_over(
+    def wait_until_superseded(
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
     ) -> bool:
         """Wait until a request is superseded; return False at the time-out or a change of use.

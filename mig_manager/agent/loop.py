@@ -32,20 +32,22 @@ class Agent:
 
     def __init__(  # noqa: PLR0913 - each is named where it is called
         self,
-        pipeline: reconcile.Reconciler,
+        reconciler: reconcile.Reconciler,
         inbox: intake.Inbox,
         *,
         intervals: Intervals,
         telemetry: ports.Telemetry | None = None,
         pulse: liveness.Pulse | None = None,
-        alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        suspend_gpu_events: Callable[
+            [], contextlib.AbstractContextManager[None]
+        ] = contextlib.nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pipeline = pipeline
+        self._reconciler = reconciler
         self._inbox = inbox
         self._telemetry = telemetry or ports.Telemetry()
         self._pulse = pulse or liveness.Pulse()
-        self._alone = alone
+        self._suspend_gpu_events = suspend_gpu_events
         self._monotonic = monotonic
         self._intervals = intervals
         self._backoff = timing.Backoff(
@@ -66,7 +68,7 @@ class Agent:
             request = self._inbox.next(generation, on_check=self._pulse.beat)
             if request is None and self._inbox.is_stopping:
                 try:
-                    self._pipeline.stop()
+                    self._reconciler.stop()
                 except errors.ClusterError as error:
                     reason = error.reason.value
                     _log.warning("node_not_reopened", reason=reason, error=error.message)
@@ -76,7 +78,7 @@ class Agent:
                     self._check_drift()
                 else:
                     if self._served is not None and self._served.node_uid != request.node_uid:
-                        self._pipeline.forget_node()
+                        self._reconciler.forget_node()
                     self._served = request
                     generation = request.generation
                     self._serve(request)
@@ -86,11 +88,11 @@ class Agent:
                 structlog.contextvars.unbind_contextvars("attempt_id")
 
     def _idle(self, limit_s: float, generation: int, *, at_rest: bool = False) -> None:
-        """Wait as ``Inbox.is_over``; meanwhile write an unwritten condition, and publish the use.
+        """Wait until ``generation`` is superseded; meanwhile publish conditions and the use.
 
         The wait may never end, so the pulse expects no report.
         """
-        node, capacity, attempt = self._pipeline.node, self._pipeline.capacity, 0
+        node, capacity, attempt = self._reconciler.node, self._reconciler.capacity, 0
         until_s = self._monotonic() + limit_s
         write_at_s = self._monotonic() + self._backoff.delay_s(0)
         while True:
@@ -102,7 +104,9 @@ class Agent:
             timeout_s = pause_s if math.isfinite(pause_s) else None
             self._pulse.rest()
             try:
-                is_over = self._inbox.is_over(generation, at_rest=at_rest, timeout_s=timeout_s)
+                is_over = self._inbox.wait_until_superseded(
+                    generation, at_rest=at_rest, timeout_s=timeout_s
+                )
             finally:
                 self._pulse.beat()
             if is_over:
@@ -127,7 +131,7 @@ class Agent:
             delay_s = min(
                 self._intervals.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s
             )
-            with self._alone():
+            with self._suspend_gpu_events():
                 if not self._try(request, attempt, delay_s, may_evict=may_evict):
                     return
             _log.info("retry_scheduled", attempt=attempt, delay_s=round(delay_s, 2))
@@ -143,13 +147,13 @@ class Agent:
         self._telemetry.attempt_began(attempt)
         try:
             if not self.is_recovered:
-                self._pipeline.recover(request.name, request.custom)
+                self._reconciler.recover(request.name, request.custom)
                 self.is_recovered = True
             if request.name is None:
-                return self._pipeline.rest()
+                return self._reconciler.rest()
             is_new = request.since > self._run_generation
             self._run_generation = request.generation
-            outcome = self._pipeline.run(
+            outcome = self._reconciler.run(
                 request.name,
                 request,
                 custom=request.custom,
@@ -185,7 +189,7 @@ class Agent:
         if request is None or request.name is None or outcome is None:
             return
         try:
-            action = self._pipeline.check_drift(request.name, outcome, request.custom)
+            action = self._reconciler.check_drift(request.name, outcome, request.custom)
         except errors.ClusterError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return

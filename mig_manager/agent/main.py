@@ -70,30 +70,8 @@ class Service:
         telemetry = overrides.telemetry or ports.Telemetry()
         self._pages: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if settings.health_port:
-            # Import only if needed: the libraries cost memory on every node.
-            from mig_manager.adapters.host import web_server  # noqa: PLC0415
-            from mig_manager.agent import metrics  # noqa: PLC0415
-
-            counts = metrics.Metrics(
-                contact_age_s=lambda: self._watch.last_contact_s, on_progress=overrides.pulse.beat
-            )
+            counts, self._pages = self._new_pages(overrides.pulse)
             telemetry = overrides.telemetry or counts
-            host = settings.host
-            longest_operation_s = max(
-                settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s
-            )
-            checks = liveness.Health(
-                overrides.pulse,
-                stuck_after_s=longest_operation_s + _STUCK_MARGIN_S,
-                contact_age_s=lambda: self._watch.last_contact_s,
-                is_recovered=lambda: self.loop.is_recovered,
-            )
-            self._pages = web_server.served(
-                checks,
-                counts.exposition,
-                address=settings.health_address,
-                port=settings.health_port,
-            )
         pod_watch = pods.PodWatch(
             kube,
             node_name=settings.node_name,
@@ -130,8 +108,41 @@ class Service:
             ),
             telemetry=telemetry,
             pulse=overrides.pulse,
-            alone=self._events.suspended if self._events else contextlib.nullcontext,
+            suspend_gpu_events=self._events.suspended if self._events else contextlib.nullcontext,
         )
+
+    def _new_pages(
+        self, pulse: liveness.Pulse
+    ) -> tuple[ports.Telemetry, contextlib.AbstractContextManager[object]]:
+        """Return the metrics, and the server of metrics and probes, not yet started."""
+        # Import only if needed: the libraries cost memory on every node.
+        from mig_manager.adapters.host import web_server  # noqa: PLC0415
+        from mig_manager.agent import metrics  # noqa: PLC0415
+
+        settings, host_settings = self._settings, self._settings.host
+
+        def contact_age_s() -> float:
+            return self._watch.last_contact_s
+
+        counts = metrics.Metrics(contact_age_s=contact_age_s, on_progress=pulse.beat)
+        longest_operation_s = max(
+            settings.gpu_timeout_s,
+            host_settings.service_stop_timeout_s,
+            host_settings.service_start_timeout_s,
+        )
+        checks = liveness.Health(
+            pulse,
+            stuck_after_s=longest_operation_s + _STUCK_MARGIN_S,
+            contact_age_s=contact_age_s,
+            is_recovered=lambda: self.loop.is_recovered,
+        )
+        pages = web_server.served(
+            checks,
+            counts.exposition,
+            address=settings.health_address,
+            port=settings.health_port,
+        )
+        return counts, pages
 
     def serve(self) -> None:
         """Follow the node and the files, and serve the node until ``stop``."""

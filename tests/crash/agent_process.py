@@ -114,13 +114,13 @@ class _Mailbox(intake.Inbox):
         super().__init__()
         self._points = points
 
-    def is_over(
+    def wait_until_superseded(
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
     ) -> bool:
         """Note that the agent is idle, and wait."""
         if at_rest:
             self._points.come_to(IDLE)
-        return super().is_over(generation, at_rest=at_rest, timeout_s=timeout_s)
+        return super().wait_until_superseded(generation, at_rest=at_rest, timeout_s=timeout_s)
 
 
 class _Telemetry(ports.Telemetry):

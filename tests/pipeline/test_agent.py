@@ -408,7 +408,7 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
         yield
         calls.append("not alone")
 
-    loop.Agent(pipeline, box, intervals=intervals(), alone=alone).serve()
+    loop.Agent(pipeline, box, intervals=intervals(), suspend_gpu_events=alone).serve()
 
     assert calls == ["alone", "run", "not alone"] * 2
 

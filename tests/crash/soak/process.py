@@ -192,7 +192,7 @@ class _Mailbox(intake.Inbox):
         self.served: str | None = None
         """The layout that is served, or was last."""
 
-    def is_over(
+    def wait_until_superseded(
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
     ) -> bool:
         """End the step before the next try and where nothing is newer, and wait no longer."""
