@@ -234,9 +234,10 @@ class FakeSlices(_Port):
         self._rig.called("slices.list")
         return self._rig.slices
 
-    def withdraw(self) -> None:
+    def withdraw(self) -> tuple[claims.Slice, ...]:
         self._rig.called("slices.withdraw")
-        self._rig.slices = ()
+        slices, self._rig.slices = self._rig.slices or (), ()
+        return slices
 
 
 class FakeGpus(_Port):

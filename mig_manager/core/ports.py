@@ -185,8 +185,8 @@ class ResourceSlices(Protocol):
     def list(self) -> tuple[claims.Slice, ...] | None:
         """Return the driver's slices; None if the API lacks the resource or forbids to list it."""
 
-    def withdraw(self) -> None:
-        """Delete the slices; a new driver pod publishes others.
+    def withdraw(self) -> tuple[claims.Slice, ...]:
+        """Delete the slices, and return them; a new driver pod publishes others.
 
         A refusal is logged, never raised.
         """

@@ -86,6 +86,18 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
     assert set(open_with) == {frozenset()}
 
 
+def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
+    rig = dra_node()
+    (published_slice,) = rig.slices or ()
+    taints = {"gpu-0-mig-1": "gpu.nvidia.com/xid=79"}
+    rig.slices = (dataclasses.replace(published_slice, taints=taints),)
+
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+    assert "DeviceTaintsCleared" in rig.events
+    assert "clears the taints of gpu-0-mig-1 (gpu.nvidia.com/xid=79)" in " ".join(rig.messages)
+
+
 def test_a_claim_whose_devices_are_not_known_may_stand_for_any_gpu() -> None:
     rig = dra_node()
     rig.add_pod("unknown", has_claims=True)

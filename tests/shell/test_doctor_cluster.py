@@ -172,10 +172,15 @@ def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
     )
 
 
-def served(*uuids: str) -> claims.Slice:
-    devices = {uuid: uuid for uuid in uuids}
+def served(*uuids: str, **taints: str) -> claims.Slice:
     return claims.Slice(
-        name="s", pool="n", generation=1, count=1, uuids=devices, for_machines=frozenset()
+        name="s",
+        pool="n",
+        generation=1,
+        count=1,
+        uuids={uuid: uuid for uuid in uuids},
+        for_machines=frozenset(),
+        taints=taints,
     )
 
 
@@ -213,6 +218,12 @@ def vgpus(mode: str) -> dict[str, object]:
         ("schedulable-devices", {**DRA, "slices": (served(a_gpu().uuid),)}, OK, ALL_SERVED),
         ("schedulable-devices", {**DRA, "slices": (served(),)}, FAIL, "0 exist, 1 are expected"),
         ("schedulable-devices", {**DRA, "slices": None}, WARN, "cannot be listed"),
+        (
+            "schedulable-devices",
+            {**DRA, "slices": (served(a_gpu().uuid, gpu0="gpu.nvidia.com/xid=79"),)},
+            WARN,
+            "keeps pods from gpu0 (gpu.nvidia.com/xid=79)",
+        ),
         (
             "schedulable-devices",
             {**DRA, "slices": (served(a_gpu().uuid),), "pods": (DRIVER, PLUGIN)},

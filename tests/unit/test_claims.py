@@ -202,6 +202,20 @@ def test_slices_with_devices_that_do_not_exist_yet_name_dynamic_mig() -> None:
     )
 
 
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_only_taints_that_keep_pods_away_are_named(version: str) -> None:
+    faulty, informed = (a_device(name, version=version, uuid=name) for name in ("d0", "d1"))
+    taints = [
+        {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"},
+        {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoExecute"},
+        {"key": "gpu.nvidia.com/unmonitored", "effect": "None"},
+    ]
+    faulty.get("basic", faulty)["taints"] = taints
+    informed.get("basic", informed)["taints"] = taints[2:]
+    slices = (claims.parse_slice(a_slice(faulty, informed)),)
+    assert claims.tainted(slices) == ("d0 (gpu.nvidia.com/xid=79, gpu.nvidia.com/gpu-lost)",)
+
+
 def test_slices_of_a_generation_that_is_not_complete_are_waited_for() -> None:
     gpus = samples.balanced()
     (whole,) = of_gpus(gpus)

@@ -44,15 +44,18 @@ class KubeSlices:
             _log.info("resource_slices_not_listed", error=error.message)
             return None
 
-    def withdraw(self) -> None:
+    def withdraw(self) -> tuple[claims.Slice, ...]:
         # Kubelet deletes them 30 s after the driver stopped (``defaultWipingDelay`` in
         # k8s.io/kubernetes/pkg/kubelet/cm/dra). Until then, or until the new driver has published
         # its own, the scheduler allocates devices that are gone, and the claiming pods never
         # start.
+        slices: tuple[claims.Slice, ...] = ()
         with _warn_on_error():
-            for each in self.list() or ():
-                with _warn_on_error():
-                    self._resources.delete(cluster.api_path("resourceslices", each.name))
+            slices = self.list() or ()
+        for each in slices:
+            with _warn_on_error():
+                self._resources.delete(cluster.api_path("resourceslices", each.name))
+        return slices
 
 
 class PodClaims:

@@ -28,9 +28,18 @@ class DraDriver:
         self._deps = deps
 
     def withdraw(self) -> None:
-        """Delete the ResourceSlices, until a new driver publishes its own."""
-        if self._deps.slices is not None:
-            self._deps.slices.withdraw()
+        """Delete the ResourceSlices, until a new driver publishes its own.
+
+        Its start removes the taints of faulty devices. An Event keeps what they were.
+        """
+        slices = self._deps.slices.withdraw() if self._deps.slices is not None else ()
+        if tainted := ", ".join(claims.tainted(slices)):
+            self._deps.node.emit(
+                reason="DeviceTaintsCleared",
+                message=f"the restart of the DRA driver clears the taints of {tainted}. "
+                "Check the GPU: it may still be faulty.",
+                is_warning=True,
+            )
 
     def missing(
         self, gpus: Sequence[model.Gpu], pods: _Pods, changed: frozenset[str]

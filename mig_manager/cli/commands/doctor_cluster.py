@@ -33,7 +33,7 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     """Kubelet, or the DRA driver's ResourceSlices, have exactly the devices of the GPUs."""
     advertisers = tuple(filter(_advertises, facts.pods.if_known() or ()))
     if any(map(claims.is_driver, advertisers)):
-        yield _published_devices(facts)
+        yield from _published_devices(facts)
         if not any(map(clients.is_device_plugin, advertisers)):
             return
     schedulable = facts.allocatable.needed()
@@ -66,12 +66,18 @@ def _phantoms(facts: Facts, node: cluster.NodeView) -> Mapping[str, int]:
     return phantoms.find(facts.gpus.needed(), node, strategy, facts.allocatable.if_known)
 
 
-def _published_devices(facts: Facts) -> Finding:
+def _published_devices(facts: Facts) -> Iterator[Finding]:
     slices = facts.slices.needed()
     if slices is None:
-        return warn("the ResourceSlices of the DRA driver cannot be listed")
+        yield warn("the ResourceSlices of the DRA driver cannot be listed")
+        return
     why_not = claims.why_not_advertised(facts.gpus.needed(), slices)
-    return fail(why_not) if why_not else ok("the DRA driver has all devices and no others")
+    yield fail(why_not) if why_not else ok("the DRA driver has all devices and no others")
+    if tainted := claims.tainted(slices):
+        yield warn(
+            f"the DRA driver keeps pods from {', '.join(tainted)}",
+            "Repair the GPU, then restart the driver's pod: only its start removes the taints.",
+        )
 
 
 def _is_nvidia(resource: str) -> bool:

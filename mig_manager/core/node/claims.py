@@ -18,6 +18,8 @@ DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dra-driver"
 
 _PASSTHROUGH = "vfio"  # attribute ``type`` of GPUs for virtual machines, which NVML does not see
 
+_REPELLING = ("NoSchedule", "NoExecute")
+
 Device = tuple[str, str]  # pool and name of a device
 
 
@@ -31,6 +33,8 @@ class Slice:
     count: int  # how many slices its pool has in this generation
     uuids: Mapping[str, str]  # name of a device -> its UUID; empty: the device does not exist yet
     for_machines: frozenset[str]  # names of the devices for virtual machines
+    taints: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Taints of a faulty device, by its name, that keep pods away: KEP-5055."""
 
 
 def is_driver(pod: cluster.Pod) -> bool:
@@ -48,10 +52,9 @@ def parse_slice(item: Mapping[str, Any]) -> Slice:
     """Parse a ResourceSlice; see ``cluster.as_cluster_error`` for its exceptions."""
     spec = item["spec"]
     # In v1beta1 they are one level down.
-    devices = {
-        str(each["name"]): (each.get("basic") or each).get("attributes") or {}
-        for each in spec.get("devices") or ()
-    }
+    bodies = {str(each["name"]): each.get("basic") or each for each in spec.get("devices") or ()}
+    devices = {name: body.get("attributes") or {} for name, body in bodies.items()}
+    taints = {name: _taints(body) for name, body in bodies.items()}
     return Slice(
         name=str(item["metadata"]["name"]),
         pool=str(spec["pool"]["name"]),
@@ -63,11 +66,21 @@ def parse_slice(item: Mapping[str, Any]) -> Slice:
             for name, attributes in devices.items()
             if _text(attributes, "type") == _PASSTHROUGH
         ),
+        taints={name: each for name, each in taints.items() if each},
     )
 
 
 def _text(attributes: Mapping[str, Any], name: str) -> str:
     return str((attributes.get(name) or {}).get("string") or "")
+
+
+def _taints(device: Mapping[str, Any]) -> str:
+    # The effect "None" informs only: an Xid that is not fatal, a GPU without health checks.
+    return ", ".join(
+        f"{each['key']}={each['value']}" if each.get("value") else str(each["key"])
+        for each in device.get("taints") or ()
+        if each.get("effect") in _REPELLING
+    )
 
 
 def parse_claim(item: Mapping[str, Any]) -> frozenset[Device] | None:
@@ -122,6 +135,17 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
         f"the DRA driver's ResourceSlices list {len(listed)} devices: "
         f"{len(uuids & expected)} exist, {len(expected)} are expected{without}"
     )
+
+
+def tainted(slices: Iterable[Slice]) -> tuple[str, ...]:
+    """Return the devices that a taint keeps pods away from, each with its taints.
+
+    The driver taints devices after a fatal Xid (``gpu.nvidia.com/xid``) and after the loss of a
+    GPU (``gpu.nvidia.com/gpu-lost``). It removes a taint only when it starts again, whether or not
+    the GPU has recovered (``device_health.go``, dra-driver-nvidia-gpu#1455).
+    """
+    taints = {name: each for one in _newest(slices) for name, each in one.taints.items()}
+    return tuple(f"{name} ({each})" for name, each in sorted(taints.items()))
 
 
 def why_not_served(layouts: Iterable[resources.GpuLayout]) -> str:
