@@ -90,8 +90,10 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
     assert rig.reboots == 1
 
 
-def test_a_reboot_that_does_not_come_in_time_is_asked_for_again() -> None:
+@pytest.mark.parametrize("refusal", ["polkit says no", ""])
+def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
     rig = rebooting_node()
+    rig.reboot_refusal = refusal
     ours = scenes.reconciler(rig)
     late = fakes.FakeRequest(rig.clock)
 
@@ -99,7 +101,7 @@ def test_a_reboot_that_does_not_come_in_time_is_asked_for_again() -> None:
     again = ours.run(LAYOUT, late, attempt=2)
 
     assert {first.reason, again.reason} == {Reason.REBOOT_REQUIRED}
-    assert rig.reboots == 2
+    assert rig.log.count("host.reboot") == 2
 
 
 def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:

@@ -250,6 +250,19 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
     assert pending(rig) == ()
 
 
+def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
+    rig, before = node_with_lost_gpu()
+    agent = scenes.reconciler(rig)
+    agent.recover(None)
+
+    assert agent.rest()
+    assert pending(rig) == (before.uuid,)
+
+    rig.lost.clear()
+    assert not agent.rest()
+    assert scenes.is_as_before(rig, [before])
+
+
 def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> None:
     rig = scenes.node(layout="all-balanced")
     first, lost = rig.gpus

@@ -323,6 +323,18 @@ def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
     assert (node.journal.text is None) is is_undone
 
 
+def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
+    node = Node("off")
+    node.mode_waits = True
+
+    with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
+        node.change_to("wanted", may_reset=False)
+    assert "host.reset" not in node.log
+
+    node.change_to("wanted")
+    assert node.has("wanted")
+
+
 def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
     node.exclusion.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):

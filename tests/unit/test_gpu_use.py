@@ -266,9 +266,18 @@ def test_users_has_a_pod_that_only_kubelet_lists(fields: dict[str, Any], *, is_u
     assert [(each.key, each.is_unlisted) for each in found] == [("default/p", True)] * is_user
 
 
-def test_users_joins_the_devices_of_pods_with_one_name() -> None:
-    for both in ((using(ONE), using(OTHER)), (using(OTHER), using(ONE))):
-        assert users([pod()], both, ONE) == (pod(),)
+@pytest.mark.parametrize(
+    "namesake",
+    [
+        using(ONE),
+        using((), cluster.GPU_CLAIM_DRIVER),
+        using({"nvidia0/gi7"}, gpu_resources=frozenset({"nvidia.com/gpu"})),
+    ],
+)
+def test_users_joins_the_devices_of_pods_with_one_name(namesake: cluster.PodDevices) -> None:
+    other = using({"mlx5_0"}, "nic.example.com")
+    for both in ((namesake, other), (other, namesake)):
+        assert [each.key for each in users([], both, ONE)] == ["default/p"]
 
 
 GONE = frozenset({machine.mig_uuid("gone")})
