@@ -91,15 +91,23 @@ def test_a_compute_instance_that_took_over_an_id_is_spared(node: Rig) -> None:
     assert node.observe() == successor
 
 
-def test_biggest_of_equal_compute_profiles_spans_the_instance() -> None:
-    def offer(profile_id: int, multiprocessors: int) -> model.ComputeInstanceProfile:
-        return model.ComputeInstanceProfile(
-            profile_id=profile_id, slices=1, multiprocessors=multiprocessors, max_instances=1
-        )
+def compute_profile(
+    profile_id: int, multiprocessors: int, *, slices: int = 1
+) -> model.ComputeInstanceProfile:
+    return model.ComputeInstanceProfile(
+        profile_id=profile_id, slices=slices, multiprocessors=multiprocessors, max_instances=1
+    )
 
-    rows = (offer(0, 16), offer(7, 26))
+
+def test_biggest_of_equal_compute_profiles_spans_the_instance() -> None:
+    rows = (compute_profile(0, 16), compute_profile(7, 26))
     assert execute._compute_profile(rows, profile_name.parse("1g.20gb")).profile_id == 7
     assert execute._compute_profile(rows, profile_name.parse("1c.2g.20gb")).profile_id == 0
+
+
+def test_of_two_compute_profiles_named_7g_the_plain_one_is_created() -> None:
+    rows = (compute_profile(4, 98, slices=7), compute_profile(8, 98, slices=7))
+    assert execute._compute_profile(rows, profile_name.parse("7g.40gb")).profile_id == 4
 
 
 def test_instances_are_created_where_the_plan_wants_them(node: Rig) -> None:

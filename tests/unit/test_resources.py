@@ -102,6 +102,19 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     assert resources.is_plugin_stale(gpus, gone, counted({GPU: 4}))
 
 
+def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
+    first, second = samples.balanced(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
+    gpus = (*first, second)
+    healthy = {GPU: frozenset(second.mig_uuids)}
+    why = resources.why_not_schedulable(gpus, healthy, counted({GPU: 1}, {GPU: 5}))
+    assert why == (
+        "kubelet has 1 allocatable devices: 1 exist, 5 are expected; "
+        "unhealthy, after an Xid until the device plugin restarts: 4 of GPU 0"
+    )
+    unregistered = resources.why_not_schedulable(gpus, healthy, counted({GPU: 1}))
+    assert unregistered.endswith("5 are expected")
+
+
 REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
 
 

@@ -367,7 +367,9 @@ def _compute_profile(
     """Choose the compute-instance profile of a GPU instance for a name.
 
     For a whole GPU instance the profile with most multiprocessors: in a double-memory ``1g`` on
-    Hopper 1_SLICE (0) would leave ten of 26 idle. For a part the plain profile, which comes first.
+    Hopper 1_SLICE (0) would leave ten of 26 idle. Of equal ones the first: 7_SLICE and 7_SLICE_NVL
+    are both named ``7g``, and an A100 does not have the second (dra-driver-nvidia-gpu#1480). For a
+    part the plain profile, which comes first.
     """
     fitting = [candidate for candidate in profiles if candidate.slices == name.compute_slices]
     if not fitting:

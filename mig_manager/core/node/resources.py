@@ -239,8 +239,22 @@ def why_not_schedulable(
     sliced, _ = expected_devices(known)
     return (
         f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
-        f"{len(sliced)} are expected"
+        f"{len(sliced)} are expected{_unhealthy(known, ids, node)}"
     )
+
+
+def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: cluster.NodeView) -> str:
+    """Name the GPUs whose registered devices kubelet does not list as healthy.
+
+    The device plugin marks one device of a GPU unhealthy after a critical Xid, later versions all
+    of them (k8s-device-plugin#1929). No version marks a device healthy again before its restart.
+    """
+    expected, _ = expected_devices(gpus)
+    if not ids <= expected or _count_registered(gpus, node.capacity) < len(expected):
+        return ""
+    unhealthy = {gpu.index: expected_devices((gpu,))[0] - ids for gpu in gpus}
+    names = ", ".join(f"{len(each)} of GPU {index}" for index, each in unhealthy.items() if each)
+    return f"; unhealthy, after an Xid until the device plugin restarts: {names}"
 
 
 def is_plugin_stale(
