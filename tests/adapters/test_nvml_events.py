@@ -22,7 +22,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_a_change_is_reported_with_its_gpu(path: pathlib.Path) -> None:
     with nvml_rig.rig(path, "2xa100-sxm4-40gb") as rig, library.listening(None) as changes:
         uuids = tuple(gpu.uuid for gpu in rig.gpus.observe())
-        assert (changes.gpus, changes.of) == (uuids, 2)
+        assert (changes.gpus, changes.gpu_count) == (uuids, 2)
         rig.enable(1)
         assert changes.wait(SOON_S) == library.GpuEvent(uuids[1])
         assert changes.wait(0.0) is None
@@ -92,7 +92,7 @@ def test_gpu_that_cannot_be_watched_does_not_deafen_the_others(
     broken = nvml_faults.Fault(function=function, gpu=0, code=int(code), count=None)
     spec, faults = ("2xA30", (broken,)) if function else ("L40S+A30", ())
     with nvml_rig.rig(path, spec, faults=faults) as rig, library.listening(None) as changes:
-        assert (changes.gpus, changes.of) == ((rig.state.boards[1].uuid,), 2)
+        assert (changes.gpus, changes.gpu_count) == ((rig.state.boards[1].uuid,), 2)
 
 
 def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -> None:

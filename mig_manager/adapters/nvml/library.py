@@ -252,10 +252,10 @@ class MigChanges:
     def __init__(self, event_set: Any) -> None:
         self._event_set = event_set
         self._uuids: dict[int, str] = {}
-        self.of: int = call(pynvml.nvmlDeviceGetCount)
+        self.gpu_count: int = call(pynvml.nvmlDeviceGetCount)
         """Number of the node's GPUs, registered or not."""
         refusals: list[errors.HardwareError] = []
-        for index in range(self.of):
+        for index in range(self.gpu_count):
             try:
                 handle = call(pynvml.nvmlDeviceGetHandleByIndex, index)
                 # A GPU without MIG refuses this, even where its driver accepts the event.

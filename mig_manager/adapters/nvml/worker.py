@@ -145,7 +145,7 @@ def _listen(
         load_driver()
     try:
         with library.listening(arguments.library_path, arguments.driver_root) as changes:
-            parent.send(("watching", len(changes.gpus), changes.of))
+            parent.send(("watching", len(changes.gpus), changes.gpu_count))
             while True:
                 burst: list[library.GpuEvent] = []
                 event = changes.wait(_WAIT_S)
