@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from mig_manager import errors
+from mig_manager.adapters import rest
 from mig_manager.core import messages
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config
@@ -99,7 +100,7 @@ class ClusterReader:
         missing: list[str] = []
         for name in dict.fromkeys(names):
             try:
-                nodes.append(fleet_nodes.parse(self._get(cluster.api_path(_NODES, name))))
+                nodes.append(fleet_nodes.parse(self._get(rest.api_path(_NODES, name))))
             except errors.ClusterError as error:
                 if not error.is_not_found or len(names) == 1:
                     raise
@@ -119,7 +120,7 @@ class ClusterReader:
     def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
         """Return the nodes that a selector matches; None: all nodes with GPUs."""
         query = {"labelSelector": selector} if selector else {}
-        nodes = cluster.listed(self._get, _NODES, query, fleet_nodes.parse)
+        nodes = rest.listed(self._get, _NODES, query, fleet_nodes.parse)
         return [node for node in nodes if selector or node.has_gpus]
 
     def pods(self, names: Sequence[str]) -> Pods:
@@ -137,7 +138,7 @@ class ClusterReader:
         by_node: dict[str, list[cluster.Pod]] = {name: [] for name in names}
         for selector in selectors:
             query = {"fieldSelector": selector}
-            for pod in cluster.listed(self._get, _PODS, query, cluster.parse_pod):
+            for pod in rest.listed(self._get, _PODS, query, cluster.parse_pod):
                 if pod.node_name in by_node and (pod.gpu_resources or pod.has_claims):
                     by_node[pod.node_name].append(pod)
         return {name: tuple(pods) for name, pods in by_node.items()}
@@ -145,7 +146,7 @@ class ClusterReader:
     def every_gpu_pod(self) -> tuple[cluster.Pod, ...]:
         """Return the running or pending pods that request GPUs, also without a node yet."""
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-        pods = cluster.listed(self._get, _PODS, query, cluster.parse_pod)
+        pods = rest.listed(self._get, _PODS, query, cluster.parse_pod)
         return tuple(pod for pod in pods if pod.gpu_resources or pod.has_claims)
 
     def events(self, node_name: str) -> tuple[Moment, ...]:
@@ -173,7 +174,7 @@ class ClusterReader:
         """
         for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
             source = f"ConfigMap {namespace}/{name}"
-            path = cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
+            path = rest.api_path("/api/v1/namespaces", namespace, "configmaps", name)
             try:
                 item = self._get(path)
             except errors.ClusterError as error:
@@ -210,7 +211,7 @@ def agent_events(
         source = (item.get("source") or {}).get("component")
         return parse(item) if _COMPONENT in (item.get("reportingComponent"), source) else None
 
-    return tuple(filter(None, cluster.listed(get, _EVENTS, query, parse_own)))
+    return tuple(filter(None, rest.listed(get, _EVENTS, query, parse_own)))
 
 
 def _moment(item: Mapping[str, Any]) -> Moment:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, intake, liveness, outcomes, reconcile
-from mig_manager.core import ports, timing
+from mig_manager.agent import drift, intake, outcomes, reconcile
+from mig_manager.core import liveness, ports, timing
 
 _log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class Agent:
         self._reconciler = reconciler
         self._inbox = inbox
         self._telemetry = telemetry or ports.Telemetry()
-        self._pulse = pulse or liveness.Pulse()
+        self._pulse = pulse or liveness.Pulse(monotonic)
         self._suspend_gpu_events = suspend_gpu_events
         self._monotonic = monotonic
         self._intervals = intervals

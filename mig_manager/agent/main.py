@@ -12,9 +12,9 @@ from mig_manager.adapters.host import config_watch
 from mig_manager.adapters.kubernetes import api, pods, watch
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
-from mig_manager.agent import dependencies, intake, liveness, loop, reconcile
+from mig_manager.agent import dependencies, intake, loop, reconcile
 from mig_manager.agent import settings as agent_settings
-from mig_manager.core import ports, standbys
+from mig_manager.core import liveness, ports, standbys
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import worker as simulated_worker
@@ -35,7 +35,9 @@ class Overrides:
     replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda deps: deps
     """Maps the ports from the settings to the ports to use."""
     telemetry: ports.Telemetry | None = None
-    pulse: liveness.Pulse = dataclasses.field(default_factory=liveness.Pulse)
+    pulse: liveness.Pulse = dataclasses.field(
+        default_factory=lambda: liveness.Pulse(host.SystemClock().monotonic)
+    )
     inbox: intake.Inbox = dataclasses.field(default_factory=intake.Inbox)
     watch_times: watch.Times | None = None
     watches_files: bool = True

@@ -16,8 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
-from mig_manager.agent import liveness
-from mig_manager.core import messages, model, timing
+from mig_manager.core import liveness, messages, model, timing
 from mig_manager.core.fleet import demand, partitioned, partitioning
 from mig_manager.core.layout import config, served
 from mig_manager.partitioner import announcer, metrics

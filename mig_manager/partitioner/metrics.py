@@ -9,7 +9,7 @@ from collections.abc import Callable
 import prometheus_client
 
 import mig_manager
-from mig_manager.agent import liveness
+from mig_manager.core import liveness
 from mig_manager.core.fleet import partitioning, waiting
 
 _STUCK_AFTER_S = 300.0

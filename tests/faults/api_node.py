@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import pathlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import liveness, main, settings
-from mig_manager.core import model, ports, standbys, timing
+from mig_manager.agent import main, settings
+from mig_manager.core import liveness, model, ports, standbys, timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
@@ -94,7 +95,7 @@ class _Pulse(liveness.Pulse):
     """Knows whether the agent waits for something that may never come."""
 
     def __init__(self, on_rest: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__(time.monotonic)
         self.is_resting = False
         self._on_rest = on_rest
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from mig_manager.agent import liveness
+from mig_manager.core import liveness
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver

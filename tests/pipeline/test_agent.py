@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import capacity, drift, intake, liveness, loop, outcomes, reconcile
-from mig_manager.core import model, ports
+from mig_manager.agent import capacity, drift, intake, loop, outcomes, reconcile
+from mig_manager.core import liveness, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
 from tests import fake_ports, waiting

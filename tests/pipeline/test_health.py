@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import liveness
+from mig_manager.core import liveness
 from tests import waiting
 
 STUCK_AFTER_S = 10.0

@@ -4,8 +4,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import liveness
-from mig_manager.core import model, ports, steps
+from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters import cluster_reader
+from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubectl import Kubectl
-from mig_manager.core.node import cluster
 from testkit import apiserver
 from tests import programs
 
@@ -143,7 +142,7 @@ def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
     play(bin_, """echo '{"items": [], "metadata": {"continue": "more"}}'""")
 
     with pytest.raises(errors.ClusterError, match="does not end"):
-        list(cluster.pages(client().get, "/api/v1/nodes", {}, what="the list"))
+        list(rest.pages(client().get, "/api/v1/nodes", {}, what="the list"))
 
 
 @pytest.mark.parametrize(

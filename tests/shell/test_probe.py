@@ -9,7 +9,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import liveness, probe
+from mig_manager.agent import probe
+from mig_manager.core import liveness
 from tests import programs
 
 STUCK_AFTER_S = 10.0

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -14,9 +15,9 @@ from prometheus_client import parser
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.agent import liveness, metrics
+from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, ports, profile_name
+from mig_manager.core import liveness, model, ports, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
@@ -79,7 +80,10 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
     live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
     checks = liveness.Health(
-        liveness.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
+        liveness.Pulse(time.monotonic),
+        stuck_after_s=1.0,
+        contact_age_s=lambda: 1.0,
+        is_recovered=lambda: True,
     )
     with (
         web_server.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,

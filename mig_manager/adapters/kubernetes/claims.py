@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import claims, cluster
 
@@ -37,7 +38,7 @@ class KubeSlices:
     def list(self) -> tuple[claims.Slice, ...] | None:
         get = self._resources.get
         try:
-            return tuple(cluster.listed(get, "resourceslices", self._query, claims.parse_slice))
+            return tuple(rest.listed(get, "resourceslices", self._query, claims.parse_slice))
         except errors.ClusterError as error:
             if not _is_unavailable(error):
                 raise
@@ -54,7 +55,7 @@ class KubeSlices:
             slices = self.list() or ()
         for each in slices:
             with _warn_on_error():
-                self._resources.delete(cluster.api_path("resourceslices", each.name))
+                self._resources.delete(rest.api_path("resourceslices", each.name))
         return slices
 
 
@@ -129,7 +130,7 @@ class PodClaims:
             return None
         devices: set[claims.Device] = set()
         for name in pod.claims:
-            path = cluster.api_path("namespaces", pod.namespace, "resourceclaims", name)
+            path = rest.api_path("namespaces", pod.namespace, "resourceclaims", name)
             try:
                 claim = self._resources.get(path)
                 with cluster.as_cluster_error("a ResourceClaim"):

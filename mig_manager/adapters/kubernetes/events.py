@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mig_manager.adapters import rest
 from mig_manager.core import messages
-from mig_manager.core.node import cluster
 
 _COMPONENT = "mig-manager"
 _LONGEST_NAME = 220
@@ -71,4 +71,4 @@ class Event:
 
 def path(event: Mapping[str, Any]) -> str:
     """Return the path to create an Event at."""
-    return cluster.api_path("/api/v1/namespaces", event["metadata"]["namespace"], "events")
+    return rest.api_path("/api/v1/namespaces", event["metadata"]["namespace"], "events")

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import timing
 from mig_manager.core.fleet import slots
@@ -248,7 +249,7 @@ class LeaseSlots:
 
 def path(namespace: str) -> str:
     """Return the path of the Leases in a namespace."""
-    return cluster.api_path("/apis/coordination.k8s.io/v1/namespaces", namespace, "leases")
+    return rest.api_path("/apis/coordination.k8s.io/v1/namespaces", namespace, "leases")
 
 
 def write(kube: api.KubeApi, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:

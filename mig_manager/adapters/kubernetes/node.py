@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, events
 from mig_manager.core import timing
 from mig_manager.core.node import cluster
@@ -37,7 +38,7 @@ _log = structlog.get_logger()
 
 def path(name: str) -> str:
     """Return the API path of a node."""
-    return cluster.api_path("/api/v1/nodes", name)
+    return rest.api_path("/api/v1/nodes", name)
 
 
 def patch_version(

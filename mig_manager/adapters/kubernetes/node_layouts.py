@@ -7,6 +7,7 @@ Name, labels, key and owner are as from NVIDIA's agent (mig-parted v0.15,
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 
@@ -30,7 +31,7 @@ class KubeNodeLayouts:
         """Prepare; without ``pod_uid`` the first ``write`` reads the owning pod."""
         self._kube = kube
         self._node = node_name
-        self._path = cluster.api_path("/api/v1/namespaces", namespace)
+        self._path = rest.api_path("/api/v1/namespaces", namespace)
         self._pod_name = pod_name
         self._pod_uid = pod_uid
         self._is_forbidden = False
@@ -70,7 +71,7 @@ class KubeNodeLayouts:
             if not exists.is_conflict:
                 raise
             try:
-                self._kube.patch(cluster.api_path(config_maps, name), config_map)
+                self._kube.patch(rest.api_path(config_maps, name), config_map)
             except errors.ClusterError as gone:
                 if not gone.is_not_found:
                     raise
@@ -79,7 +80,7 @@ class KubeNodeLayouts:
 
     def _uid(self) -> str:
         if self._pod_uid is None:
-            pod = self._kube.get(cluster.api_path(self._path, "pods", self._pod_name))
+            pod = self._kube.get(rest.api_path(self._path, "pods", self._pod_name))
             with cluster.as_cluster_error("our own pod"):
                 self._pod_uid = str(pod["metadata"]["uid"])
         return self._pod_uid

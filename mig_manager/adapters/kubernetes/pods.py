@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, claims, responses, watch
 from mig_manager.core import standbys
 from mig_manager.core.node import cluster, gpu_use, policies
@@ -68,14 +69,14 @@ class KubeWorkloads:
             budget
             for namespace in sorted(namespaces)
             for budget in self._list(
-                cluster.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
+                rest.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
                 {},
                 policies.parse_budget,
             )
         )
 
     def covered(self, budget: policies.Budget) -> tuple[cluster.Pod, ...]:
-        path = cluster.api_path("/api/v1/namespaces", budget.namespace, "pods")
+        path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
         pods = self._list(path, query, cluster.parse_pod)
@@ -124,12 +125,12 @@ class KubeWorkloads:
         self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
     ) -> tuple[_Item, ...]:
         try:
-            return tuple(cluster.listed(self._kube.get, path, query, parse))
+            return tuple(rest.listed(self._kube.get, path, query, parse))
         except errors.ClusterError as error:
             if error.status != http.HTTPStatus.GONE:
                 raise
         # The continue token expired between two pages: begin again, once.
-        return tuple(cluster.listed(self._kube.get, path, query, parse))
+        return tuple(rest.listed(self._kube.get, path, query, parse))
 
 
 class PodWatch(standbys.Standby):
@@ -272,7 +273,7 @@ def _parse(item: Mapping[str, Any]) -> cluster.Pod:
 
 
 def _path(pod: cluster.Pod) -> str:
-    return cluster.api_path("/api/v1/namespaces", pod.namespace, "pods", pod.name)
+    return rest.api_path("/api/v1/namespaces", pod.namespace, "pods", pod.name)
 
 
 def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:

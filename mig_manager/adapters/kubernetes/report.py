@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters import cluster_reader
+from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import json_text
 from mig_manager.core.node import clients, cluster
@@ -60,7 +60,7 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
     def manager(item: Object) -> Object:
         return item if clients.is_mig_manager(cluster.parse_pod(item)) else {}
 
-    return tuple(filter(None, cluster.listed(kube.get, "/api/v1/pods", query, manager)))
+    return tuple(filter(None, rest.listed(kube.get, "/api/v1/pods", query, manager)))
 
 
 def of_agents(pods: Iterable[Object]) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
         with cluster.as_cluster_error("the agent's pod"):
             namespace, name = (pod["metadata"][key] for key in ("namespace", "name"))
             containers = [each["name"] for each in pod["spec"]["containers"]]
-        path = cluster.api_path("/api/v1/namespaces", namespace, "pods", name, "log")
+        path = rest.api_path("/api/v1/namespaces", namespace, "pods", name, "log")
         for container in containers:
             try:
                 text = kube.text(path, {**_LOG, **more, "container": container})
@@ -111,9 +111,7 @@ def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
         name = next(each["configMap"]["name"] for each in volumes if "configMap" in each)
         namespace = pods[0]["metadata"]["namespace"]
     try:
-        config_map = kube.get(
-            cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
-        )
+        config_map = kube.get(rest.api_path("/api/v1/namespaces", namespace, "configmaps", name))
     except errors.ClusterError as error:
         if error.is_not_found:
             return ""

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core.node import cluster
 
@@ -177,7 +178,7 @@ class Watch(abc.ABC):
 
     def _items(self) -> Iterator[Mapping[str, Any]]:
         what = f"the list of {self._plural}"
-        for page in cluster.pages(self._kube.get, self._path, self._selector, what=what):
+        for page in rest.pages(self._kube.get, self._path, self._selector, what=what):
             self._contact_s = time.monotonic()
             with cluster.as_cluster_error(what):
                 items = tuple(page["items"] or ())

@@ -7,9 +7,8 @@ import collections
 import contextlib
 import dataclasses
 import re
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages
@@ -197,60 +196,6 @@ def as_cluster_error(what: str) -> Iterator[None]:
             f"{what} from the Kubernetes API is malformed: {err!r}",
             reason=errors.Reason.API_ERROR,
         ) from err
-
-
-def api_path(root: str, *parts: str) -> str:
-    """Return a path of the Kubernetes API below ``root``, such as ``/api/v1``; names escaped."""
-    return "/".join([root, *(urllib.parse.quote(part, safe="") for part in parts)])
-
-
-_PAGE = 500
-_MOST_PAGES = 1000
-_Item = TypeVar("_Item")
-
-
-def pages(
-    get: Callable[[str, Mapping[str, str]], Mapping[str, Any]],
-    path: str,
-    query: Mapping[str, str],
-    *,
-    what: str,
-) -> Iterator[Mapping[str, Any]]:
-    """Yield each page of a list: an object with ``items`` and ``metadata``.
-
-    Without ``resourceVersion`` in the query the list is as new as etcd's at the time of the
-    request: the API server reads etcd or, since 1.31, its watch cache once that has caught up
-    (KEP-2340).
-    ``what`` names the list in a ClusterError about a malformed page or a repeated one.
-    """
-    token = ""
-    for _ in range(_MOST_PAGES):
-        more = {"continue": token} if token else {}
-        page = get(path, {**query, "limit": str(_PAGE), **more})
-        with as_cluster_error(what):
-            following = str((page.get("metadata") or {}).get("continue") or "")
-        yield page
-        if not following:
-            return
-        if following == token:
-            break
-        token = following
-    raise errors.ClusterError(f"{what} does not end", reason=errors.Reason.API_ERROR)
-
-
-def listed(
-    get: Callable[[str, Mapping[str, str]], Mapping[str, Any]],
-    path: str,
-    query: Mapping[str, str],
-    parse: Callable[[Mapping[str, Any]], _Item],
-) -> list[_Item]:
-    """Return the parsed items of a list; ClusterError if one is malformed."""
-    what = f"the list of {path.rpartition('/')[2]}"
-    items: list[_Item] = []
-    for page in pages(get, path, query, what=what):
-        with as_cluster_error(what):
-            items += map(parse, page["items"] or ())
-    return items
 
 
 def is_deploy_label(key: str) -> bool:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 
 _CONTACT_WITHIN_S = 180.0
@@ -12,7 +11,7 @@ _CONTACT_WITHIN_S = 180.0
 class Pulse:
     """Records when the loop last reported that it is alive; for any thread."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._last = math.inf
 
