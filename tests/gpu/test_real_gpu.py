@@ -8,8 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.adapters.nvml import events
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import library
 from mig_manager.core import model, steps
 
 pytestmark = pytest.mark.gpu
@@ -66,7 +66,7 @@ def test_a_second_observation_and_one_by_a_worker_are_equal(gpus: tuple[model.Gp
 def test_every_gpu_with_mig_reports_whether_it_has_events(gpus: tuple[model.Gpu, ...]) -> None:
     capable = [gpu for gpu in gpus if gpu.current_mode is not None]
     try:
-        with library.listening(None) as changes:
+        with events.listening(None) as changes:
             types = {
                 gpu.uuid: pynvml.nvmlDeviceGetSupportedEventTypes(
                     pynvml.nvmlDeviceGetHandleByIndex(gpu.index)

@@ -97,9 +97,10 @@ assert sys.modules["mig_manager.change.apply"]
     ),
     "a listener to the driver": (
         f"""{_WORKER}
+from mig_manager.adapters.nvml import events
 def listening(*_):
     raise BrokenPipeError
-library.listening = listening
+events.listening = listening
 subprocesses.Parent.end_with_stdin = lambda _: None
 assert worker.main(["listen"]) == 0
 """,

@@ -1,11 +1,10 @@
-"""The NVML library: load it, open a session, call functions, translate errors, receive events.
+"""The NVML library: load it, open a session, call functions, translate errors.
 
 Only this module knows how ``pynvml`` finds its library. Errors name their NVML function.
 """
 
 import contextlib
 import ctypes
-import dataclasses
 import pathlib
 import sys
 import time
@@ -45,10 +44,6 @@ _REASONS: dict[int, errors.Reason] = {
 
 UNOFFERED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """Answers about a profile that this GPU lacks or this library is too old to know (nvml.h)."""
-
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Xids that errors of an application cause (NVIDIA's Xid catalogue); the GPU is not at fault. The
-device plugin also ignores exactly these (``internal/rm/health.go``)."""
 
 UNSUPPORTED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 """Answers of a GPU or a library that lacks the fact or the function altogether."""
@@ -225,90 +220,3 @@ def _load(path: str) -> None:
     pynvml.nvmlLib = library
     # The functions of the previous library are cached by name.
     pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - the binding has no function for it
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuEvent:
-    """An event of a GPU."""
-
-    uuid: str
-    xid: int | None = None  # number of a critical error; None: a change of MIG
-
-
-class MigChanges:
-    """Receives MIG changes of all processes as NVML events in an open session; for one thread.
-
-    The registered GPUs also report their critical errors (Xid), if they can.
-
-    Changes before a GPU is registered are not reported, and a wait may end before its time
-    (``nvml.h``, "Event Handling Methods"). A GPU or driver without the event refuses the
-    registration with NOT_SUPPORTED, an old driver also while MIG mode is off (DCGM's cache manager
-    tolerates that).
-
-    Raises:
-        HardwareError: NOT_SUPPORTED: no GPU can report changes.
-    """
-
-    def __init__(self, event_set: Any) -> None:
-        self._event_set = event_set
-        self._uuids: dict[int, str] = {}
-        self.gpu_count: int = call(pynvml.nvmlDeviceGetCount)
-        """Number of the node's GPUs, registered or not."""
-        refusals: list[errors.HardwareError] = []
-        for index in range(self.gpu_count):
-            try:
-                handle = call(pynvml.nvmlDeviceGetHandleByIndex, index)
-                # A GPU without MIG refuses this, even where its driver accepts the event.
-                call(pynvml.nvmlDeviceGetMigMode, handle)
-                uuid: str = call(pynvml.nvmlDeviceGetUUID, handle)
-                change = pynvml.nvmlEventMigConfigChange
-                types = call_unless(UNSUPPORTED, pynvml.nvmlDeviceGetSupportedEventTypes, handle)
-                change |= (types or 0) & pynvml.nvmlEventTypeXidCriticalError
-                call(pynvml.nvmlDeviceRegisterEvents, handle, change, event_set)
-                self._uuids[_address(handle)] = uuid
-            except errors.HardwareError as error:
-                refusal = about(f"GPU {index}", error)
-                # A GPU that cannot be watched is left out; a failure of the whole driver is not.
-                if error.code in WHOLE_DRIVER - UNSUPPORTED:
-                    raise refusal from error
-                refusals.append(refusal)
-        if not self._uuids:
-            no_gpu = errors.HardwareError(
-                "this node has no GPU",
-                reason=errors.Reason.NOT_SUPPORTED,
-                operation="nvmlDeviceGetCount",
-            )
-            raise refusals[0] if refusals else no_gpu
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the registered GPUs."""
-        return tuple(self._uuids.values())
-
-    def wait(self, timeout_s: float) -> GpuEvent | None:
-        """Return the next event; None if none comes in time, or an application caused it."""
-        wait, timeout_ms = pynvml.nvmlEventSetWait_v2, int(timeout_s * 1000)
-        event = call_unless({pynvml.NVML_ERROR_TIMEOUT}, wait, self._event_set, timeout_ms)
-        if event is None:
-            return None
-        uuid = self._uuids.get(_address(event.device), "unknown")
-        if event.eventType != pynvml.nvmlEventTypeXidCriticalError:
-            return GpuEvent(uuid)
-        xid = int(event.eventData)
-        return None if xid in APPLICATION_XIDS else GpuEvent(uuid, xid)
-
-
-def _address(handle: Any) -> int:
-    return ctypes.cast(handle, ctypes.c_void_p).value or 0
-
-
-@contextlib.contextmanager
-def listening(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterator[MigChanges]:
-    """Open an NVML session and register every GPU; raises as ``session`` and ``MigChanges``."""
-    with session(library_path, driver_roots):
-        event_set = call(pynvml.nvmlEventSetCreate)
-        try:
-            yield MigChanges(event_set)
-        finally:
-            with contextlib.suppress(errors.HardwareError):
-                call(pynvml.nvmlEventSetFree, event_set)

@@ -11,7 +11,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import last_calls, library, observe, processes
+from mig_manager.adapters.nvml import events, last_calls, library, observe, processes
 from mig_manager.core import model
 from mig_manager.core.acceptance import survey as surveys
 
@@ -201,6 +201,6 @@ def _wait_for_events() -> None:
     """Register for MIG changes, as the agent does, and take one if there is one."""
     event_set = library.call(pynvml.nvmlEventSetCreate)
     with contextlib.suppress(errors.HardwareError):
-        library.MigChanges(event_set).wait(0.0)
+        events.MigChanges(event_set).wait(0.0)
     with contextlib.suppress(errors.HardwareError):
         library.call(pynvml.nvmlEventSetFree, event_set)

@@ -138,16 +138,16 @@ def _listen(
 
     The events of a burst are UUIDs of changed GPUs, and critical errors as ``(UUID, Xid)``.
     """
-    from mig_manager.adapters.nvml import library  # noqa: PLC0415 - not for a server
+    from mig_manager.adapters.nvml import events  # noqa: PLC0415 - not for a server
 
     parent.end_with_stdin()
     if load_driver is not None:
         load_driver()
     try:
-        with library.listening(arguments.library_path, arguments.driver_root) as changes:
+        with events.listening(arguments.library_path, arguments.driver_root) as changes:
             parent.send(("watching", len(changes.gpus), changes.gpu_count))
             while True:
-                burst: list[library.GpuEvent] = []
+                burst: list[events.GpuEvent] = []
                 event = changes.wait(_WAIT_S)
                 deadline = time.monotonic() + _BURST_S
                 while event is not None:
