@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import library
+from mig_manager.adapters.nvml import library, processes
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
 from tests import fakes
@@ -122,6 +122,16 @@ def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
     plan = switching(node)
     node.fault("nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None)
     assert refusal(proc, plan) == "in use by python3 (pid 4711)"
+
+
+def test_a_gpu_lost_while_its_drm_nodes_are_searched_hides_no_process(
+    node: Rig, proc: ProcTree
+) -> None:
+    proc.add(90, "/dev/dri/renderD128", name="viewer")
+    proc.add(91, "/dev/nvidia0", name="trainer")
+    node.fault("nvmlDeviceGetPciInfo_v3", code=states.Code.GPU_IS_LOST, count=None)
+    inspection = processes.inspect(None, proc_root=proc.root)
+    assert [[user.name for user in users] for _, users in inspection.processes] == [["trainer"]]
 
 
 def test_the_device_node_is_asked_for_only_where_processes_are_looked_for(

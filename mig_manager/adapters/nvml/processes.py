@@ -50,8 +50,10 @@ class OpenFiles:
         """Return the names in ``/dev/dri`` of a GPU; none if no process has any of them open."""
         if not any(process.drm for process in self.processes):
             return frozenset()
-        info = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetPciInfo, gpu)
-        return procfs.drm_nodes(self.proc_root, info.busId) if info else frozenset()
+        with contextlib.suppress(errors.HardwareError):
+            info = library.call(pynvml.nvmlDeviceGetPciInfo, gpu)
+            return procfs.drm_nodes(self.proc_root, info.busId)
+        return frozenset()
 
 
 def inspect(
