@@ -39,7 +39,7 @@ class Observation:
     plan: steps.Plan | None
     """The changes that the layout needs; None: the check failed."""
     error: errors.Reason | None = None
-    is_owners: bool = False  # whether the owner wrote the layout
+    is_from_owner: bool = False  # whether the owner wrote the layout
 
 
 def observe(job: jobs.Job) -> Observation:
@@ -51,7 +51,7 @@ def observe(job: jobs.Job) -> Observation:
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         return Observation(gpus=job.status.gpus, plan=None, error=error.reason)
-    return Observation(gpus=gpus, plan=plan, is_owners=resolved.is_owners)
+    return Observation(gpus=gpus, plan=plan, is_from_owner=resolved.is_from_owner)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
             errors.Reason.ALREADY_APPLIED,
             "is active again",
             gpus=job.status.gpus,
-            is_owners=observation.is_owners,
+            is_from_owner=observation.is_from_owner,
         )
     )
 

@@ -21,7 +21,7 @@ class Outcome:
     gpus: model.ObservedGpus = model.NO_GPUS
     """The verified GPUs; empty after a failure. Unreachable GPUs get the layout once they are
     back."""
-    is_owners: bool = False  # whether the owner wrote the layout that is active
+    is_from_owner: bool = False  # whether the owner wrote the layout that is active
     is_final: bool = False  # whether to stop even if the reason is temporary
 
     @property

@@ -16,7 +16,7 @@ def resume_and_verify(
     paused: pausing.Paused,
     gpus: model.ObservedGpus,
     *,
-    is_owners: bool,
+    is_from_owner: bool,
     notes: Sequence[str] = (),
 ) -> outcomes.Outcome:
     """Resume the paused clients, wait until devices are schedulable, then resume the monitors.
@@ -33,12 +33,16 @@ def resume_and_verify(
     _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")
     job.clients.resume_monitors(resumed, job.undo_stack, job.cancel)
     return job.status.success(
-        errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners, more="".join(notes)
+        errors.Reason.APPLIED,
+        "is active",
+        gpus=gpus,
+        is_from_owner=is_from_owner,
+        more="".join(notes),
     )
 
 
 def verify_unchanged(
-    job: jobs.Job, layout: config.Layout | None, gpus: model.ObservedGpus, *, is_owners: bool
+    job: jobs.Job, layout: config.Layout | None, gpus: model.ObservedGpus, *, is_from_owner: bool
 ) -> outcomes.Outcome:
     """Finish an interrupted run whose change is done but not verified, if there is one.
 
@@ -57,7 +61,7 @@ def verify_unchanged(
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
         paused = job.clients.find_plugin(job.undo_stack, gpus, snapshot)
         job.transaction().refresh()
-        return resume_and_verify(job, paused, gpus, is_owners=is_owners)
+        return resume_and_verify(job, paused, gpus, is_from_owner=is_from_owner)
     if is_stale:
         job.transaction().refresh()
     advertising = job.clients.advertising
@@ -75,7 +79,7 @@ def verify_unchanged(
         stale = advertising.find_stale(gpus, job.undo_stack, is_restarted=job.request.attempt == 1)
         advertising.wait_schedulable(stale, gpus, job.undo_stack, job.cancel)
     return job.status.success(
-        errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners
+        errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_from_owner=is_from_owner
     )
 
 

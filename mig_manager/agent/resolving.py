@@ -23,7 +23,7 @@ class Resolved:
     layout: config.Layout
     warnings: tuple[yaml_tree.Diagnostic, ...] = ()
     """Problems that lenient parsing accepts."""
-    is_owners: bool = False  # whether the owner wrote it
+    is_from_owner: bool = False  # whether the owner wrote it
     was_rebooted: bool = False  # whether the machine was rebooted for it
     observed: model.ObservedGpus | None = None
     """The GPUs, if the layout was generated from them just now."""
@@ -70,11 +70,11 @@ def resolve(job: jobs.Job) -> Resolved:
     request = job.request
     if request.custom:
         layout, warnings = request.custom.layout(is_lenient=job.limits.is_lenient)
-        resolved = Resolved(layout=layout, warnings=warnings, is_owners=True)
+        resolved = Resolved(layout=layout, warnings=warnings, is_from_owner=True)
     else:
         resolved = _resolve_named(job)
     layout, rebooted = resolved.layout, job.undo_stack.record.rebooted_hash
-    is_same = not resolved.is_owners or rebooted in ("", layout.content_hash)
+    is_same = not resolved.is_from_owner or rebooted in ("", layout.content_hash)
     was_rebooted = bool(job.undo_stack.journal.rebooted_from) or (rebooted is not None and is_same)
     job.status.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
@@ -96,10 +96,10 @@ def _resolve_named(job: jobs.Job) -> Resolved:
         layout, warnings = served_layouts.find(
             name, job.deps.configs, job.limits, observe_and_note
         )
-        is_owners = not (layout.is_generated or job.limits.has_default_layouts)
+        is_from_owner = not (layout.is_generated or job.limits.has_default_layouts)
         verified = job.undo_stack.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
-        if verified and verified.is_owners and is_other and not is_owners:
+        if verified and verified.is_from_owner and is_other and not is_from_owner:
             raise errors.LayoutError(
                 f"{job.deps.configs.name} no longer has layout '{name}', which was applied; "
                 "a generated layout of that name is not applied without a new request",
@@ -108,7 +108,7 @@ def _resolve_named(job: jobs.Job) -> Resolved:
         is_usable = True
     finally:
         job.deps.telemetry.config_read(is_usable=is_usable)
-    return Resolved(layout=layout, warnings=warnings, is_owners=is_owners, observed=gpus)
+    return Resolved(layout=layout, warnings=warnings, is_from_owner=is_from_owner, observed=gpus)
 
 
 def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.ObservedGpus, bool]:
@@ -133,7 +133,7 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
-    return gpus, verified.is_owners
+    return gpus, verified.is_from_owner
 
 
 def observe_once(job: jobs.Job, resolved: Resolved) -> model.ObservedGpus:

@@ -71,10 +71,10 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     try:
         resolved = resolving.resolve(job)
     except (errors.ConfigError, errors.LayoutError) as error:
-        gpus, is_owners = resolving.keep_verified(job, error)
-        return proof.verify_unchanged(job, None, gpus, is_owners=is_owners)
+        gpus, is_from_owner = resolving.keep_verified(job, error)
+        return proof.verify_unchanged(job, None, gpus, is_from_owner=is_from_owner)
     job.undo_stack.record = job.undo_stack.record.resolved(
-        resolved.layout.content_hash, is_owners=resolved.is_owners
+        resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
     )
     may_evict = job.request.may_evict and job.undo_stack.record.verified is None
     if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):
@@ -83,7 +83,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     change = preparing.plan_change(job, resolved, may_evict=may_evict)
     if change.plan.is_empty:
         return proof.verify_unchanged(
-            job, resolved.layout, change.gpus, is_owners=resolved.is_owners
+            job, resolved.layout, change.gpus, is_from_owner=resolved.is_from_owner
         )
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
@@ -98,7 +98,9 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         f" Note: {messages.with_full_stop(warning)}"
         for warning in planner.vgpu_host_warnings(gpus, change.plan)
     ]
-    return proof.resume_and_verify(job, paused, gpus, is_owners=resolved.is_owners, notes=notes)
+    return proof.resume_and_verify(
+        job, paused, gpus, is_from_owner=resolved.is_from_owner, notes=notes
+    )
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -82,12 +82,12 @@ class RunStatus:
         self._deps.node.set_condition(readiness.condition(self.published))
         self._deps.telemetry.state_published(self.published.state)
 
-    def new_verification(self, *, is_owners: bool) -> requests.Verified:
+    def new_verification(self, *, is_from_owner: bool) -> requests.Verified:
         """Return the record that the layout is active."""
         return requests.Verified(
             config_hash=self.published.config_hash,
             boot_id=self._deps.boot_id,
-            is_owners=is_owners,
+            is_from_owner=is_from_owner,
             gpus=requests.fingerprint(self.gpus),
         )
 
@@ -97,7 +97,7 @@ class RunStatus:
         what: str,
         *,
         gpus: model.ObservedGpus,
-        is_owners: bool,
+        is_from_owner: bool,
         more: str = "",
     ) -> outcomes.Outcome:
         """Return the outcome of a layout that is active on all reachable GPUs."""
@@ -114,7 +114,7 @@ class RunStatus:
             reason=reason,
             message=f"Layout {self.title} {what}.{more}{missing}",
             gpus=gpus,
-            is_owners=is_owners,
+            is_from_owner=is_from_owner,
         )
 
     def report(self, outcome: outcomes.Outcome) -> None:

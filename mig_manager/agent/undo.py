@@ -243,7 +243,7 @@ class UndoStack:
         if outcome.state is model.State.SUCCESS:
             labels[cluster.APPLIED_LABEL] = self._status.published.config
             removed_taints = self._startup_taints
-            verified = self._status.new_verification(is_owners=outcome.is_owners)
+            verified = self._status.new_verification(is_from_owner=outcome.is_from_owner)
             self.record = dataclasses.replace(self.record, verified=verified, awaited=frozenset())
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None

@@ -24,7 +24,7 @@ REQUEST = requests.Request(
     annotation_hash="0123456789ab",
     origin=requests.Origin.PARTITIONER,
     may_evict=False,
-    verified=requests.Verified(config_hash="h", boot_id="boot-1", is_owners=True, gpus="f"),
+    verified=requests.Verified(config_hash="h", boot_id="boot-1", is_from_owner=True, gpus="f"),
     rebooted_hash="h",
 )
 AT = "2026-03-01T12:00:00+00:00"
@@ -213,7 +213,7 @@ SEEN_ELSEWHERE = requests.Verified(config_hash="x")
 
 
 @pytest.mark.parametrize(
-    ("verified", "config_hash", "is_owners", "after"),
+    ("verified", "config_hash", "is_from_owner", "after"),
     [
         (None, "x", True, None),
         (KNOWN, "x", True, KNOWN),
@@ -227,12 +227,12 @@ def test_only_the_owners_other_content_is_a_new_request(
     verified: requests.Verified | None,
     config_hash: str,
     *,
-    is_owners: bool,
+    is_from_owner: bool,
     after: requests.Verified | None,
 ) -> None:
     record = requests.Request(config="a", verified=verified)
 
-    assert record.resolved(config_hash, is_owners=is_owners).verified == after
+    assert record.resolved(config_hash, is_from_owner=is_from_owner).verified == after
 
 
 REBOOTED = requests.Request(config="a", verified=KNOWN, rebooted_hash="x", rebooted_from="b1")

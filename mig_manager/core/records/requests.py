@@ -34,7 +34,7 @@ class Verified:
 
     config_hash: str  # of the layout; empty: unknown, and any content counts as the same
     boot_id: str = ""
-    is_owners: bool = False  # whether the owner is known to have written the layout
+    is_from_owner: bool = False  # whether the owner is known to have written the layout
     gpus: str = ""  # fingerprint of the instances on all GPUs; empty: unknown
 
 
@@ -83,7 +83,7 @@ class Request:
             awaited=self.awaited,
         )
 
-    def resolved(self, config_hash: str, *, is_owners: bool) -> "Request":
+    def resolved(self, config_hash: str, *, is_from_owner: bool) -> "Request":
         """Return the request once its layout's content is known.
 
         New content from the owner is a new request, so the old verification does not count. Other
@@ -92,7 +92,7 @@ class Request:
         verified = self.verified
         if verified is None or verified.config_hash == config_hash:
             return self
-        is_same = not is_owners or not verified.config_hash
+        is_same = not is_from_owner or not verified.config_hash
         # The fingerprint no longer shows that the layout is active.
         known = dataclasses.replace(verified, gpus="") if is_same else None
         return dataclasses.replace(self, verified=known)
@@ -123,7 +123,7 @@ class Request:
             and {
                 "configHash": verified.config_hash,
                 "bootId": verified.boot_id,
-                "owners": verified.is_owners,
+                "owners": verified.is_from_owner,
                 "gpus": verified.gpus,
             },
             "rebootedHash": self.rebooted_hash,
@@ -150,7 +150,7 @@ class Request:
                 and Verified(
                     config_hash=str(verified["configHash"]),
                     boot_id=str(verified["bootId"]),
-                    is_owners=verified["owners"] is True,
+                    is_from_owner=verified["owners"] is True,
                     gpus=str(verified["gpus"]),
                 ),
                 rebooted_hash=None if rebooted is None else str(rebooted),
