@@ -186,7 +186,7 @@ class GpuProcess:
 
     pid: int
     name: str
-    home: str  # ``pod UID`` or ``unit NAME.service``; empty if unknown
+    owner: str  # ``pod UID`` or ``unit NAME.service``; empty if unknown
     gpu_instances: tuple[int, ...]
     """Ids of the GPU instances that it uses; empty if it uses the GPU itself."""
     compute_instances: tuple[tuple[int, int], ...] = ()
@@ -198,12 +198,12 @@ class GpuProcess:
 
     def __str__(self) -> str:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)
-        details = ", ".join(filter(None, (f"pid {self.pid}", where, self.home)))
+        details = ", ".join(filter(None, (f"pid {self.pid}", where, self.owner)))
         return f"{self.name} ({details})"
 
     def to_data(self) -> "answers.Process":
         """Return plain data for JSON and YAML."""
-        kind, _, name = self.home.partition(" ")
+        kind, _, name = self.owner.partition(" ")
         return {
             "pid": self.pid,
             "name": self.name,

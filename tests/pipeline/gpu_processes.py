@@ -6,9 +6,9 @@ from mig_manager.core import model, steps
 from tests import fakes, scenes
 
 
-def process(home: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
+def process(owner: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
     return steps.GpuProcess(
-        pid=7, name="trainer", home=home, gpu_instances=instances, is_running=is_running
+        pid=7, name="trainer", owner=owner, gpu_instances=instances, is_running=is_running
     )
 
 

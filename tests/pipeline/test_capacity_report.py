@@ -206,7 +206,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
 def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fakes.NodeRig) -> None:
     gpu = rig.gpus[0]
     (small, *_) = (gi for gi in gpu.gpu_instances if str(gi.profile) == "1g.5gb")
-    user = steps.GpuProcess(pid=7, name="a", home="", gpu_instances=(small.instance_id,))
+    user = steps.GpuProcess(pid=7, name="a", owner="", gpu_instances=(small.instance_id,))
     processes: dict[str, tuple[steps.GpuProcess, ...]] = {each.uuid: () for each in rig.gpus}
     processes[gpu.uuid] = (user,)
     asked: list[bool] = []

@@ -73,12 +73,12 @@ def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> No
     assert_refused(rig, "default/starting")
 
 
-def used_by(rig: fakes.NodeRig, home: str, *, profile: str = "2g.10gb") -> dict[str, Any]:
+def used_by(rig: fakes.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict[str, Any]:
     """Return the GPU processes of a node: one uses an instance of GPU 0."""
     gpu = rig.gpus[0]
     (used,) = (gi for gi in gpu.gpu_instances if str(gi.profile) == profile)
     ids = (used.instance_id,)
-    return {gpu.uuid: (steps.GpuProcess(pid=7, name="python", home=home, gpu_instances=ids),)}
+    return {gpu.uuid: (steps.GpuProcess(pid=7, name="python", owner=owner, gpu_instances=ids),)}
 
 
 def add_monitor(rig: fakes.NodeRig) -> str:
@@ -86,15 +86,15 @@ def add_monitor(rig: fakes.NodeRig) -> str:
     return rig.add_pod("dcgm", node_selector=selector, owner_kind="DaemonSet", is_ready=True)
 
 
-@pytest.mark.parametrize("home", ["pod uid-of-another", "unit train.service"])
-def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(home: str) -> None:
+@pytest.mark.parametrize("owner", ["pod uid-of-another", "unit train.service"])
+def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(owner: str) -> None:
     rig = idle_node()
-    ours = scenes.reconciler(rig, limits=ON, processes=lambda: used_by(rig, home))
-    assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {home})", by=ours)
+    ours = scenes.reconciler(rig, limits=ON, processes=lambda: used_by(rig, owner))
+    assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=ours)
 
 
 def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
-    for home, profile in (
+    for owner, profile in (
         ("monitor", "2g.10gb"),
         ("unit dcgm.service", "2g.10gb"),
         ("", "2g.10gb"),
@@ -102,10 +102,10 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
     ):
         rig = idle_node()
         rig.services["dcgm.service"] = True
-        place = f"pod {add_monitor(rig)}" if home == "monitor" else home
+        place = f"pod {add_monitor(rig)}" if owner == "monitor" else owner
         found = used_by(rig, place, profile=profile)
         ours = scenes.reconciler(rig, limits=ON, processes=lambda found=found: found)
-        assert run(rig, ON_DEMAND, by=ours).reason is Reason.APPLIED, home
+        assert run(rig, ON_DEMAND, by=ours).reason is Reason.APPLIED, owner
 
 
 def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> None:

@@ -76,8 +76,8 @@ def test_status_works_where_the_driver_cannot_list_processes(shell: Shell) -> No
 
 
 def test_a_process_is_named_with_its_pod_or_its_unit() -> None:
-    pod = steps.GpuProcess(pid=1, name="a", home=f"pod {POD}", gpu_instances=(3,))
-    unit = steps.GpuProcess(pid=2, name="b", home="unit dcgm.service", gpu_instances=())
+    pod = steps.GpuProcess(pid=1, name="a", owner=f"pod {POD}", gpu_instances=(3,))
+    unit = steps.GpuProcess(pid=2, name="b", owner="unit dcgm.service", gpu_instances=())
 
     assert str(pod) == f"a (pid 1, GPU instance 3, pod {POD})"
     assert pod.to_data()["pod_uid"] == POD

@@ -44,8 +44,8 @@ def has(name: str, *ids: str) -> cluster.PodDevices:
     return cluster.PodDevices(namespace="default", name=name, device_ids=frozenset(ids))
 
 
-def process(*instances: int, name: str = "python", home: str = "") -> steps.GpuProcess:
-    return steps.GpuProcess(pid=7, name=name, home=home, gpu_instances=instances)
+def process(*instances: int, name: str = "python", owner: str = "") -> steps.GpuProcess:
+    return steps.GpuProcess(pid=7, name=name, owner=owner, gpu_instances=instances)
 
 
 def found(
@@ -118,9 +118,9 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
     watcher = pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
     listed = clients.ExtraClient(labels={"app": "watcher"})
 
-    assert found([operand], [], process(0, home="pod dcgm")) == (NONE, True)
-    assert found([watcher], [], process(1, home="pod watcher"), daemons=[listed]) == (NONE, True)
-    assert found([pod("a", gpu_resources={})], [], process(1, home="pod a")) == (HIGH, False)
+    assert found([operand], [], process(0, owner="pod dcgm")) == (NONE, True)
+    assert found([watcher], [], process(1, owner="pod watcher"), daemons=[listed]) == (NONE, True)
+    assert found([pod("a", gpu_resources={})], [], process(1, owner="pod a")) == (HIGH, False)
 
 
 def test_gpu_without_mig_is_in_use_as_a_whole() -> None:
@@ -284,7 +284,7 @@ GONE = frozenset({machine.mig_uuid("gone")})
 
 
 @pytest.mark.parametrize(
-    ("known_ids", "homes", "is_user"),
+    ("known_ids", "owners", "is_user"),
     [
         (ONE | OTHER, None, True),
         (ONE | OTHER, ["pod p"], True),
@@ -296,9 +296,9 @@ GONE = frozenset({machine.mig_uuid("gone")})
     ],
 )
 def test_users_has_a_pod_whose_device_no_gpu_has_unless_it_has_no_process(
-    known_ids: frozenset[str] | None, homes: list[str] | None, *, is_user: bool
+    known_ids: frozenset[str] | None, owners: list[str] | None, *, is_user: bool
 ) -> None:
-    processes = None if homes is None else {GPU: [process(home=home) for home in homes]}
+    processes = None if owners is None else {GPU: [process(owner=owner) for owner in owners]}
     state: dict[str, Any] = {"known_ids": known_ids, "processes": processes}
     claiming = pod(gpu_resources={}, claimed_ids=GONE)
     assert bool(users([pod()], (using(GONE),), ONE, **state)) is is_user

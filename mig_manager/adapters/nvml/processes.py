@@ -184,7 +184,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, 
         steps.GpuProcess(
             pid=pid,
             name=names[pid],
-            home=owners.get(pid, ""),
+            owner=owners.get(pid, ""),
             gpu_instances=tuple(sorted({ids[0] for ids in used[pid]})),
             compute_instances=tuple(
                 sorted((one, two) for one, two in used[pid] if two is not None)

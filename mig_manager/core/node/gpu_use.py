@@ -152,12 +152,12 @@ class Usage:
         ending |= {f"unit {name}" for name in services}
 
         def stays(gpu: steps.GpuPlan, user: steps.GpuProcess) -> bool:
-            is_known = bool(user.home) or user in steps.keeping_out(gpu, (user,))
-            return is_known and user.home not in ending
+            is_known = bool(user.owner) or user in steps.keeping_out(gpu, (user,))
+            return is_known and user.owner not in ending
 
         return tuple(
             f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by "
-            f"{dataclasses.replace(user, home=names.get(user.home, user.home))}"
+            f"{dataclasses.replace(user, owner=names.get(user.owner, user.owner))}"
             for gpu in plan.gpus
             for user in steps.blocking(gpu, (self.processes or {}).get(gpu.gpu_uuid, ()))
             if stays(gpu, user)
@@ -224,8 +224,8 @@ class Usage:
         if self.processes is None:
             return True
         users = (user for each in self.processes.values() for user in each)
-        homes = {user.home for user in users if not steps.is_releasing_daemon(user)}
-        return not homes.isdisjoint(("", f"pod {pod.uid}"))
+        owners = {user.owner for user in users if not steps.is_releasing_daemon(user)}
+        return not owners.isdisjoint(("", f"pod {pod.uid}"))
 
 
 def _plugin_resources(pod: cluster.Pod) -> frozenset[str]:
@@ -290,7 +290,7 @@ def find(
             is_stable = False
             continue
         listed = (usage.processes or {}).get(gpu.uuid, ())
-        running = [each for each in listed if each.home not in paused]
+        running = [each for each in listed if each.owner not in paused]
         used = set()
         for place, ids, has_process in _instances(gpu, running):
             users = usage.users(ids, daemons=daemons)
@@ -305,7 +305,7 @@ def find(
 def paused_homes(
     pods: Iterable[cluster.Pod], daemons: Sequence[clients.ExtraClient]
 ) -> frozenset[str]:
-    """Return the homes, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
+    """Return the owners, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
 
     def is_client(pod: cluster.Pod) -> bool:
         has_deploy_label = any(
