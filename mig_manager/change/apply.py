@@ -75,7 +75,7 @@ def restore(
 
     def plan(gpus: model.ObservedGpus) -> plans.Planned:
         result = planner.restore_checkpoint(content, gpus, is_mode_only=is_mode_only)
-        return plans.Planned(layout=name, gpus=gpus, wanted={}, plan=result.plan, users={})
+        return plans.Planned(layout=name, gpus=gpus, desired={}, plan=result.plan, users={})
 
     target = _Target(
         name=name,
@@ -261,6 +261,6 @@ class _Change:
 def _pending(planned: plans.Planned) -> Iterator[model.Gpu]:
     """Yield the GPUs whose pending mode is the desired one."""
     for gpu in planned.gpus:
-        desired = planned.wanted.get(gpu.uuid)
-        if desired and gpu.has_pending_mode and gpu.pending_mode is desired.mode:
+        goal = planned.desired.get(gpu.uuid)
+        if goal and gpu.has_pending_mode and gpu.pending_mode is goal.mode:
             yield gpu

@@ -174,7 +174,7 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
     problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in reported]
     problems += map(_problem_of, outcome.failures)
     rounds = tuple(
-        plans.Planned(layout=saved.config, gpus=observed, wanted={}, plan=plan, users={})
+        plans.Planned(layout=saved.config, gpus=observed, desired={}, plan=plan, users={})
         for plan in outcome.executed
     )
     return Restored(layout=saved.config, rounds=rounds, problems=tuple(problems))

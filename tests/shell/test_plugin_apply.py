@@ -134,7 +134,7 @@ def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
     assert apply(user, "--layout", "whole", text=SEVERAL).status == 0
     text = metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION]
     layout, _ = custom_layouts.single(text, source="annotation")
-    assert layout.rules[0].wanted.mode is model.MigMode.DISABLED
+    assert layout.rules[0].desired.mode is model.MigMode.DISABLED
 
 
 def test_without_a_file_the_command_says_what_it_needs(user: rig.Viewer) -> None:

@@ -76,7 +76,7 @@ def deciding_rule(layout: config.Layout, gpu: model.Gpu) -> config.Rule | None:
 
 def is_for(rule: config.Rule, gpu: model.Gpu) -> bool:
     """Return whether a rule must fit: it names the model, or only profiles of the GPU."""
-    profiles = {each.gpu_instance for each, _ in rule.wanted.devices}
+    profiles = {each.gpu_instance for each, _ in rule.desired.devices}
     return bool(rule.filters) or profiles <= profiles_of(gpu)
 
 
@@ -105,7 +105,7 @@ def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
         if rule is None or not gpu.is_mig_capable or not is_for(rule, gpu):
             continue
         selected = config.select(layout, [gpu])
-        assert carry_out(gpu, selected[gpu.uuid]) == rule.wanted, layout.name
+        assert carry_out(gpu, selected[gpu.uuid]) == rule.desired, layout.name
 
 
 @pytest.mark.parametrize("gpu", MIG_GPUS)
@@ -182,7 +182,7 @@ def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:
 def test_names_spell_the_profile_that_they_give() -> None:
     for layout in DOCUMENT.layouts.values():
         if re.match(r"all-\d", layout.name):
-            asked = {profile for rule in layout.rules for profile, _ in rule.wanted.devices}
+            asked = {profile for rule in layout.rules for profile, _ in rule.desired.devices}
             assert {f"all-{each}".replace("+", ".") for each in asked} == {layout.name}
 
 

@@ -122,7 +122,7 @@ def a_rule(draw: st.DrawFn) -> layouts.Rule:
         filters=tuple(sorted(draw(st.sets(FILTERS, max_size=3)), key=str)),
         indices=None if is_all else tuple(sorted(draw(st.sets(st.integers(0, 99), max_size=4)))),
         identities=() if is_all else tuple(sorted(draw(st.sets(IDENTITIES, max_size=2)))),
-        wanted=draw(wanted()),
+        desired=draw(wanted()),
         location=PLACE,
     )
 

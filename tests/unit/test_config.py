@@ -196,7 +196,7 @@ def test_a_lenient_document_means_what_it_means_to_mig_parted(
 
 
 def test_lenient_duplicate_profile_has_its_last_count() -> None:
-    assert lenient_rule(enabled("{1g.5gb: x, 1g.5gb: 2}")).wanted == wanted(p1g_5gb=2)
+    assert lenient_rule(enabled("{1g.5gb: x, 1g.5gb: 2}")).desired == wanted(p1g_5gb=2)
     assert not lenient_rule(filtered('"0x20B010DE:extra"')).matches(samples.gpu(None))
 
 
@@ -242,7 +242,7 @@ mig-configs:
     layouts = parse(text).layouts
     assert layouts["one"].rules == layouts["two"].rules
     assert layouts["three"].rules[0].indices == (1,)
-    assert layouts["three"].rules[0].wanted == wanted(p1g_5gb=7)
+    assert layouts["three"].rules[0].desired == wanted(p1g_5gb=7)
     json = '{"version": "v1", "mig-configs": {"x": [{"devices": "all", "mig-enabled": false}]}}'
     assert parse(json).layout("x") == layout_of("devices: all, mig-enabled: false")
 
@@ -275,7 +275,7 @@ def test_an_unknown_layout_is_answered_with_close_ones_and_their_number() -> Non
 )
 def test_spellings_of_disabling_mig_everywhere_mean_the_same(rule: str) -> None:
     (read,) = layout_of(rule).rules
-    assert (read.filters, read.indices, read.wanted) == ((), None, wanted(DISABLED))
+    assert (read.filters, read.indices, read.desired) == ((), None, wanted(DISABLED))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_devices_are_indices(devices: str, expected: tuple[int, ...]) -> None:
 def test_mig_devices_are_counted_by_profile(devices: str, expected: model.DesiredGpu) -> None:
     for mode in ("true", "on"):
         text = enabled(devices).replace("true", mode)
-        assert parse(text).layout("x").rules[0].wanted == expected
+        assert parse(text).layout("x").rules[0].desired == expected
 
 
 def test_a_rule_knows_where_it_and_its_profiles_are_written() -> None:

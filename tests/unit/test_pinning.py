@@ -124,7 +124,7 @@ def test_a_pin_is_parsed_in_any_spelling() -> None:
     )
     assert one == other
     assert one.content_hash == other.content_hash != moved.content_hash
-    counts = {str(profile): n for profile, n in one.rules[0].wanted.counts.items()}
+    counts = {str(profile): n for profile, n in one.rules[0].desired.counts.items()}
     assert counts == {"2c.3g.20gb": 1, "1g.5gb": 3}
 
 

@@ -51,9 +51,9 @@ def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) 
     assert fits.keys() == made.keys()
     for layout, (shown,) in fits.items():
         (rule,) = made[layout].rules
-        expected = {str(profile): count for profile, count in rule.wanted.devices}
+        expected = {str(profile): count for profile, count in rule.desired.devices}
         assert status.device_counts(shown) == expected
-        assert shown.current_mode is rule.wanted.mode
+        assert shown.current_mode is rule.desired.mode
 
 
 def test_no_layout_is_generated_for_gpus_without_mig() -> None:

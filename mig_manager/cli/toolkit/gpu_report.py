@@ -98,7 +98,7 @@ def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
 def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     """Draw a change, its counts and the affected pods."""
     blocks = [
-        picture.draw_change(result.gpus, result.plan, selected=result.wanted.keys(), style=style)
+        picture.draw_change(result.gpus, result.plan, selected=result.desired.keys(), style=style)
     ]
     blocks += _unreachable(result.gpus, style)
     if is_wide and not result.plan.is_empty:
@@ -160,7 +160,7 @@ def difference(result: plans.Planned) -> str:
     """Say how the first GPU differs from the layout, and how many others do."""
     by_uuid = {gpu.uuid: gpu for gpu in result.gpus}
     first, *others = [by_uuid[each.gpu_uuid] for each in result.plan.gpus if each.steps]
-    layout = result.wanted[first.uuid]
+    layout = result.desired[first.uuid]
     is_enabled = layout.mode is model.MigMode.ENABLED
     present = picture.summarise(first)
     requested = picture.counted(layout.counts) if is_enabled else picture.WHOLE

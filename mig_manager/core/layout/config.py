@@ -92,14 +92,14 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> Rule:
             filters.setdefault(_filter(item, diagnostics), item.location)
     indices, identities = _gpus(fields.required(node, "devices", example="all"), diagnostics)
     mode = _mode(fields.required(node, "mig-enabled", example="true"))
-    wanted, locations = _devices(node, mode, diagnostics)
+    desired, locations = _devices(node, mode, diagnostics)
     return Rule(
         # As text: None and a number do not compare.
         filters=tuple(sorted(filters, key=str)),
         filter_locations=filters,
         indices=indices,
         identities=identities,
-        wanted=wanted,
+        desired=desired,
         location=node.location,
         profile_locations=locations,
     )

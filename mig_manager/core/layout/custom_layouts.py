@@ -70,14 +70,14 @@ class Written:
     content_hash: str  # of its layout, as in the agent's status
 
 
-def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Written:
+def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Written:
     """Return a document that requests these states of GPUs, by UUID, and evicts no pod.
 
     GPUs with equal states share a rule. An ``addition`` to the layout's name makes a new request
     for the same states.
     """
     uuids_of: dict[model.DesiredGpu, list[str]] = {}
-    for uuid, goal in wanted.items():
+    for uuid, goal in desired.items():
         uuids_of.setdefault(goal, []).append(uuid)
     nowhere = errors.Location(source="partitioner", line=0, column=0)
     rules = tuple(
@@ -85,7 +85,7 @@ def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Wr
             filters=(),
             indices=(),
             identities=tuple(sorted(uuids)),
-            wanted=goal,
+            desired=goal,
             location=nowhere,
         )
         for goal, uuids in sorted(uuids_of.items(), key=lambda item: min(item[1]))

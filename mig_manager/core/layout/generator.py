@@ -94,7 +94,7 @@ def _layout(name: str, rules: _Rules, kinds: Sequence[GpuKind]) -> layouts.Layou
         rule = layouts.Rule(
             filters=tuple(sorted(filters, key=str)),
             indices=None,
-            wanted=model.DesiredGpu.of(
+            desired=model.DesiredGpu.of(
                 model.MigMode.DISABLED if counts is None else model.MigMode.ENABLED,
                 dict(counts or ()),
             ),

@@ -133,7 +133,7 @@ class Rule:
     """Indices among all GPUs of the node, filtered or not. None: all. Sorted, unique."""
     identities: tuple[str, ...] = ()
     """Further GPUs by UUID or PCI address, as ``model.Gpu`` has them. Sorted, unique."""
-    wanted: model.DesiredGpu
+    desired: model.DesiredGpu
     location: errors.Location = dataclasses.field(compare=False)
     profile_locations: Mapping[model.Profile, errors.Location] = dataclasses.field(
         compare=False, default_factory=dict
@@ -181,8 +181,11 @@ class Layout:
             (
                 [str(each) for each in rule.filters],
                 None if rule.indices is None else [*rule.indices, *rule.identities],
-                rule.wanted.mode.value,
-                [(str(each), count) for each, count in (*rule.wanted.devices, *rule.wanted.pins)],
+                rule.desired.mode.value,
+                [
+                    (str(each), count)
+                    for each, count in (*rule.desired.devices, *rule.desired.pins)
+                ],
             )
             for rule in self.rules
         ]
@@ -237,14 +240,14 @@ def render(layouts: Iterable[Layout]) -> dict[str, object]:
         for rule in layout.rules:
             filters = list(map(str, rule.filters))
             first = {"device-filter": filters[0] if len(filters) == 1 else filters}
-            instances = (*rule.wanted.devices, *rule.wanted.pins)
+            instances = (*rule.desired.devices, *rule.desired.pins)
             configs[layout.name].append(
                 (first if filters else {})
                 | {
                     "devices": "all"
                     if rule.indices is None
                     else [*rule.indices, *rule.identities],
-                    "mig-enabled": rule.wanted.mode is model.MigMode.ENABLED,
+                    "mig-enabled": rule.desired.mode is model.MigMode.ENABLED,
                     "mig-devices": {str(each): count for each, count in instances},
                 }
             )
@@ -267,14 +270,14 @@ def export(gpus: Sequence[model.Gpu], *, name: str, has_placements: bool = False
     is_uniform = len(groups) == 1 or len({gpu.pci_device_id for gpu in gpus}) == 1
     location = errors.Location(source="exported", line=0, column=0)
     rules = []
-    for wanted, members in groups.items():
+    for desired, members in groups.items():
         ids = sorted({gpu.pci_device_id for gpu in members})
         is_all = len(members) == sum(gpu.pci_device_id in ids for gpu in gpus)
         rules.append(
             Rule(
                 filters=() if is_uniform else tuple(DeviceFilter(device_id=each) for each in ids),
                 indices=None if is_all else tuple(sorted(gpu.index for gpu in members)),
-                wanted=wanted,
+                desired=desired,
                 location=location,
             )
         )
@@ -315,7 +318,7 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
     for problem, location, _ in () if layout.is_lenient else _problems(layout, gpus, deciding):
         problem.locate(location)
         raise problem
-    return {uuid: rule.wanted for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
+    return {uuid: rule.desired for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
 def unrestored_elsewhere(
@@ -403,7 +406,7 @@ def _problems(
         yield none, layout.location, "nothing is done"
     is_any_capable = any(gpu.is_mig_capable for gpu, _ in deciding.values())
     for gpu, rule in deciding.values():
-        is_wanted = rule.wanted.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
+        is_wanted = rule.desired.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
         if is_wanted and (rule.indices is not None or not is_any_capable):
             message = f"enables MIG on {gpu}, which has no MIG"
             not_capable = problem(message, errors.Reason.NOT_MIG_CAPABLE)

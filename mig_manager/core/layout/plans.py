@@ -57,7 +57,7 @@ class Planned:
 
     layout: str
     gpus: model.ObservedGpus
-    wanted: Mapping[str, model.DesiredGpu]
+    desired: Mapping[str, model.DesiredGpu]
     """By UUID, only of selected GPUs."""
     plan: steps.Plan
     users: Mapping[str, tuple[str, ...]]
@@ -95,7 +95,7 @@ class Planned:
     @property
     def unserved(self) -> Mapping[resources.Strategy, str]:
         """MIG strategies with which the device plugin would exit, and why."""
-        return resources.strategy_refusals(resources.gpu_layouts(self.gpus, self.wanted))
+        return resources.strategy_refusals(resources.gpu_layouts(self.gpus, self.desired))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -171,20 +171,20 @@ def plan(
     Raises:
         LayoutError: The layout is impossible on these GPUs.
     """
-    wanted = config.select(layout, observed)
+    desired = config.select(layout, observed)
     if scope is Scope.MODE_ONLY:
         modes = {gpu.uuid: gpu.current_mode for gpu in observed}
-        wanted = {
-            uuid: model.DesiredGpu(mode=desired.mode)
-            for uuid, desired in wanted.items()
-            if modes[uuid] is not desired.mode
+        desired = {
+            uuid: model.DesiredGpu(mode=goal.mode)
+            for uuid, goal in desired.items()
+            if modes[uuid] is not goal.mode
         }
     with layouts.located(layout, observed):
-        changes = planner.plan(observed, wanted)
+        changes = planner.plan(observed, desired)
     return Planned(
         layout=layout.name,
         gpus=observed,
-        wanted=wanted,
+        desired=desired,
         plan=changes,
         users=users or {},
         overlooked=layouts.lenient_warnings(layout, observed),

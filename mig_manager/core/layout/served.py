@@ -63,16 +63,16 @@ def fitting(
     idle = [gpu_codec.idle(gpu) for gpu in gpus]
     for layout in candidates:
         try:
-            wanted = layouts.select(layout, idle)
-            plan = planner.plan(idle, wanted)
+            desired = layouts.select(layout, idle)
+            plan = planner.plan(idle, desired)
         except errors.LayoutError:
             continue
         targets = {each.gpu_uuid: each.target for each in plan.gpus}
-        selected = (gpu for gpu in idle if gpu.uuid in wanted)
+        selected = (gpu for gpu in idle if gpu.uuid in desired)
         yield FittingLayout(
             layout=layout,
             gpus=tuple(
-                _with(gpu, wanted[gpu.uuid].mode, targets.get(gpu.uuid, ())) for gpu in selected
+                _with(gpu, desired[gpu.uuid].mode, targets.get(gpu.uuid, ())) for gpu in selected
             ),
         )
 

@@ -212,7 +212,7 @@ class _Case:
         """The layouts of the node's GPUs, or of one template for every rule."""
         if self.node is not None:
             return resources.gpu_layouts(self.node, config.select(self.layout, self.node))
-        return [resources.gpu_layout(f"some {self.product}", rule.wanted) for rule in self.rules]
+        return [resources.gpu_layout(f"some {self.product}", rule.desired) for rule in self.rules]
 
     def verdict(self, fit: Fit, why: str = "") -> ProductFit:
         return ProductFit(

@@ -54,7 +54,7 @@ def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
 
 
 def desired_counts(
-    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.DesiredGpu], strategy: "Strategy"
+    gpus: Iterable[model.Gpu], desired: Mapping[str, model.DesiredGpu], strategy: "Strategy"
 ) -> dict[str, int]:
     """Count the devices of each resource once desired GPUs, by UUID, are applied.
 
@@ -64,11 +64,11 @@ def desired_counts(
     for gpu in gpus:
         if gpu.name in DISPLAYS:
             continue
-        gpu_wanted = wanted.get(gpu.uuid)
-        if gpu_wanted is None or gpu_wanted.mode is not model.MigMode.ENABLED:
+        gpu_desired = desired.get(gpu.uuid)
+        if gpu_desired is None or gpu_desired.mode is not model.MigMode.ENABLED:
             devices[GPU] += 1
             continue
-        for profile, count in gpu_wanted.counts.items():
+        for profile, count in gpu_desired.counts.items():
             if name := GPU if strategy is Strategy.SINGLE else of_profile(profile):
                 devices[name] += count
     return dict(devices)
@@ -362,12 +362,12 @@ class GpuLayout:
 
 
 def gpu_layouts(
-    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.DesiredGpu]
+    gpus: Iterable[model.Gpu], desired: Mapping[str, model.DesiredGpu]
 ) -> tuple[GpuLayout, ...]:
     """Return the layout of a node's GPUs once these desired GPUs, by UUID, are applied."""
     return tuple(
-        gpu_layout(f"GPU {gpu.index}", wanted[gpu.uuid])
-        if gpu.uuid in wanted
+        gpu_layout(f"GPU {gpu.index}", desired[gpu.uuid])
+        if gpu.uuid in desired
         else GpuLayout(
             name=f"GPU {gpu.index}",
             is_enabled=gpu.current_mode is model.MigMode.ENABLED,
@@ -378,10 +378,10 @@ def gpu_layouts(
     )
 
 
-def gpu_layout(name: str, wanted: model.DesiredGpu) -> GpuLayout:
+def gpu_layout(name: str, desired: model.DesiredGpu) -> GpuLayout:
     """Return the layout of a desired GPU."""
-    is_enabled = wanted.mode is model.MigMode.ENABLED
-    return GpuLayout(name=name, is_enabled=is_enabled, profiles=wanted.counts)
+    is_enabled = desired.mode is model.MigMode.ENABLED
+    return GpuLayout(name=name, is_enabled=is_enabled, profiles=desired.counts)
 
 
 def strategy_refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:

@@ -21,7 +21,7 @@ from mig_manager.core.records import checkpoint
 
 def plan(
     gpus: Sequence[model.Gpu],
-    wanted: Mapping[str, model.DesiredGpu],
+    desired: Mapping[str, model.DesiredGpu],
     *,
     busy: frozenset[str] = frozenset(),
 ) -> steps.Plan:
@@ -29,7 +29,7 @@ def plan(
 
     Args:
         gpus: The observed GPUs, in any order; the plan sorts them by index.
-        wanted: By GPU UUID; other GPUs are not touched.
+        desired: By GPU UUID; other GPUs are not touched.
         busy: UUIDs of MIG devices in use; the plan destroys as few of them as possible.
 
     Raises:
@@ -37,13 +37,13 @@ def plan(
             (DOES_NOT_FIT), has no MIG (NOT_MIG_CAPABLE), is a vGPU that only its host can
             partition (NOT_SUPPORTED), or is not among ``gpus`` (NO_GPU_MATCHES).
     """
-    missing = sorted(wanted.keys() - {gpu.uuid for gpu in gpus})
+    missing = sorted(desired.keys() - {gpu.uuid for gpu in gpus})
     if missing:
         problem = f"GPU {missing[0]} is not on this node"
         raise errors.LayoutError(problem, reason=errors.Reason.NO_GPU_MATCHES)
     finder = search.Search(busy)
     plans = [
-        _plan_gpu(gpu, wanted[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in wanted
+        _plan_gpu(gpu, desired[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in desired
     ]
     changes = steps.Plan(gpus=tuple(p for p in plans if p))
     refuse_on_vgpus(gpus, changes)

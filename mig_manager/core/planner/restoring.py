@@ -139,11 +139,11 @@ def _repaired(
         if _profiles(now) == _profiles(old):
             return search.unchanged(position, now)
         return search.Stay(position=position, kept=(), added=_inside(gpu, old))
-    wanted = {(ci.profile, ci.placement) for ci in old.compute_instances}
+    desired = {(ci.profile, ci.placement) for ci in old.compute_instances}
     has = [(ci.profile, ci.placement) for ci in now.compute_instances]
     return search.Stay(
         position=position,
-        kept=tuple(i for i, each in enumerate(has) if each in wanted),
+        kept=tuple(i for i, each in enumerate(has) if each in desired),
         added=tuple(ci for ci in _inside(gpu, old) if (ci.profile, ci.placement) not in has),
     )
 

@@ -118,10 +118,10 @@ def _is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> b
     free: collections.Counter[model.Profile] = collections.Counter()
     for gi in live:
         inside = collections.Counter(ci.profile for ci in gi.compute_instances)
-        wanted = pinned.pop((gi.profile, gi.placement.start), None)
-        if not inside or wanted not in (None, inside):
+        pinned_content = pinned.pop((gi.profile, gi.placement.start), None)
+        if not inside or pinned_content not in (None, inside):
             return False
-        free += inside if wanted is None else collections.Counter()
+        free += inside if pinned_content is None else collections.Counter()
     return not pinned and free == dict(desired.devices)
 
 
