@@ -52,6 +52,7 @@ def drain_pods(
         The drain, and the node's pods after it.
 
     Raises:
+        ClusterError: The API refused or does not answer.
         DrainError: The deadline passed.
         MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
         Superseded: Another layout is requested, or the agent stops.
@@ -68,7 +69,9 @@ def evict_or_refuse(
     pod_drain: drain.Drain,
     listed: tuple[cluster.Pod, ...],
 ) -> tuple[cluster.Pod, ...]:
-    """Drain pods that meanwhile got a device to be removed; raises as ``drain_pods``.
+    """Evict the pods that use devices to be removed, or refuse the change if none may be evicted.
+
+    Raises as ``drain_pods``.
 
     Returns:
         The node's pods: ``listed``, or a newer list.
@@ -86,9 +89,13 @@ def pause_clients(
     pod_drain: drain.Drain,
     pods: tuple[cluster.Pod, ...],
 ) -> pausing.Paused:
-    """Pause the GPU clients, so that no pod gets a device any more; raises as ``drain_pods``.
+    """Pause the GPU clients, so that no pod gets a device any more.
 
     ``pods`` are the node's pods after the drain.
+
+    Raises:
+        NotReadyError: IN_USE: paused pods did not stop before the deadline.
+        MigManagerError: As ``drain_pods``.
     """
     clients = job.clients.pause(
         change.plan,

@@ -207,7 +207,7 @@ class LabelRequest:
         self.check()
 
     def pause(self, seconds: float) -> None:
-        """Sleep until the cluster changes; raise ``Superseded`` as ``wait``."""
+        """Sleep until the cluster changes; raise ``Superseded`` if the request is superseded."""
         self.on_check()
         self.inbox.pause(self.generation, seconds)
         self.check()

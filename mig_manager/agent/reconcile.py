@@ -256,7 +256,12 @@ class Reconciler:
             self.capacity.note_gpus(job.status.gpus)
 
     def _undo(self, before: journals.Journal) -> None:
-        """Roll back and restore all entries of a journal; raises as ``recover``."""
+        """Roll back and restore all entries of a journal.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            LockedError: Another manager is at work; nothing was undone.
+        """
         name = before.config or "a layout"
         with self._attempt(jobs.Request(config=before.config), before) as job:
             resumed = job.undo_stack.journal

@@ -137,7 +137,11 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
 
 
 def observe_once(job: jobs.Job, resolved: Resolved) -> model.ObservedGpus:
-    """Return the GPUs observed for the layout, or observe them; raises as ``observe``."""
+    """Return the GPUs observed for the layout, or observe them.
+
+    Raises:
+        HardwareError: No GPU can be observed.
+    """
     return observe(job) if resolved.observed is None else resolved.observed
 
 

@@ -36,7 +36,7 @@ class HookPoints:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no hooks; raises as ``load``."""
+        """Whether there are no hooks; ConfigError: the file cannot be read or is invalid."""
         return not self._table
 
     @property

@@ -128,7 +128,7 @@ class UndoStack:
     config: str = ""  # the layout that the next change applies
 
     def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
-        """Write the snapshot that a rollback restores; raises as ``note``."""
+        """Write the snapshot that a rollback restores; UsageError: it cannot be written."""
         self.note(config=self.config, snapshot=before)
 
     def begin_rollback(self) -> None:

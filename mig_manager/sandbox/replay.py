@@ -51,7 +51,12 @@ def node(spec: str) -> Node:
 
 
 def rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the catalogue's rows for the GPUs of a capture; raises as ``node``."""
+    """Return the catalogue's rows for the GPUs of a capture.
+
+    Raises:
+        UsageError: The file is no capture.
+        ConfigError: It cannot be read.
+    """
     with _parsing(path) as data:
         return captured.rows(data)
 

@@ -53,7 +53,12 @@ class Options:
 
     @property
     def node(self) -> str:
-        """The GPUs for the simulated driver; raises as ``replay.node``."""
+        """The GPUs for the simulated driver.
+
+        Raises:
+            UsageError: The file is no capture.
+            ConfigError: It cannot be read.
+        """
         return replay.node(self.spec).spec
 
     @property

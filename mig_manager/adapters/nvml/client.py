@@ -107,6 +107,9 @@ class _Worker:
 class WorkerGpus(standbys.Standby):
     """Implements ``ports.Gpus``: each call in a process of its own; for one thread at a time.
 
+    Every call raises HardwareError, also NVML_TIMEOUT if the worker did not answer in time and
+    NVML_ERROR if a signal killed it.
+
     As ``standbys.Standby`` it starts the process of the next call ahead, which imports what it
     needs and waits without touching the driver.
     """
@@ -136,10 +139,7 @@ class WorkerGpus(standbys.Standby):
             self._end(worker)
 
     def observe(self) -> model.ObservedGpus:
-        """Return every GPU, ascending by index.
-
-        NVML_TIMEOUT: the worker did not answer in time. NVML_ERROR: a signal killed it.
-        """
+        """Return every GPU, ascending by index."""
         with self._timed("observe"):
             gpus = self._identified(self._ask(("observe",)))
         self._observed = gpus
@@ -147,7 +147,7 @@ class WorkerGpus(standbys.Standby):
         return gpus
 
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Execute a plan; after the errors of ``observe`` it is unknown which steps were done."""
+        """Execute a plan; if the worker did not answer, it is unknown which steps were done."""
         uuids = {gpu.gpu_uuid for gpu in plan.gpus}
         # The worker lists their instances again, so only lasting facts are sent.
         known = tuple(
@@ -161,17 +161,17 @@ class WorkerGpus(standbys.Standby):
         return gpus
 
     def inspect(self) -> steps.Inspection:
-        """Return the driver's versions and the GPU processes; raises as ``observe`` does."""
+        """Return the driver's versions and the GPU processes."""
         inspection: steps.Inspection = self._ask(("inspect",))
         return inspection
 
     def survey(self) -> "surveys.Survey":
-        """Return what each NVML function answers for each GPU; raises as ``observe`` does."""
+        """Return what each NVML function answers for each GPU."""
         found: surveys.Survey = self._ask(("survey",))
         return found
 
     def processes(self) -> dict[str, tuple[steps.GpuProcess, ...]]:
-        """Return the processes of each GPU that answers, by UUID; raises as ``observe`` does."""
+        """Return the processes of each GPU that answers, by UUID."""
         return dict(self.inspect().processes)
 
     def _identified(self, observed: model.ObservedGpus) -> model.ObservedGpus:

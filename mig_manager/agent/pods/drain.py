@@ -142,9 +142,10 @@ class Drain:
         return end.usage.pods
 
     def require_done(self, usage: gpu_use.Usage) -> None:
-        """Fail if a pod uses an affected device again; never evict; raises as ``Workloads.list``.
+        """Fail if a pod uses an affected device again; never evict.
 
         Raises:
+            ClusterError: The API refused or does not answer.
             DrainError: Names the pods; the node is not kept closed.
         """
         pods = self.remaining(usage, self.evictions.workloads.list())

@@ -56,6 +56,7 @@ class GpuClients:
         the DRA driver is paused, while pods with claims can end.
 
         Raises:
+            ClusterError: The API refused or does not answer.
             NotReadyError: IN_USE: paused pods did not stop before the deadline.
             Superseded: Another layout is requested, or the agent stops.
         """
@@ -84,7 +85,11 @@ class GpuClients:
         view: cluster.NodeView,
         undo_stack: undo.UndoStack,
     ) -> pausing.Pause:
-        """Pause the clients chosen for the node's current state; raises as ``pause``."""
+        """Pause the clients chosen for the node's current state.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
         before = undo_stack.journal
         pause = choose(view)
 

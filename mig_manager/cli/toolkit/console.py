@@ -109,7 +109,12 @@ class Console:
         self.write(text if text.endswith("\n") else f"{text}\n")
 
     def write(self, content: str | bytes) -> None:
-        """Write an answer unchanged; raises as ``say``."""
+        """Write an answer unchanged.
+
+        Raises:
+            AnswerLostError: It cannot be written.
+            BrokenPipeError: The reader has ended.
+        """
         try:
             if isinstance(content, str):
                 self.stdout.write(_encodable(self.stdout, content))

@@ -284,7 +284,7 @@ class Session:
         return event_set
 
     def free_event_set(self, argument: Any) -> None:
-        """Free an event set; raises as ``event_set``."""
+        """Free an event set; INVALID_ARGUMENT: unknown or freed."""
         self.event_set(argument)
         with self._lock:
             self._event_sets.pop(_address(argument), None)

@@ -94,7 +94,7 @@ class SharedState:
         return self.read_uncached()
 
     def read_uncached(self) -> states.MachineState:
-        """Return the present state, past the cache; raises as ``read``."""
+        """Return the present state, past the cache; FileNotFoundError: the file is missing."""
         writes = self._count_writes()
         version = _version(self.path.stat())
         cached = self._cached
