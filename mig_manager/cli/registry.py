@@ -311,16 +311,23 @@ _ROWS = (
         about="""
         Check GPUs before you trust mig-manager with them.
 
-        It calls every NVML function that mig-manager uses and changes nothing on a GPU, and
-        compares the answers with the product in the catalogue and with the simulated driver. It
-        names every difference and its consequence. The file has no UUID, serial number, PCI
-        address or host name: attach it to a report.
+        It calls the NVML functions that mig-manager uses and changes nothing on a GPU. It compares
+        the answers with the product in the catalogue and with the simulated driver, and names
+        every difference and its consequence. The file has no UUID, serial number, PCI address or
+        host name: attach it to a report.
+
+        --change-gpu also plays a course of changes on one idle GPU: every profile at every
+        placement, full layouts, instances of another program, and a killed worker. It asks first,
+        and restores the GPU at the end. After a kill the next 'apply' or 'restore' does.
 
         $ mig-manager acceptance
         As root, on a machine with GPUs.
 
         $ mig-manager acceptance --simulate 8xA100-SXM4-40GB
         See what it does without a GPU.
+
+        $ mig-manager acceptance --change-gpu GPU-a8af8a77-5ba8-f7ca-b4f2-d97e0c1c3d4f
+        With the course on this GPU.
 
         exit 0: no difference
 

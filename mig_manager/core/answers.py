@@ -335,6 +335,14 @@ class Difference(TypedDict):
     consequence: str
 
 
+class CourseStage(TypedDict):
+    """A stage of the course on a GPU."""
+
+    name: str
+    outcome: Annotated[str, "core.acceptance.stages.Outcome"]
+    why: str  # empty: done
+
+
 class Acceptance(TypedDict):
     """Answer of 'mig-manager acceptance'."""
 
@@ -348,6 +356,7 @@ class Acceptance(TypedDict):
     not_called: dict[
         str, str
     ]  # NVML functions that mig-manager uses, and why they were not called
+    course: list[CourseStage] | None  # null: without --change-gpu
     library: dict[str, list[str]]  # the answers of functions that concern no GPU
     gpus: list[CapturedGpu]
 

@@ -28,8 +28,8 @@ DEBUG = options.Option(
     default=False,
 )
 CHANGE = "the change"
-_CHANGES = "apply boot restore"
-_WITH_GPUS = f"acceptance status plan {_CHANGES} assert export generate-config checkpoint validate"
+_CHANGES = "acceptance apply boot restore"
+_WITH_GPUS = f"status plan {_CHANGES} assert export generate-config checkpoint validate"
 
 
 class Colour(enum.Enum):

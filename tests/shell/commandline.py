@@ -59,14 +59,18 @@ def run(
     environ: Mapping[str, str],
     *,
     command: Main = main.main,
-    stdin: str = "",
+    stdin: str | Terminal = "",
     stdout: TextIO | None = None,
     program: str = registry.PROGRAM.name,
 ) -> Answer:
     """Run a command line in this process."""
     out, err = stdout or io.StringIO(), io.StringIO()
     terminal = console.Console(
-        stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=environ, program=program
+        stdin=io.StringIO(stdin) if isinstance(stdin, str) else stdin,
+        stdout=out,
+        stderr=err,
+        environ=environ,
+        program=program,
     )
     status = command(argv, terminal)
     written = out.getvalue() if type(out) in (io.StringIO, Terminal) else ""  # type: ignore[attr-defined]

@@ -56,7 +56,14 @@ class Node:
 
     def arguments(self, *argv: str) -> list[str]:
         """Return a command's arguments, with the options for this node."""
-        has_file = argv[0] not in {"boot", "checkpoint", "export", "restore", "status"}
+        has_file = argv[0] not in {
+            "acceptance",
+            "boot",
+            "checkpoint",
+            "export",
+            "restore",
+            "status",
+        }
         file = ["-f", str(self.layouts)] if has_file else []
         return [*argv, "--simulate-state", str(self.path), *file]
 

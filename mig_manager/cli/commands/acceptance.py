@@ -1,5 +1,6 @@
 """``mig-manager acceptance``: compare this machine's GPUs with what mig-manager expects."""
 
+import collections
 import functools
 import json
 import pathlib
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING
 import mig_manager
 from mig_manager.adapters.host import files
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.cli.commands import gpu_access, settings
+from mig_manager.cli.commands import acceptance_course, gpu_access, settings
 from mig_manager.cli.toolkit import console, program, tables
 from mig_manager.core import bar, messages, model, node_settings
 from mig_manager.core.acceptance import differences as compared
+from mig_manager.core.acceptance import stages
 from mig_manager.core.acceptance import survey as surveys
 from mig_manager.sandbox import replay, twin
-from mig_manager.sandbox.driver import worker as simulated_worker
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -36,25 +37,26 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     Raises:
         HardwareError: The driver does not answer.
         UsageError: The file cannot be written.
+        MigManagerError: As ``acceptance_course.play``.
     """
     chosen = settings.acceptance_settings(parsed, terminal.environ)
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     if chosen.row_source is not None:
         terminal.say(catalogue_rows(chosen.row_source))
         return console.DONE
-    gpu_access.prepare_simulation(chosen.gpus, terminal.note)
-    command = nvml_worker.worker_command(
-        library_path=chosen.gpus.library_path,
-        driver_roots=chosen.gpus.driver_roots,
-        program=simulated_worker.program(chosen.gpus.simulate_state),
-    )
-    gpus = nvml_worker.WorkerGpus(command=command, timeout_s=chosen.gpu_timeout_s)
-    answer = report(gpus.survey(), timeout_s=chosen.gpu_timeout_s)
+    access = gpu_access.GpuAccess("acceptance", chosen, terminal)
+    deps = access.dependencies()
+    assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
+    survey, course = deps.gpus.survey(), None
+    if chosen.changed_gpu is not None:
+        course = acceptance_course.play(chosen, survey, deps, access, terminal)
+        survey = course.survey
+    answer = report(survey, course, timeout_s=chosen.gpu_timeout_s)
     text = console.answered(answer, "json")
-    if chosen.output_file == _STANDARD_OUTPUT:
+    if chosen.answer_file == _STANDARD_OUTPUT:
         terminal.say(text)
     else:
-        path = chosen.output_file or _FILE
+        path = chosen.answer_file or _FILE
         files.write_output(path, text)
         terminal.say(bar.harmless(summary(answer, path, terminal.style(chosen.colour))))
     return console.FAILED if answer["differences"] else console.DONE
@@ -70,7 +72,9 @@ def catalogue_rows(path: pathlib.Path) -> str:
     return "\n".join(dict.fromkeys(map(json.dumps, replay.rows(path))))
 
 
-def report(survey: surveys.Survey, *, timeout_s: float) -> "answers.Acceptance":
+def report(
+    survey: surveys.Survey, course: acceptance_course.Played | None = None, *, timeout_s: float
+) -> "answers.Acceptance":
     """Compare surveyed GPUs with simulated ones.
 
     Raises:
@@ -90,6 +94,7 @@ def report(survey: surveys.Survey, *, timeout_s: float) -> "answers.Acceptance":
                 number, gpu, expected.gpus[number], instance_ids=_instance_ids(gpu)
             )
         ),
+        *(stages.failed(course.gpu, course.stages) if course else ()),
     ]
     return {
         "kind": "Acceptance",
@@ -102,6 +107,7 @@ def report(survey: surveys.Survey, *, timeout_s: float) -> "answers.Acceptance":
         "not_called": {
             function: why for function, why in surveys.NOT_CALLED.items() if function not in called
         },
+        "course": [each.to_data() for each in course.stages] if course else None,
         "library": library,
         "gpus": captured,
     }
@@ -132,6 +138,10 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
         style.wrapped(each, indent="  ", further="    ")
         for each in _grouped(answer["differences"])
     ]
+    if answer["course"] is not None:
+        counts = collections.Counter(each["outcome"] for each in answer["course"])
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        lines.append(f"course: {outcomes}")
     slowest = sorted(answer["latencies"], key=lambda each: -each["median_ms"])[:_SLOWEST]
     lines.append("slowest functions, median in ms:")
     lines += [f"  {each['median_ms']:9.3f}  {each['function']}" for each in slowest]

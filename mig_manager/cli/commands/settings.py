@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
@@ -14,6 +14,9 @@ from mig_manager.core import host_settings, node_settings, options
 OUTPUT = "output"  # heading in help
 _PROC = pathlib.Path("/proc")
 _STANDARD_OUTPUT = pathlib.Path("-")
+
+
+_Settings = TypeVar("_Settings", bound="CommandSettings")
 
 
 class OutputFormat(enum.Enum):
@@ -229,7 +232,7 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         "ask this kubelet which pods use the devices, such as "
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         default_text="none; 'status --watch' asks kubelet anyway",
-        commands="plan status",
+        commands="acceptance plan status",
     )
     gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
     search_path: str  # where to search for a hook's program, as in ``PATH``
@@ -270,10 +273,10 @@ class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AcceptanceSettings(TerminalSettings, node_settings.NodeSettings):
+class AcceptanceSettings(CommandSettings):
     """Settings of ``acceptance``."""
 
-    output_file: pathlib.Path | None = options.path(
+    answer_file: pathlib.Path | None = options.path(
         "file to write, '-' for standard output",
         name="output",
         short="o",
@@ -285,9 +288,15 @@ class AcceptanceSettings(TerminalSettings, node_settings.NodeSettings):
         name="as-catalogue-row",
         has_variable=False,
     )
-    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
-    roots: host_settings.HostRoots = options.nested(
-        host_settings.RootOptions, "driver-root", group="GPUs"
+    changed_gpu: str | None = options.text(
+        "also play a course of changes on this idle GPU, and restore it",
+        name="change-gpu",
+        metavar="UUID",
+        has_variable=False,
+        group=node_settings.CHANGE,
+    )
+    is_confirmed: bool = options.switch(
+        "do not ask before the course", name="yes", has_variable=False, group=node_settings.CHANGE
     )
 
 
@@ -366,27 +375,33 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     Raises:
         UsageError: A value cannot be used, or contradicts another.
     """
+    return _command_settings(CommandSettings, parsed, environ)
+
+
+def _command_settings(
+    kind: type[_Settings], parsed: Mapping[str, object], environ: Mapping[str, str]
+) -> _Settings:
     source = options.Source(parsed, environ)
-    values = source.values(CommandSettings)
+    values = source.values(kind)
     gpus = node_settings.gpu_access(source)
     values |= node_settings.node_files(source, gpus) | {"colour": colour(source)}
     match source.command:
         case "boot":
             # At boot, no person can run it again.
             values["idle_timeout_s"] = values["in_use_timeout_s"]
-        case "apply" | "restore":
+        case "acceptance" | "apply" | "restore":
             pass
         case _:
             values["in_use_timeout_s"] = 0.0  # only a change retries
     node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
-    if values["config_file"] is None and source.command != "boot":
+    if values["config_file"] is None and source.command not in ("acceptance", "boot"):
         # A boot must not depend on another program's variable.
         of_pod = settings.layouts_of_pod(source, is_lenient=values["is_lenient"])
         if of_pod:
             values["config_file"], values["pods_layouts"] = of_pod
     if values["output_file"] == _STANDARD_OUTPUT:
         values["output_file"] = None
-    return CommandSettings(
+    return kind(
         **values,
         layouts=_layouts(source),
         gpus=gpus,
@@ -436,16 +451,8 @@ def doctor_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) ->
 def acceptance_settings(
     parsed: Mapping[str, object], environ: Mapping[str, str]
 ) -> AcceptanceSettings:
-    """Read the settings of ``acceptance``.
-
-    Raises:
-        UsageError: A value cannot be used.
-    """
-    source = options.Source(parsed, environ, command="acceptance")
-    values = source.values(AcceptanceSettings) | {"colour": colour(source)}
-    gpus = node_settings.gpu_access(source)
-    values |= node_settings.node_files(source, gpus)
-    return AcceptanceSettings(**values, gpus=gpus, roots=host_settings.host_roots(source))
+    """Read the settings of ``acceptance``; raises as ``command_settings``."""
+    return _command_settings(AcceptanceSettings, parsed, environ)
 
 
 def bundle_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> BundleSettings:

@@ -41,9 +41,14 @@ class Subject(enum.Enum):
     RULE = "rule"
     ANSWER = "answer"
     FUNCTION = "function"
+    COURSE = "course"
 
 
 USUAL: Mapping[Subject, tuple[Effect, str]] = {
+    Subject.COURSE: (
+        Effect.CHANGES,
+        "Such a change fails on this GPU, and is rolled back.",
+    ),
     Subject.PRODUCT: (
         Effect.SIMULATION,
         (

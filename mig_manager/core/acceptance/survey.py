@@ -92,11 +92,13 @@ class Survey:
     nvml_version: str
     gpus: tuple[SurveyedGpu, ...]
     calls: tuple[Call, ...]  # that concern no GPU
+    later_calls: tuple[Call, ...] = ()  # of the course, on one GPU
 
     def latencies(self) -> "list[answers.Latency]":
         """Return the time of each function, of successful calls if there are any."""
         by_function: dict[str, list[Call]] = {}
-        for call in (*self.calls, *(call for gpu in self.gpus for call in gpu.calls)):
+        every = (*self.calls, *(call for gpu in self.gpus for call in gpu.calls))
+        for call in (*every, *self.later_calls):
             by_function.setdefault(call.function, []).append(call)
         found: list[answers.Latency] = []
         for function, calls in sorted(by_function.items()):
@@ -111,6 +113,25 @@ class Survey:
                 }
             )
         return found
+
+
+def with_compute_profiles(
+    survey: Survey, uuid: str, rows: Mapping[int, Sequence[model.ComputeInstanceProfile]]
+) -> Survey:
+    """Return the survey with compute-instance profiles that a GPU reported later."""
+
+    def completed(each: SurveyedGpu) -> SurveyedGpu:
+        if each.gpu.uuid != uuid:
+            return each
+        facts = {
+            number: dataclasses.replace(row, compute=tuple((it, None) for it in rows[number]))
+            if row.compute is None and number in rows
+            else row
+            for number, row in each.facts.items()
+        }
+        return dataclasses.replace(each, facts=facts)
+
+    return dataclasses.replace(survey, gpus=tuple(map(completed, survey.gpus)))
 
 
 def capture(survey: Survey) -> "list[answers.CapturedGpu]":

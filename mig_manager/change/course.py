@@ -1,0 +1,311 @@
+"""The fixed course of ``acceptance --change-gpu``: every kind of change, on one idle GPU.
+
+The journal of ``apply`` has the GPU as it was before the course, and the instances that the course
+creates. Whatever ends the course, the GPU is rolled back: here, or by the next command after a
+kill.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.change import local, transaction
+from mig_manager.core import model, steps
+from mig_manager.core.acceptance.stages import Outcome, Stage
+from mig_manager.core.layout import generator
+from mig_manager.core.planner import planner
+from mig_manager.core.records import journals
+
+NAME = "acceptance"  # of the layout in the journal
+_MOST_LAYOUTS = 4  # full layouts, each in two orders
+_KILLED_AFTER = 2  # steps
+_NOT_TRIED = "mig-manager starts no program that uses a device"
+_NO_MIG = "MIG mode could not be enabled"
+
+
+class WorkerKilledError(Exception):
+    """The GPU worker was killed in the middle of a plan, as the course asked."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the course showed."""
+
+    stages: tuple[Stage, ...]
+    compute_profiles: Mapping[int, tuple[model.ComputeInstanceProfile, ...]]
+    """Compute-instance profiles by the enum index of the GPU-instance profile."""
+
+
+KillingAfter = Callable[[int], contextlib.AbstractContextManager[None]]
+"""Makes the context in which the GPU worker is killed after so many steps of a plan, so that the
+change raises ``WorkerKilledError``."""
+
+
+def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter) -> Result:
+    """Play the course on an idle GPU, and restore the GPU whatever happens.
+
+    Never resets a GPU beyond what the driver does by itself when MIG mode changes.
+
+    Raises:
+        GpuInUseError: The GPU has instances; nothing was changed.
+        HardwareError: NVML failed, or (VERIFY_FAILED) the GPU is not as it was before.
+        LayoutError: The GPU has no MIG; nothing was changed.
+        LockedError: Another manager had the lock until the deadline; nothing was changed.
+        UsageError: No such GPU, an earlier change was left unfinished, or lock or journal cannot
+            be written; nothing was changed.
+    """
+    deps = dataclasses.replace(deps, reset=None)
+    with local.hold_lock(deps, f"{NAME} of a GPU"):
+        observed = local.observe(deps)
+        stack = local.open_undo_stack(deps, observed, config=NAME)
+        gpu = require_unused(observed, uuid)
+        if stack.journal.snapshot:
+            raise errors.UsageError(
+                f"the 'apply' of layout '{stack.journal.config}' was left unfinished",
+                remedy="Run 'mig-manager apply' or 'restore' first.",
+            )
+        course = _Course(
+            deps=deps,
+            stack=stack,
+            initial=gpu.snapshot,
+            killing_after=killing_after,
+            observed=observed,
+        )
+        done = []
+        with deps.uninterrupted() as check:
+            try:
+                for stage in course.stages():
+                    done.append(stage)
+                    check()
+            finally:
+                course.undo()
+        return Result(stages=tuple(done), compute_profiles=course.compute_profiles)
+
+
+def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
+    """Return the GPU with this UUID, on which the course may run; raises as ``run``."""
+    gpu = next((each for each in observed if each.uuid == uuid), None)
+    if gpu is None:
+        known = ", ".join(each.uuid for each in observed)
+        raise errors.UsageError(f"no reachable GPU {uuid}; there are {known}")
+    if not gpu.is_mig_capable:
+        raise errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)
+    if gpu.has_pending_mode:
+        raise errors.GpuInUseError(f"{gpu} waits for a reset, after a change of its MIG mode")
+    if gpu.gpu_instances:
+        names = ", ".join(f"{each.profile} at {each.placement}" for each in gpu.gpu_instances)
+        raise errors.GpuInUseError(f"{gpu} has GPU instances ({names}); destroy them first")
+    return gpu
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Course:
+    deps: local.Dependencies
+    stack: local.UndoStack
+    initial: model.GpuSnapshot
+    killing_after: KillingAfter
+    observed: model.ObservedGpus  # after the last change
+    compute_profiles: dict[int, tuple[model.ComputeInstanceProfile, ...]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @property
+    def uuid(self) -> str:
+        return self.initial.uuid
+
+    def stages(self) -> Iterator[Stage]:
+        """Yield the stages as they end."""
+        empty = model.DesiredGpu.of(model.MigMode.ENABLED, {})
+        enabled = self._try("enable MIG mode", lambda: self._change(empty))
+        yield enabled
+        if enabled.outcome is not Outcome.DONE:
+            yield Stage(name="instances", outcome=Outcome.NOT_TRIED, why=_NO_MIG)
+            return
+        profiles = self.gpu.profiles or ()
+        for name, desired in (*_single(profiles), *_full(profiles)):
+            yield self._try(name, lambda desired=desired: self._change(desired))  # type: ignore[misc]
+        yield Stage(name="refusal in use", outcome=Outcome.NOT_TRIED, why=_NOT_TRIED)
+        if pair := _pair(profiles):
+            yield self._try("keep a foreign instance", lambda: self._keep_foreign(*pair))
+        if filled := list(_full(profiles)):
+            killed = filled[-1][1]
+            yield self._try("restore after kill -9", lambda: self._survive_kill(killed))
+        yield self._try("restore the GPU", self.undo)
+
+    def _try(self, name: str, act: Callable[[], object]) -> Stage:
+        try:
+            act()
+        except errors.MigManagerError as error:
+            self.observed = self.deps.gpus.observe()
+            return Stage(name=name, outcome=Outcome.FAILED, why=_described(error))
+        return Stage(name=name)
+
+    @property
+    def gpu(self) -> model.Gpu:
+        """The GPU as last observed; GPU_LOST if it was unreachable then."""
+        gpu = next(iter(self.observed.only([self.uuid])), None)
+        if gpu is None:
+            raise errors.HardwareError("the GPU is unreachable", reason=errors.Reason.GPU_LOST)
+        return gpu
+
+    def _change(self, desired: model.DesiredGpu) -> None:
+        """Bring the GPU to a state as ``apply`` does, and keep the journal of the course."""
+        wanted = {self.uuid: desired}
+        observed = self.observed
+        plan = planner.plan(observed, wanted)
+        if plan.is_empty:
+            return
+        base = self.stack.journal.snapshot
+        before = planner.baseline(plan, observed, base)
+        self.observed, _ = local.new_transaction(self.deps, self.stack).run(
+            plan,
+            observed=observed,
+            replan=lambda after: planner.plan(after, wanted),
+            interrupted=base,
+            unrestored=lambda _after: before,
+        )
+        for row in self.gpu.profiles or ():
+            if row.compute_profiles:
+                self.compute_profiles[row.enum_index] = row.compute_profiles
+
+    def _keep_foreign(self, mine: model.Pin, foreign: model.Pin) -> None:
+        """Check that a rollback names and keeps an instance that its change did not create."""
+        self._change(model.DesiredGpu.of(model.MigMode.ENABLED, {}))
+        observed = self.observed
+        plans = [
+            planner.plan(
+                observed,
+                {self.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {}, {pin: 1})},
+            )
+            for pin in (mine, foreign)
+        ]
+        before = planner.baseline(plans[0], observed)
+        # The journal of the course has both, so that a kill leaves neither.
+        snapshot = self.stack.journal.snapshot
+        for plan in plans:
+            snapshot = _with_creations(planner.baseline(plan, observed, snapshot), snapshot)
+        self.stack.note(snapshot=snapshot)
+        for plan in plans:
+            self.deps.gpus.execute(plan, observed)
+        unkept = _Unkept(journals.Journal(config=NAME))
+        rollback = local.new_transaction(self.deps, unkept).roll_back(before)
+        self.observed = self.deps.gpus.observe()
+        starts = [each.placement.start for each in self.gpu.gpu_instances]
+        if starts != [foreign.start] or not rollback.foreign:
+            raise errors.HardwareError(
+                "the rollback did not keep the foreign instance alone",
+                reason=errors.Reason.VERIFY_FAILED,
+            )
+
+    def _survive_kill(self, desired: model.DesiredGpu) -> None:
+        """Kill the worker in the middle of a change, and undo it from the journal."""
+        self._change(model.DesiredGpu.of(model.MigMode.ENABLED, {}))
+        with contextlib.suppress(WorkerKilledError), self.killing_after(_KILLED_AFTER):
+            self._change(desired)
+        # As the next command does, from what the file has.
+        observed = self.deps.gpus.observe()
+        self.stack = local.open_undo_stack(self.deps, observed, config=NAME)
+        self.undo()
+
+    def undo(self) -> None:
+        """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""
+        # Without a journal a mode may still be pending.
+        before = self.stack.journal.snapshot or (dataclasses.replace(self.initial, created=()),)
+        local.new_transaction(self.deps, self.stack).roll_back(before, requires_idle=True)
+        self.observed = self.deps.gpus.observe()
+        if _shape(self.gpu.snapshot) != _shape(self.initial):
+            raise errors.HardwareError(
+                f"{self.gpu} is not as it was before the course; the journal is kept",
+                reason=errors.Reason.VERIFY_FAILED,
+            )
+
+
+@dataclasses.dataclass(slots=True)
+class _Unkept:
+    """Implements ``transaction.UndoStack`` for a change that no file shall know."""
+
+    journal: journals.Journal
+
+    def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
+        """Remember the snapshot."""
+        self.note(snapshot=before)
+
+    def begin_rollback(self) -> None:
+        """Report nothing."""
+
+    def note(self, **entries: Any) -> None:
+        """Change entries."""
+        self.journal = dataclasses.replace(self.journal, **entries)
+
+    announce = note
+
+
+def _with_creations(
+    snapshot: transaction.Snapshots, older: transaction.Snapshots
+) -> transaction.Snapshots:
+    """Return the snapshot with the creations of both, whether the instances exist or not."""
+    had = {gpu.uuid: gpu.created or () for gpu in older}
+    return tuple(
+        dataclasses.replace(
+            gpu, created=tuple(dict.fromkeys((*had.get(gpu.uuid, ()), *(gpu.created or ()))))
+        )
+        for gpu in snapshot
+    )
+
+
+def _single(
+    profiles: tuple[model.GpuInstanceProfile, ...],
+) -> Iterator[tuple[str, model.DesiredGpu]]:
+    """Yield each profile at each placement, and one divided into compute instances."""
+    on = model.MigMode.ENABLED
+    for row in profiles:
+        for place in row.placements:
+            pin = model.Pin(profile=row.profile, start=place.start)
+            yield f"{row.profile} at {place}", model.DesiredGpu.of(on, {}, {pin: 1})
+        if row.profile.gpu_slices > 1:
+            part = dataclasses.replace(row.profile, compute_slices=1)
+            count = row.profile.gpu_slices
+            yield f"{count} of {part}", model.DesiredGpu.of(on, {part: count})
+
+
+def _full(
+    profiles: tuple[model.GpuInstanceProfile, ...],
+) -> Iterator[tuple[str, model.DesiredGpu]]:
+    """Yield some full layouts, in one order and in the reverse."""
+    counts = list(itertools.islice(generator.maximal(profiles), _MOST_LAYOUTS))
+    for order, each in (("", counts), (" in reverse order", counts[::-1])):
+        for devices in each:
+            name = ", ".join(f"{count} {profile}" for profile, count in dict(devices).items())
+            yield f"full: {name}{order}", model.DesiredGpu.of(model.MigMode.ENABLED, dict(devices))
+
+
+def _pair(profiles: tuple[model.GpuInstanceProfile, ...]) -> tuple[model.Pin, model.Pin] | None:
+    """Return two instances that exist beside each other; None if no profile fits twice."""
+    for row in profiles:
+        if row.max_instances > 1 and len(row.placements) > 1:
+            one, *_, other = row.placements
+            if not one.overlaps(other):
+                return (
+                    model.Pin(profile=row.profile, start=one.start),
+                    model.Pin(profile=row.profile, start=other.start),
+                )
+    return None
+
+
+def _shape(gpu: model.GpuSnapshot) -> tuple[object, ...]:
+    instances = tuple(
+        (gi.profile, gi.placement, tuple(ci.profile for ci in gi.compute_instances))
+        for gi in gpu.gpu_instances
+    )
+    return gpu.current_mode, gpu.pending_mode, instances
+
+
+def _described(error: errors.MigManagerError) -> str:
+    """Describe an error without what identifies a machine, which its message has."""
+    if isinstance(error, errors.HardwareError) and error.operation:
+        code = "" if error.code is None else f" answered {error.code}"
+        return f"{error.reason.value}: {error.operation}{code}"
+    return error.reason.value

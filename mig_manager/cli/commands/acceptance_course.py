@@ -1,0 +1,132 @@
+"""Play the course of ``acceptance --change-gpu``: refuse a GPU in use, ask, change, restore."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mig_manager import errors
+from mig_manager.adapters.host import procfs
+from mig_manager.adapters.nvml import client as nvml_worker
+from mig_manager.change import course, local
+from mig_manager.cli.commands import gpu_access
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import console
+from mig_manager.core import model, ports, steps
+from mig_manager.core.acceptance import stages
+from mig_manager.core.acceptance import survey as surveys
+
+
+class Played(NamedTuple):
+    """The survey with what the course showed."""
+
+    survey: surveys.Survey
+    gpu: int  # its number in the survey
+    stages: tuple[stages.Stage, ...]
+
+
+class _Observer(ports.Telemetry):
+    """Keeps the time of each function, and kills a worker after some of its steps."""
+
+    def __init__(self) -> None:
+        self.calls: list[surveys.Call] = []
+        self._remaining: int | None = None
+
+    def nvml_called(self, function: str, calls: int, seconds: float) -> None:
+        """Keep the mean of a worker's calls."""
+        self.calls += [surveys.Call(function, surveys.SUCCESS, seconds / calls)] * calls
+
+    def step_ended(self, gpu_index: int) -> None:
+        """Raise once enough steps have ended; whoever waits for the worker then kills it."""
+        if self._remaining is not None:
+            self._remaining -= 1
+            if not self._remaining:
+                raise course.WorkerKilledError
+
+    @contextlib.contextmanager
+    def killing_after(self, count: int) -> Iterator[None]:
+        """Kill the worker of the body after so many steps."""
+        self._remaining = count
+        try:
+            yield
+        finally:
+            self._remaining = None
+
+
+def play(
+    chosen: command_settings.AcceptanceSettings,
+    survey: surveys.Survey,
+    deps: local.Dependencies,
+    access: gpu_access.GpuAccess,
+    terminal: console.Console,
+) -> Played:
+    """Play the course on a surveyed GPU, after a question.
+
+    Raises:
+        GpuInUseError: A process, an instance or a pod uses the GPU; nothing was changed.
+        UsageError: The answer was no, or there is no terminal to ask at; nothing was changed.
+        MigManagerError: As ``course.run``.
+    """
+    uuid = str(chosen.changed_gpu)
+    observer = _Observer()
+    gpus = _worker(deps, observer, chosen)
+    deps = dataclasses.replace(deps, gpus=gpus)
+    if undone := local.undo_interrupted(deps):
+        terminal.note(undone)
+    gpu = course.require_unused(gpus.observe(), uuid)
+    _require_unused(gpu, gpus, access)
+    if not chosen.is_confirmed:
+        _ask(gpu, terminal)
+    result = course.run(deps, uuid, observer.killing_after)
+    number = next(n for n, each in enumerate(survey.gpus) if each.gpu.uuid == uuid)
+    survey = surveys.with_compute_profiles(survey, uuid, result.compute_profiles)
+    survey = dataclasses.replace(survey, later_calls=tuple(observer.calls))
+    return Played(survey, number, result.stages)
+
+
+def _worker(
+    deps: local.Dependencies,
+    observer: _Observer,
+    chosen: command_settings.AcceptanceSettings,
+) -> nvml_worker.WorkerGpus:
+    assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
+    command = tuple(each for each in deps.gpus.command if each != nvml_worker.REPORTS_STEPS)
+    return nvml_worker.WorkerGpus(
+        command=(*command, nvml_worker.REPORTS_STEPS),
+        timeout_s=chosen.gpu_timeout_s,
+        telemetry=observer,
+    )
+
+
+def _require_unused(
+    gpu: model.Gpu, gpus: nvml_worker.WorkerGpus, access: gpu_access.GpuAccess
+) -> None:
+    # What does not block a change of MIG mode may stay.
+    processes = gpus.processes().get(gpu.uuid, ())
+    users = [each for each in processes if not steps.is_releasing_daemon(each)]
+    if users:
+        raise errors.GpuInUseError(f"{gpu} is in use by {procfs.listed(users)}")
+    pods = (access.pods_by_device() or {}).get(gpu.uuid)
+    if pods:
+        raise errors.GpuInUseError(f"{gpu} is in use by {procfs.listed(pods)}")
+
+
+def _ask(gpu: model.Gpu, terminal: console.Console) -> None:
+    """Say what will happen, and ask; UsageError unless the answer is yes."""
+    if not terminal.stdin.isatty():
+        raise errors.UsageError(
+            "--change-gpu asks a question first; without a terminal give --yes"
+        )
+    if gpu.current_mode is model.MigMode.ENABLED:
+        mode = "Its MIG mode stays."
+    elif gpu.mode_change_needs_reset:
+        mode = "Its MIG mode is enabled and disabled again; the driver resets the GPU twice."
+    else:
+        mode = "Its MIG mode is enabled and disabled again, without a reset."
+    terminal.note(
+        f"{gpu}: instances are created and destroyed with every profile at every placement. "
+        f"{mode} Then the GPU is restored. Let no program use it meanwhile."
+    )
+    terminal.write("Continue? [y/N] ")
+    if terminal.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise errors.UsageError("not confirmed; nothing was changed")

@@ -1,0 +1,248 @@
+"""``acceptance --change-gpu``: the course on a GPU, what it refuses, and kills in the middle."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.change import course, local
+from mig_manager.core import model, steps
+from mig_manager.core.acceptance.stages import Outcome
+from tests import scenes
+from tests.shell import applying_rig, commandline, shell_node
+
+A30 = "1xA30"
+
+
+class Host(applying_rig.Node):
+    """A node in memory with two idle GPUs, whose worker and whole process can be killed."""
+
+    def __init__(self, product: str = "A30") -> None:
+        super().__init__("off", product=product)
+        self.is_dead = False
+        self.taken = 0
+        self.dies_at = 0
+        self._worker_dies_at = 0
+        self.on_step = self._count
+
+    @property
+    def uuid(self) -> str:
+        return self.gpus[1].uuid
+
+    @property
+    def deps(self) -> local.Dependencies:
+        return self._dependencies()
+
+    def called(self, name: str) -> None:
+        if self.is_dead:
+            raise scenes.Killed
+        super().called(name)
+
+    def _count(self, _step: steps.Step) -> None:
+        if self.is_dead:
+            raise scenes.Killed
+        self.taken += 1
+        if self.taken == self.dies_at:
+            self.is_dead = True
+            raise scenes.Killed
+        if self.taken == self._worker_dies_at:
+            raise course.WorkerKilledError
+
+    @contextlib.contextmanager
+    def killing_after(self, count: int) -> Iterator[None]:
+        self._worker_dies_at = self.taken + count
+        yield
+        self._worker_dies_at = 0
+
+    def play(self) -> course.Result:
+        return course.run(self.deps, self.uuid, self.killing_after)
+
+
+def test_the_course_shows_every_placement_and_restores_the_gpu() -> None:
+    host = Host()
+    before = host.shape
+
+    result = host.play()
+
+    outcomes = {stage.name: stage.outcome for stage in result.stages}
+    placed = {
+        f"{row.profile} at {at}" for row in host.gpus[1].profiles or () for at in row.placements
+    }
+    assert placed < outcomes.keys()
+    assert [name for name, each in outcomes.items() if each is not Outcome.DONE] == [
+        "refusal in use"
+    ]
+    assert host.shape == before
+    assert host.journal.text is None
+    assert host.boot_layout.text is None
+
+
+def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
+    host = Host("H100-SXM5-80GB")
+    host.set_up("bare")
+    host.fails = lambda step: isinstance(step, steps.SetMode)
+
+    result = host.play()
+
+    assert {stage.outcome for stage in result.stages} == {Outcome.DONE, Outcome.NOT_TRIED}
+    assert all(gpu.current_mode is model.MigMode.ENABLED for gpu in host.gpus)
+
+
+def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
+    host = Host()
+    before = host.shape
+    host.fails = lambda step: (
+        isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
+    )
+
+    result = host.play()
+
+    failed = [stage for stage in result.stages if stage.outcome is Outcome.FAILED]
+    assert {stage.name for stage in failed} >= {"2g.12gb+me at 0:2", "2g.12gb+me at 2:2"}
+    assert all(stage.why.startswith("InUse") for stage in failed)
+    assert host.shape == before
+
+
+def test_without_mig_mode_no_instance_is_tried() -> None:
+    host = Host()
+    before = host.shape
+    host.fails = lambda step: isinstance(step, steps.SetMode)
+
+    result = host.play()
+
+    assert [stage.outcome for stage in result.stages] == [Outcome.FAILED, Outcome.NOT_TRIED]
+    assert host.shape == before
+
+
+def _steps_of_the_course() -> int:
+    host = Host()
+    host.play()
+    return host.taken
+
+
+STEPS = _steps_of_the_course()
+
+
+@pytest.mark.parametrize("at", range(1, STEPS + 1))
+def test_after_a_kill_at_any_step_the_next_command_restores_the_gpu(at: int) -> None:
+    host = Host()
+    before = host.shape
+    host.dies_at = at
+    with contextlib.suppress(scenes.Killed):
+        host.play()
+    assert host.is_dead
+    host.is_dead = False
+    host.on_step = lambda _step: None
+
+    local.undo_interrupted(host.deps)
+
+    assert host.shape == before
+    assert host.journal.text is None
+    assert host.apply(host.layouts.layout("off")).is_changed is False
+
+
+# -- as a process ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> shell_node.Node:
+    return shell_node.Node(tmp_path, A30)
+
+
+def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
+    uuid = node.state.boards[0].uuid
+    line = ("acceptance", "--change-gpu", uuid, "--simulate-state", str(node.path), *options)
+    return commandline.run(line, {})
+
+
+def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_node.Node) -> None:
+    before = node.shape
+    file = node.path.with_name("found.json")
+
+    answer = accept(node, "--yes", "-o", str(file))
+
+    data = json.loads(file.read_text("utf-8"))
+    assert answer.status == 0, answer.err + answer.out
+    assert data["differences"] == []
+    assert {each["outcome"] for each in data["course"]} == {"done", "not-tried"}
+    assert all(row["compute_profiles"] for row in data["gpus"][0]["profiles"])
+    called = {each["function"] for each in data["latencies"]}
+    assert {"nvmlDeviceSetMigMode", "nvmlGpuInstanceDestroy"} <= called
+    assert node.state.boards[0].uuid not in file.read_text("utf-8")
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "first"),
+    [
+        ("nvmlDeviceSetMigMode", 1),
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", 2),
+        ("nvmlGpuInstanceCreateComputeInstance", 3),
+        ("nvmlGpuInstanceDestroy", 2),
+    ],
+)
+def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
+    node: shell_node.Node, tmp_path: pathlib.Path, function: str, first: int
+) -> None:
+    before = node.shape
+    checkpoint = str(tmp_path / "before.json")
+    state = ("--simulate-state", str(node.path))
+    assert commandline.run(("checkpoint", "-f", checkpoint, *state), {}).status == 0
+    line = ("acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes")
+    node.kill(*line, function=function, first=first)
+
+    answer = commandline.run(("restore", "-f", checkpoint, *state), {})
+
+    assert answer.status == 0, answer.err
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+def _use(node: shell_node.Node) -> None:
+    node.state.add_client(node.state.boards[0].uuid, name="trainer")
+
+
+def _divide(node: shell_node.Node) -> None:
+    row = '{"devices": "all", "mig-enabled": true, "mig-devices": {"1g.6gb": 4}}'
+    document = f'{{"version": "v1", "mig-configs": {{"a": [{row}]}}}}'
+    node.layouts.write_text(document, encoding="utf-8")
+    assert node.run("apply", "a").status == 0
+
+
+@pytest.mark.parametrize(
+    ("prepare", "options", "status", "message"),
+    [
+        (_use, ["--yes"], 1, "is in use by trainer"),
+        (_divide, ["--yes"], 1, "has GPU instances (1g.6gb at 0:1"),
+        (lambda _: None, ["--yes", "--change-gpu", "GPU-0"], 2, "no reachable GPU GPU-0"),
+        (lambda _: None, [], 2, "without a terminal give --yes"),
+    ],
+)
+def test_a_gpu_in_use_or_not_confirmed_is_refused(
+    node: shell_node.Node, prepare: object, options: list[str], status: int, message: str
+) -> None:
+    assert callable(prepare)
+    prepare(node)
+    before = node.shape
+
+    answer = accept(node, *options)
+
+    assert answer.status == status
+    assert message in answer.err.replace("\n    ", " ")
+    assert node.shape == before
+
+
+def test_the_question_says_what_happens_and_no_changes_nothing(node: shell_node.Node) -> None:
+    before = node.shape
+    line = ("acceptance", "--change-gpu", node.state.boards[0].uuid)
+    arguments = [*line, "--simulate-state", str(node.path)]
+
+    answer = commandline.run(arguments, {}, stdin=commandline.Terminal("n\n"))
+
+    assert answer.status == 2
+    assert "the driver resets the GPU twice" in answer.err
+    assert "not confirmed; nothing was changed" in answer.err
+    assert node.shape == before
