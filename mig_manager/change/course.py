@@ -89,8 +89,8 @@ def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
     """Return the GPU with this UUID, on which the course may run; raises as ``run``."""
     gpu = next((each for each in observed if each.uuid == uuid), None)
     if gpu is None:
-        known = ", ".join(each.uuid for each in observed)
-        raise errors.UsageError(f"no reachable GPU {uuid}; there are {known}")
+        uuids = ", ".join(each.uuid for each in observed)
+        raise errors.UsageError(f"no reachable GPU {uuid}; there are {uuids}")
     if not gpu.is_mig_capable:
         raise errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)
     if gpu.has_pending_mode:
@@ -140,7 +140,7 @@ class _Course:
             act()
         except errors.MigManagerError as error:
             self.observed = self.deps.gpus.observe()
-            return Stage(name=name, outcome=Outcome.FAILED, why=_described(error))
+            return Stage(name=name, outcome=Outcome.FAILED, why=_cause(error))
         return Stage(name=name)
 
     @property
@@ -303,7 +303,7 @@ def _shape(gpu: model.GpuSnapshot) -> tuple[object, ...]:
     return gpu.current_mode, gpu.pending_mode, instances
 
 
-def _described(error: errors.MigManagerError) -> str:
+def _cause(error: errors.MigManagerError) -> str:
     """Describe an error without what identifies a machine, which its message has."""
     if isinstance(error, errors.HardwareError) and error.operation:
         code = "" if error.code is None else f" answered {error.code}"

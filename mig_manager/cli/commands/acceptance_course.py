@@ -37,7 +37,7 @@ class _Observer(ports.Telemetry):
         self.calls += [surveys.Call(function, surveys.SUCCESS, seconds / calls)] * calls
 
     def step_ended(self, gpu_index: int) -> None:
-        """Raise once enough steps have ended; whoever waits for the worker then kills it."""
+        """Raise once enough steps have ended, so that ``WorkerGpus`` kills the worker."""
         if self._remaining is not None:
             self._remaining -= 1
             if not self._remaining:
