@@ -36,7 +36,12 @@ _ROWS = (
     _row(
         "top",
         lambda here: here.top(),
-        "Watch nodes, GPUs and pods, and request layouts by keys.",
+        """
+        Watch nodes, GPUs and pods, and request layouts by keys.
+
+        Without a terminal it prints a line for every change until it is interrupted; 'kubectl mig
+        status' prints all nodes once.
+        """,
     ),
     _row(
         "plan",

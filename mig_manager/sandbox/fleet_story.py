@@ -67,10 +67,8 @@ def run(
         say("")
         for line in scenarios.checked(checks, style):
             say(line)
-        if options.is_kept:
-            scenarios.say_next(
-                stage, options, _SUGGESTIONS, who="The nodes stay", say=say, style=style
-            )
+        next_steps = _SUGGESTIONS if options.is_kept else _WITHOUT_NODES
+        scenarios.say_next(stage, options, next_steps, who="The nodes stay", say=say, style=style)
     return 0 if all(checks.values()) else 1
 
 
@@ -78,6 +76,11 @@ _SUGGESTIONS = (
     ("all nodes", "kubectl mig status"),
     ("what a layout costs on every node", f"kubectl mig plan all-1g.5gb -l {_POOL}"),
     ("a rollout", f"mig-manager rollout all-1g.5gb -l {_POOL} --max-unavailable 2"),
+)
+
+_WITHOUT_NODES = (
+    ("the same, with the nodes kept up for kubectl", "mig-manager demo --nodes 5 --keep"),
+    ("a live view of them, in another terminal", "kubectl mig top"),
 )
 
 
@@ -124,7 +127,7 @@ class _Story:
             f"it changed {', '.join(changed)}, and evicted one pod on each": (
                 bool(changed) and len(evicted) == len(changed)
             ),
-            f"{len(unchanged)} of {len(before)} pods kept running on their devices": (
+            f"{len(unchanged)} of {len(before)} pods kept their devices through the rollout": (
                 len(unchanged) + len(evicted) == len(before)
             ),
         }
@@ -163,7 +166,9 @@ class _Story:
         finally:
             partitioner.end()
         placed = {objects.node_name(self._stage.workloads()[name]) for name in pending}
-        return {f"the pending pods run on {_ON_DEMAND}, recut for them": placed == {_ON_DEMAND}}
+        return {
+            f"the pending pods run on {_ON_DEMAND}, repartitioned for them": placed == {_ON_DEMAND}
+        }
 
     # -- actions of people -------------------------------------------------------------------
 
@@ -281,6 +286,8 @@ class _Board:
         parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
         pods = map(cluster.parse_pod, self._stage.cluster.list(cluster_view.Kind.POD))
         assert now is not None  # noqa: S101 - our own format
+        if not all(node.gpus for node in parsed):
+            return ["  The agents are starting."]
         present = overview.Overview(
             reports=[fleet_nodes.report(node, now) for node in parsed],
             pods=[pod for pod in pods if pod.gpu_resources],
@@ -315,11 +322,11 @@ class _Board:
     def _add(self, who: str, text: str, tone: bar.Tone) -> None:
         at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
         line = f"{at}  {who:<6}  {messages.printable(text, ' ')}"
+        text = self._style.fitted(line, further=" " * 19)
         with self._lock:
-            short = self._style.plain(bar.shortened(line, self._style.width))
-            self._lines.append(self._style.paint(short, tone))
+            self._lines += [self._style.paint(each, tone) for each in text.split("\n")]
             if not self._is_live:
-                self._say(self._style.fitted(line, further=" " * 19))
+                self._say(text)
         self._changed.set()
 
     def _draw(self) -> None:
@@ -330,6 +337,7 @@ class _Board:
                 self._changed.clear()
                 if self._is_over.is_set():
                     self._say(block.draw(()))
+                    self._say("\n".join(self._lines))
                     return
                 with self._lock:
                     events = self._lines[-_EVENTS:]

@@ -225,7 +225,7 @@ def test_anything_but_a_plain_file_is_refused_and_not_written_to(
     trap(path, precious)
 
     with (
-        pytest.raises(errors.UsageError, match=r"cannot lock .*name another file with --lock"),
+        pytest.raises(errors.UsageError, match="cannot lock "),
         lock_at(path).hold("x"),
     ):
         pass

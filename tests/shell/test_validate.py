@@ -136,6 +136,8 @@ def test_why_many_layouts_fit_other_gpus_only_stays_short(shell: Shell) -> None:
     shown = re.sub(r"\s+", " ", text)
     assert re.search(r"- NVIDIA A30: all-1g.5gb[^;]* \(no profile 1g.5gb\);.*; \d+ more -", shown)
     assert "-o json explains them all" in shown
+    assert "all-1g.6gb" in text
+    assert not re.search(r"^all-1g.18gb ", text, re.MULTILINE)
     every = shell("validate", "-f", shell.file(layouts(x=SEVEN)), "--gpu", "*").out
     assert "(no profile 1g.5gb)" in every
     assert len(every.splitlines()) < 12

@@ -67,8 +67,8 @@ class LockFile:
             why = error.strerror or str(error)
             if self.is_required:
                 raise errors.UsageError(
-                    f"cannot lock {self.path}, which excludes a second manager: {why}; "
-                    "run as root, or name another file with --lock-file"
+                    f"cannot lock {self.path}, which excludes a second manager: {why}",
+                    remedy="Run as root, or name another file with --lock-file.",
                 ) from error
             if not self._has_warned:
                 _log.warning("lock_unavailable", path=str(self.path), detail=why)

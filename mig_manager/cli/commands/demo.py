@@ -19,7 +19,9 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         from mig_manager.sandbox import fleet_story, scenarios  # noqa: PLC0415 - may not be installed
     except ModuleNotFoundError as error:
         raise errors.UsageError(
-            f"the demonstration needs {error.name}: pip install 'mig-manager[sandbox]'"
+            f"the demo needs {error.name}, which is not installed",
+            remedy="Install with the extra 'sandbox', from a checkout: pip install '.[sandbox]', "
+            "or uv tool install '.[sandbox]'.",
         ) from error
     if chosen.scenario not in scenarios.STORIES:
         known = ", ".join(scenarios.STORIES)

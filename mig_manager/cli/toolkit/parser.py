@@ -148,7 +148,10 @@ def _add(group: Any, option: options.Option, version: str) -> None:
     help_text = option.full_help.replace("%", "%%")
     if option.is_operand:
         nargs = "*" if option.is_repeatable else None if option.is_required else "?"
-        group.add_argument(option.key, nargs=nargs, metavar=option.metavar, help=help_text)
+        # Without a default, argparse's errors call an operand with "*" required.
+        group.add_argument(
+            option.key, nargs=nargs, default=None, metavar=option.metavar, help=help_text
+        )
         return
     details: dict[str, object] = {"metavar": option.metavar}
     if option is program.HELP:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MOST_EXPLAINED = 12
 _MOST_COLUMNS = 16
+_MOST_ROWS = 24  # a longer table has no layouts for other GPUs
 _GLYPH_COUNT = 6  # characters of a glyph and a count, with the gap before it
 _PRODUCT_COLUMN = 4  # characters, with the gap before it
 
@@ -77,13 +78,19 @@ def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
 
 def table(result: validate.Validated, *, style: bar.Style) -> str:
     """Return a table of layouts and products, and why layouts do not fit."""
-    width = max((len(name) for name in result.layouts), default=0)
+    drawn = result
+    if len(result.layouts) > _MOST_ROWS:
+        shown = tuple(name for name in result.layouts if not _is_for_others(result, name))
+        drawn = dataclasses.replace(result, layouts=shown)
+    width = max((len(name) for name in drawn.layouts), default=0)
     most = _MOST_COLUMNS
     if style.table_width is not None:
         most = min(most, (style.table_width - width) // _PRODUCT_COLUMN)
     draw = _by_layout if len(result.products) > most else _by_product
-    lines = [*draw(result, width, style), ""]
-    fits = {verdict.fit for verdict in result.verdicts.values()}
+    lines = [*draw(drawn, width, style), ""]
+    fits = {
+        result.verdicts[name, product].fit for name in drawn.layouts for product in result.products
+    }
     # A no-break space keeps a glyph beside its meaning.
     legend = [
         f"{glyph} {text}".replace(" ", "\xa0")
@@ -95,6 +102,8 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
         lines.append(style.plain(text.replace("\xa0", " ")))
     unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
+    if hidden := len(result.layouts) - len(drawn.layouts):
+        lines.append(style.fitted(f"{tables.count(hidden, 'more layout')} for other GPUs"))
     lines += _elsewhere(result, style)
     for verdict in explained[:_MOST_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
@@ -107,6 +116,11 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     ]
     lines.append(_summed_up(result, style))
     return "\n".join(lines)
+
+
+def _is_for_others(result: validate.Validated, layout: str) -> bool:
+    others = {validate.Fit.ELSEWHERE, validate.Fit.NOT_FOR_IT}
+    return {result.verdicts[layout, product].fit for product in result.products} <= others
 
 
 def _portability(document: config.Document, *, style: bar.Style) -> str:
