@@ -80,8 +80,12 @@ class CapacityReport:
 
     def note_gpus(self, gpus: model.ObservedGpus) -> None:
         """Record a newer observation of the GPUs, whose instances may differ."""
-        if gpus and gpus != self._gpus:
-            self._gpus = gpus
+        if not gpus:
+            return
+        has_changed = gpus != self._gpus
+        # Also if equal: the recovery actions, which are published, are not compared.
+        self._gpus = gpus
+        if has_changed:
             self._expect()
 
     @property

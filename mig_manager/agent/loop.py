@@ -186,9 +186,11 @@ class Agent:
 
     def _check_drift(self) -> None:
         request, outcome = self._served, self._outcome
-        if request is None or request.name is None or outcome is None:
-            return
         try:
+            if request is not None and request.name is None:
+                self._reconciler.check_faults()
+            if request is None or request.name is None or outcome is None:
+                return
             action = self._reconciler.check_drift(request.name, outcome, request.custom)
         except errors.ClusterError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)

@@ -98,7 +98,9 @@ class Service:
                 program=simulated_worker.program(settings.gpus.simulate_state),
             )
             self._events = event_listener.GpuEvents(
-                command=command, on_change=self._inbox.put_gpu_change
+                command=command,
+                on_change=self._inbox.put_gpu_change,
+                on_xids=self.reconciler.faults.note_xids,
             )
         self.loop = loop.Agent(
             self.reconciler,

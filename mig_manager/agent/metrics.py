@@ -118,11 +118,7 @@ class Metrics(ports.Telemetry):
         self._instances = gauge(
             "instances", "Compute instances when the GPUs were last observed.", ("profile",)
         )
-        self._unreachable = gauge(
-            "unreachable_gpu",
-            "1 for each GPU that the driver counts but that could not be observed.",
-            ("index", "uuid", "reason"),
-        )
+        self._faults = _FaultMetrics(gauge, counter)
         self._use = _UseMetrics(gauge)
         self._drifted = gauge(
             "drifted", "1 while the GPUs do not have the layout last verified, else 0."
@@ -191,10 +187,10 @@ class Metrics(ports.Telemetry):
             (str(device.profile),) for gpu in gpus for device in gpu.devices
         )
         _replace(self._instances, dict(counts))
-        lost: dict[tuple[str, ...], int] = {
-            (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
-        }
-        _replace(self._unreachable, lost)
+        self._faults.set_gpus(gpus)
+
+    def xid_reported(self, uuid: str, xid: int) -> None:
+        self._faults.count_xid(uuid, xid)
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         result = "ok" if is_good else "error"
@@ -221,6 +217,42 @@ class Metrics(ports.Telemetry):
 
     def phantoms_found(self, advertised: Mapping[str, int], *, are_removed: bool) -> None:
         self._phantoms.set(0 if are_removed else sum(advertised.values()))
+
+
+class _FaultMetrics:
+    """The GPUs with a fault."""
+
+    def __init__(
+        self,
+        gauge: Callable[..., prometheus_client.Gauge],
+        counter: Callable[..., prometheus_client.Counter],
+    ) -> None:
+        self._xids = counter("xids", "Critical errors (Xid) of the GPUs.", ("uuid", "xid"))
+        self._unreachable = gauge(
+            "unreachable_gpu",
+            "1 for each GPU that the driver counts but that could not be observed.",
+            ("index", "uuid", "reason"),
+        )
+        self._action = gauge(
+            "gpu_recovery_action",
+            "1 for each GPU with a fault, with the action that recovers it.",
+            ("index", "uuid", "action"),
+        )
+
+    def count_xid(self, uuid: str, xid: int) -> None:
+        self._xids.labels(uuid=uuid, xid=str(xid)).inc()
+
+    def set_gpus(self, gpus: model.ObservedGpus) -> None:
+        lost: dict[tuple[str, ...], int] = {
+            (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
+        }
+        _replace(self._unreachable, lost)
+        actions: dict[tuple[str, ...], int] = {
+            (str(gpu.index), gpu.uuid, gpu.recovery_action.value): 1
+            for gpu in (*gpus, *gpus.unreachable)
+            if gpu.recovery_action and gpu.recovery_action is not model.RecoveryAction.NONE
+        }
+        _replace(self._action, actions)
 
 
 class _UseMetrics:

@@ -14,6 +14,7 @@ from mig_manager import errors
 from mig_manager.agent import (
     capacity,
     drift,
+    faults,
     jobs,
     outcomes,
     publish,
@@ -56,6 +57,8 @@ class Reconciler:
         self._drift = drift.Memory()
         self.node = deps.node
         self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
+        is_reported = limits.repair is not settings.Repair.OFF
+        self.faults = faults.FaultReport(deps, self._shared.publisher, is_on=is_reported)
 
     def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
@@ -157,6 +160,7 @@ class Reconciler:
                 _save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
+        self.faults.publish(job.status.gpus)
         return outcome
 
     def check_drift(
@@ -175,6 +179,7 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
+            self.faults.publish(observation.gpus)
             action, self._drift = drift.act(
                 job, self._drift, outcome, observation, self._watched_node
             )
@@ -207,7 +212,25 @@ class Reconciler:
         if self._deps.slots is not None:
             self._deps.slots.release()
         must_retry = resting.publish_gpus(self._shared, self._layouts, self.capacity, view)
+        self.faults.publish(self.capacity.gpus)
         return must_retry or not self._journal.is_empty
+
+    def check_faults(self) -> None:
+        """Observe the GPUs of a node without a request, and report their faults.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        if not self.faults.is_on:
+            return
+        try:
+            with self._shared.hold_lock("observing the GPUs"):
+                gpus = self._deps.gpus.observe()
+        except (errors.HardwareError, errors.LockedError) as error:
+            _log.info("gpus_not_checked", reason=error.reason.value, error=error.message)
+            return
+        self.capacity.note_gpus(gpus)
+        self.faults.publish(gpus)
 
     def stop(self) -> None:
         """Reopen a node that is closed until the next attempt; call when the agent stops.

@@ -25,6 +25,14 @@ class GeneratedLayouts(enum.Enum):
     OFF = "off"
 
 
+class Repair(enum.Enum):
+    """What the agent does about GPUs with a fault."""
+
+    OFF = "off"
+    REPORT = "report"
+    """Publish the condition ``GpuRecoveryNeeded`` and Events."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
     """What the pipeline may do, and for how long; the agent's settings include it."""
@@ -44,6 +52,11 @@ class Limits:
     )
     heals_drift: bool = options.switch(
         "restore the layout after another program changed it", name="heal-drift"
+    )
+    repair: Repair = options.choice(
+        "report GPUs with a fault as the Node condition GpuRecoveryNeeded and as Events, or off",
+        metavar="HOW",
+        default=Repair.REPORT,
     )
     generated_layouts: GeneratedLayouts = options.choice(
         "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",

@@ -376,6 +376,9 @@ class Telemetry:
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
         """The GPUs were observed."""
 
+    def xid_reported(self, uuid: str, xid: int) -> None:
+        """The driver reported a critical error of a GPU."""
+
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         """All GPUs were observed, or a plan was executed."""
 

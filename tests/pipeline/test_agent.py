@@ -92,6 +92,9 @@ class Pipeline(reconcile.Reconciler):
             self.has_rested.set()
         return self.restless >= 0
 
+    def check_faults(self) -> None:
+        self.looks += 1
+
     def forget_node(self) -> None:
         self.forgotten += 1
 
@@ -373,6 +376,19 @@ def test_without_a_label_an_interrupted_run_is_undone() -> None:
 
     assert pipeline.runs == [("a", 1)]
     assert pipeline.recovered == [None]
+
+
+def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults() -> None:
+    box = labelled(None)
+    pipeline = Pipeline(box, Reason.APPLIED)
+
+    with serving(box, pipeline):
+        assert pipeline.has_rested.wait(timeout=20)
+        box.put_gpu_change()
+        waiting.until(lambda: pipeline.looks == 1)
+        box.put_label("a")
+
+    assert pipeline.runs == [("a", 1)]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,10 @@ CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
         [("layout_applied", "a", "1"), ("layout_applied", "b", "2")],
         {"layout_info": {"2,b": 1}},
     ),
+    "critical errors are counted by GPU and number": (
+        [("xid_reported", "GPU-1", 79), ("xid_reported", "GPU-1", 79)],
+        {"xids_total": {"GPU-1,79": 2}},
+    ),
     "NVML calls are added up by function": (
         [("nvml_called", "nvmlInit", 1, 0.25), ("nvml_called", "nvmlInit", 2, 0.5)],
         {"nvml_calls_total": {"nvmlInit": 3}, "nvml_call_seconds_total": {"nvmlInit": 0.75}},

@@ -71,7 +71,9 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, devices) for gpu in before}
     gpus.execute(planner.plan(before, wanted))
     nvml_faults.SharedState(state).lose_gpu(1)
+    nvml_faults.SharedState(state).fail_gpu(0, action=1)
     gpus.observe()
+    heard.xid_reported(before[0].uuid, 79)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,219 @@
+"""GPUs with a fault: what the agent reports, while the layout's outcome stays as it is."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from mig_manager import errors
+from mig_manager.agent import outcomes, reconcile, settings
+from mig_manager.core import model, ports
+from mig_manager.core.node import cluster
+from mig_manager.core.records import gpu_codec
+from testkit import nvml_faults
+from tests import agent_stage, fakes, observed_agent, scenes
+
+LAYOUT = "all-balanced"
+RESET = model.RecoveryAction.GPU_RESET
+REBOOT = model.RecoveryAction.NODE_REBOOT
+HEALTHY = model.RecoveryAction.NONE
+
+
+def node_at_rest(
+    **limits: Any,
+) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
+    """Return a node whose layout is active and whose GPUs report no fault."""
+    rig = scenes.node(layout=LAYOUT)
+    set_action(rig, HEALTHY, *range(len(rig.gpus)))
+    ours = scenes.reconciler(rig, limits=limits)
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    rig.events.clear()
+    rig.messages.clear()
+    return rig, ours, outcome
+
+
+def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) -> None:
+    rig.gpus = tuple(
+        dataclasses.replace(gpu, recovery_action=action) if gpu.index in indices else gpu
+        for gpu in rig.gpus
+    )
+
+
+def recovery(rig: fakes.NodeRig) -> tuple[str, str] | None:
+    """Return status and reason of the condition; None: the node lacks it."""
+    found = rig.recovery_condition
+    return (found["status"], found["reason"]) if found else None
+
+
+def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
+    rig, ours, ended = node_at_rest()
+    ready, status = rig.condition, rig.annotations[cluster.STATUS_ANNOTATION]
+    set_action(rig, RESET, 0)
+
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            ours.check_drift(LAYOUT, ended)
+
+    assert recovery(rig) == ("True", "GpuReset")
+    assert rig.events == ["GpuRecoveryNeeded"]
+    assert "nvidia-smi --gpu-reset -i 0" in rig.messages[0]
+    assert [entry["gpus"] for entry in logs if entry["event"] == "gpu_recovery_needed"] == [
+        ["GPU 0: gpu-reset"]
+    ]
+    assert (rig.condition, rig.annotations[cluster.STATUS_ANNOTATION]) == (ready, status)
+    assert rig.labels[cluster.STATE_LABEL] == "success"
+    published = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    assert [gpu.recovery_action for gpu in published][:2] == [RESET, None]
+
+
+def test_another_action_and_the_recovery_are_reported_too() -> None:
+    rig, ours, ended = node_at_rest()
+    for action in (RESET, REBOOT, HEALTHY):
+        set_action(rig, action, 0)
+        ours.check_drift(LAYOUT, ended)
+
+    assert rig.events == ["GpuRecoveryNeeded", "GpuRecoveryNeeded", "GpuRecovered"]
+    assert recovery(rig) == ("False", "NoRecoveryNeeded")
+
+
+def test_a_node_without_faults_costs_no_condition_and_no_event() -> None:
+    rig, ours, ended = node_at_rest()
+    before = len(rig.log)
+    ours.check_drift(LAYOUT, ended)
+    assert (recovery(rig), rig.events) == (None, [])
+    assert not {"node.patch", "node.update"} & set(rig.log[before:])
+
+
+def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
+    rig, ours, ended = node_at_rest()
+    set_action(rig, RESET, 0)
+    ours.check_drift(LAYOUT, ended)
+    set_action(rig, HEALTHY, 0)
+
+    scenes.run(rig, LAYOUT, by=scenes.reconciler(rig))
+
+    assert recovery(rig) == ("False", "NoRecoveryNeeded")
+
+
+def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
+    rig = scenes.node()
+    set_action(rig, REBOOT, 1)
+    scenes.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
+    assert recovery(rig) == ("True", "NodeReboot")
+    assert rig.events[-1] == "GpuRecoveryNeeded"
+
+
+def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
+    rig, ours, ended = node_at_rest()
+    rig.lost.add(rig.gpus[1].uuid)
+    ours.check_drift(LAYOUT, ended)
+    assert recovery(rig) == ("True", "GpuUnreachable")
+    assert rig.events == []
+
+
+def test_repair_off_reports_nothing_on_the_node() -> None:
+    rig, ours, ended = node_at_rest(repair=settings.Repair.OFF)
+    set_action(rig, RESET, 0)
+    ours.faults.note_xids([(rig.gpus[0].uuid, 79)])
+    ours.check_drift(LAYOUT, ended)
+    ours.rest()
+    ours.check_faults()
+    assert (recovery(rig), rig.events) == (None, [])
+
+
+def test_a_node_without_a_request_is_checked_too() -> None:
+    rig = scenes.node()
+    ours = scenes.reconciler(rig)
+    ours.rest()
+    set_action(rig, RESET, 0)
+
+    ours.check_faults()
+    assert recovery(rig) == ("True", "GpuReset")
+
+    rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
+    ours.check_faults()
+    assert recovery(rig) == ("True", "GpuReset")
+
+
+def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
+    rig = scenes.node(layout=LAYOUT)
+    counted: list[tuple[str, int]] = []
+
+    class Telemetry(ports.Telemetry):
+        def xid_reported(self, uuid: str, xid: int) -> None:
+            counted.append((uuid, xid))
+
+    ours = scenes.reconciler(rig, telemetry=Telemetry())
+    ended = scenes.run(rig, LAYOUT, by=ours)
+    rig.events.clear()
+    uuid = rig.gpus[0].uuid
+
+    def report(*xids: int) -> None:
+        ours.faults.note_xids((uuid, xid) for xid in xids)
+        ours.check_drift(LAYOUT, ended)
+
+    report(94, 94, 154)
+    report(94)
+    assert rig.events == ["GpuXid"]
+    assert f"Xid 94 of {uuid}, Xid 154 of {uuid}" in rig.messages[-1]
+    rig.clock.now_s += 3600
+    report(94)
+    assert rig.events == ["GpuXid", "GpuXid"]
+    assert [xid for _, xid in counted] == [94, 94, 154, 94, 94]
+
+
+def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
+    rig, ours, ended = node_at_rest()
+    set_action(rig, RESET, 0)
+    rig.refusing["node.patch"] = scenes.BROKEN["node"]
+    with pytest.raises(errors.ClusterError):
+        ours.check_drift(LAYOUT, ended)
+    assert rig.events == []
+
+    del rig.refusing["node.patch"]
+    ours.check_drift(LAYOUT, ended)
+
+    assert rig.events == ["GpuRecoveryNeeded"]
+
+
+# -- the real agent process ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def observed() -> Iterator[observed_agent.Observed]:
+    port = observed_agent.free_port()
+    options = ("--health-address", "127.0.0.1", "--health-port", str(port), "--watch-gpu-events")
+    with agent_stage.Stage("2xA30", *options) as stage:
+        yield observed_agent.Observed(stage, port)
+
+
+def test_an_xid_starts_a_check_that_finds_the_recovery_action(
+    observed: observed_agent.Observed,
+) -> None:
+    stage = observed.stage
+    state = nvml_faults.SharedState(stage.state_file)
+    uuid = state.boards[1].uuid
+    stage.label("all-1g.6gb")
+    assert stage.wait_for_end("all-1g.6gb") is model.State.SUCCESS
+
+    def conditions() -> dict[str, str]:
+        return {each["type"]: each["status"] for each in stage.node()["status"]["conditions"]}
+
+    def is_listening() -> bool:
+        events = [line["event"] for line in observed.lines()]
+        return "run_finished" in events and events[-1] == "gpu_events_watched"
+
+    stage.wait(is_listening, "the listener")
+    state.fail_gpu(1, action=1, xid=79)
+    stage.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
+
+    assert conditions()["MigReady"] == "True"
+    assert observed.series("xids_total") == {f"{uuid},79": 1}
+    assert observed.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
+
+    # Xid 154: the recovery action has changed.
+    state.fail_gpu(1, xid=154)
+    stage.wait(lambda: conditions()["GpuRecoveryNeeded"] == "False", "the recovery")
+    assert observed.series("gpu_recovery_action") == {}
