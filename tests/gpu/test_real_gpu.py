@@ -10,6 +10,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import events
 from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.cli.commands import acceptance
 from mig_manager.core import model, steps
 
 pytestmark = pytest.mark.gpu
@@ -61,6 +62,17 @@ def test_a_second_observation_and_one_by_a_worker_are_equal(gpus: tuple[model.Gp
     assert nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe() == gpus
     child = nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0)
     assert child.observe() == gpus
+
+
+def test_acceptance_observes_every_gpu_without_a_difference_for_layouts(
+    gpus: tuple[model.Gpu, ...],
+) -> None:
+    answer = acceptance.report(
+        nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0).survey(),
+        timeout_s=60.0,
+    )
+    assert [each["name"] for each in answer["gpus"]] == [gpu.name for gpu in gpus]
+    assert [each for each in answer["differences"] if each["effect"] == "changes"] == []
 
 
 def test_every_gpu_with_mig_reports_whether_it_has_events(gpus: tuple[model.Gpu, ...]) -> None:

@@ -164,7 +164,7 @@ class Node(fakes.NodeRig):
                 raise layout
             return layout
 
-        deps = dataclasses.replace(self._dependencies(), may_reset=may_reset)
+        deps = dataclasses.replace(self.deps, may_reset=may_reset)
         return applying.apply(deps, resolve, scope=scope)
 
     def change_to(self, name: str, **options: Any) -> plans.Applied:
@@ -172,12 +172,12 @@ class Node(fakes.NodeRig):
 
     def restore(self, text: str, *, scope: plans.Scope = plans.Scope.ALL) -> plans.Applied:
         source = fakes.FakeConfig(text, name="c.json")
-        return applying.restore(self._dependencies(), source, scope=scope)
+        return applying.restore(self.deps, source, scope=scope)
 
     def boot(self, fallback: str = "", *, driver_timeout_s: float = 120.0) -> boot.Restored:
         """Restore the verified layout, or apply a fallback."""
         return boot.boot(
-            self._dependencies(),
+            self.deps,
             (lambda: self.layouts.layout(fallback)) if fallback else None,
             driver_timeout_s=driver_timeout_s,
         )
@@ -199,7 +199,8 @@ class Node(fakes.NodeRig):
         other.change_to(name)
         self.gpus = other.gpus
 
-    def _dependencies(self) -> local.Dependencies:
+    @property
+    def deps(self) -> local.Dependencies:
         return local.Dependencies(
             gpus=self.hardware,
             lock=self.exclusion,

@@ -297,9 +297,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
 ) -> None:
     owner = applying_rig.Node("off")
     with nvml_rig.rig(tmp_path / "state", f"5x{product}", in_use_timeout_s=30.0) as rig:
-        deps = dataclasses.replace(
-            owner._dependencies(), gpus=rig.gpus, clock=rig.clock, idle_timeout_s=30.0
-        )
+        deps = dataclasses.replace(owner.deps, gpus=rig.gpus, clock=rig.clock, idle_timeout_s=30.0)
         apply.apply(deps, lambda: applying_rig.LAYOUTS.layout(layout))
         before = rig.gpus.observe()
         rig.state.reboot()

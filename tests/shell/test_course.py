@@ -31,10 +31,6 @@ class Host(applying_rig.Node):
     def uuid(self) -> str:
         return self.gpus[1].uuid
 
-    @property
-    def deps(self) -> local.Dependencies:
-        return self._dependencies()
-
     def called(self, name: str) -> None:
         if self.is_dead:
             raise scenes.Killed
