@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import cluster
-from mig_manager.core.records import readiness, requests, status
+from mig_manager.core.records import gpu_recovery, readiness, requests, status
 
 _log = structlog.get_logger()
 
@@ -135,9 +135,12 @@ class RunStatus:
             reason=outcome.reason.value, message=outcome.message, is_warning=is_failure
         )
         if outcome.gpus.unreachable:
-            sentences = (messages.with_full_stop(gpu.sentence) for gpu in outcome.gpus.unreachable)
+            lost = outcome.gpus.unreachable
+            sentences = (messages.with_full_stop(gpu.sentence) for gpu in lost)
+            # Equal remedies once.
+            remedies = dict.fromkeys(map(gpu_recovery.remedy, lost))
             self._deps.node.emit(
                 reason=errors.Reason.GPU_UNREACHABLE.value,
-                message=" ".join((*sentences, errors.Reason.GPU_UNREACHABLE.remedy)),
+                message=" ".join((*sentences, *remedies)),
                 is_warning=True,
             )

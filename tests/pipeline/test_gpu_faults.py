@@ -113,6 +113,21 @@ def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
     assert rig.events == []
 
 
+def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> None:
+    rig, ours, ended = node_at_rest()
+    rig.is_unschedulable, rig.taints = True, {"nvidia.com/gpu-error"}
+    rig.add_pod("train", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
+    set_action(rig, RESET, 0)
+
+    ours.check_drift(LAYOUT, ended)
+
+    assert recovery(rig) == ("True", "GpuReset")
+    assert (rig.is_unschedulable, rig.taints) == (True, {"nvidia.com/gpu-error"})
+    assert not rig.has_hold_taint
+    assert any(pod.name == "train" for pod in rig.pods.values())
+    assert not {"workloads.evict", "workloads.delete", "gpus.execute"} & set(rig.log)
+
+
 def test_repair_off_reports_nothing_on_the_node() -> None:
     rig, ours, ended = node_at_rest(repair=settings.Repair.OFF)
     set_action(rig, RESET, 0)

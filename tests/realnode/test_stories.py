@@ -42,6 +42,33 @@ def test_an_impossible_layout_fails_and_touches_nothing(
     judging.assert_at_rest(cluster)
 
 
+def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.Cluster) -> None:
+    cluster.ensure_layout("all-1g.5gb")
+    cluster.deploy("busy", "mig-1g.5gb")
+    before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
+    gpus = cluster.driver.gpus
+
+    def needs_recovery() -> str:
+        conditions = cluster.get("node", rig.NODE)["status"]["conditions"]
+        found = {str(each["type"]): str(each["status"]) for each in conditions}
+        return found.get("GpuRecoveryNeeded", "")
+
+    try:
+        gpus.fail_gpu(1, action=1)
+        # The agent observes the GPUs when a request ends, and when one begins.
+        cluster.withdraw()
+        waiting.until(lambda: needs_recovery() == "True", "the condition")
+    finally:
+        gpus.fail_gpu(1)
+    cluster.request("all-1g.5gb")
+
+    assert cluster.outcome("all-1g.5gb")["state"] == "success"
+    waiting.until(lambda: needs_recovery() == "False", "the end of the condition")
+    assert cluster.driver.instances() == instances
+    assert judging.use(cluster, "busy") == before
+    judging.assert_at_rest(cluster)
+
+
 @pytest.mark.parametrize("newer", ["all-1g.5gb", ""])
 def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
     cluster: rig.Cluster, newer: str
