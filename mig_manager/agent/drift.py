@@ -39,6 +39,7 @@ class Observation:
     plan: steps.Plan | None
     """The changes that the layout needs; None: the check failed."""
     error: errors.Reason | None = None
+    message: str = ""  # of the error
     is_from_owner: bool = False  # whether the owner wrote the layout
 
 
@@ -50,7 +51,9 @@ def observe(job: jobs.Job) -> Observation:
         plan = resolved.plan(gpus)
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        return Observation(gpus=job.status.gpus, plan=None, error=error.reason)
+        return Observation(
+            gpus=job.status.gpus, plan=None, error=error.reason, message=error.message
+        )
     return Observation(gpus=gpus, plan=plan, is_from_owner=resolved.is_from_owner)
 
 

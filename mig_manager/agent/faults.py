@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import structlog
 
+from mig_manager import errors
 from mig_manager.agent import publish
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import cluster
@@ -13,6 +14,7 @@ from mig_manager.core.records import gpu_codec, gpu_recovery
 _XID_PAUSE_S = 3600.0
 """After this time the same Xid of a GPU gets another Event: a GPU may repeat it every second."""
 _MOST_XIDS = 100
+_LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
 
 _log = structlog.get_logger()
 
@@ -37,6 +39,14 @@ class FaultReport:
         for uuid, xid in xids:
             self._deps.telemetry.xid_reported(uuid, xid)
             self._xids.append((uuid, xid))
+
+    def publish_failure(self, reason: errors.Reason | None, message: str) -> bool:
+        """Publish that no GPU can be observed; return whether that is due to the GPUs."""
+        is_loss = reason in _LOSSES
+        if self.is_on and is_loss:
+            self._deps.node.set_condition(gpu_recovery.none_reachable(message))
+            self._publish_xids()
+        return is_loss
 
     def publish(self, gpus: model.ObservedGpus) -> None:
         """Publish the faults of observed GPUs; do nothing for an empty observation.

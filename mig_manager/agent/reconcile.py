@@ -160,7 +160,8 @@ class Reconciler:
                 _save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
-        self.faults.publish(job.status.gpus)
+        if not self.faults.publish_failure(outcome.reason, outcome.message):
+            self.faults.publish(job.status.gpus)
         return outcome
 
     def check_drift(
@@ -179,7 +180,8 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
-            self.faults.publish(observation.gpus)
+            if not self.faults.publish_failure(observation.error, observation.message):
+                self.faults.publish(observation.gpus)
             action, self._drift = drift.act(
                 job, self._drift, outcome, observation, self._watched_node
             )
@@ -228,6 +230,7 @@ class Reconciler:
                 gpus = self._deps.gpus.observe()
         except (errors.HardwareError, errors.LockedError) as error:
             _log.info("gpus_not_checked", reason=error.reason.value, error=error.message)
+            self.faults.publish_failure(error.reason, error.message)
             return
         self.capacity.note_gpus(gpus)
         self.faults.publish(gpus)

@@ -113,6 +113,28 @@ def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
     assert rig.events == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (errors.Reason.GPU_LOST, ("True", "GpuUnreachable")),
+        (errors.Reason.GPU_NEEDS_RESET, ("True", "GpuUnreachable")),
+        (errors.Reason.DRIVER_NOT_LOADED, None),
+    ],
+)
+def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
+    reason: errors.Reason, expected: tuple[str, str] | None
+) -> None:
+    rig, ours, ended = node_at_rest()
+    rig.refusing["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
+    ours.check_drift(LAYOUT, ended)
+    assert recovery(rig) == expected
+    assert rig.labels[cluster.STATE_LABEL] == "success"
+
+    del rig.refusing["gpus.observe"]
+    ours.check_drift(LAYOUT, ended)
+    assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
+
+
 def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> None:
     rig, ours, ended = node_at_rest()
     rig.is_unschedulable, rig.taints = True, {"nvidia.com/gpu-error"}

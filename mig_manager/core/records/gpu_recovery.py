@@ -96,6 +96,19 @@ def condition(gpus: model.ObservedGpus) -> readiness.Condition:
     )
 
 
+def none_reachable(message: str) -> readiness.Condition:
+    """Return the condition for a node without a reachable GPU, with the reason of the driver."""
+    return readiness.Condition(
+        type=cluster.RECOVERY_CONDITION,
+        is_true=True,
+        reason=_UNREACHABLE.value,
+        message=messages.fit(
+            f"No GPU can be observed: {messages.with_full_stop(message)} {_UNREACHABLE.remedy}",
+            messages.LONGEST_BYTES,
+        ),
+    )
+
+
 def _need(gpu: model.Gpu | model.UnreachableGpu) -> tuple[str, str] | None:
     return _NEEDS.get(gpu.recovery_action) if gpu.recovery_action else None
 
