@@ -7,20 +7,18 @@ kill.
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.change import local, transaction
 from mig_manager.core import model, steps
+from mig_manager.core.acceptance import changes
 from mig_manager.core.acceptance.stages import Outcome, Stage
-from mig_manager.core.layout import generator
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 
 NAME = "acceptance"  # of the layout in the journal
-_MOST_LAYOUTS = 4  # full layouts, each in two orders
 _KILLED_AFTER = 2  # steps
 _NOT_TRIED = "mig-manager starts no program that uses a device"
 _NO_MIG = "MIG mode could not be enabled"
@@ -125,12 +123,12 @@ class _Course:
             yield Stage(name="instances", outcome=Outcome.NOT_TRIED, why=_NO_MIG)
             return
         profiles = self.gpu.profiles or ()
-        for name, desired in (*_single(profiles), *_full(profiles)):
+        for name, desired in (*changes.single(profiles), *changes.full(profiles)):
             yield self._try(name, lambda desired=desired: self._change(desired))  # type: ignore[misc]
         yield Stage(name="refusal in use", outcome=Outcome.NOT_TRIED, why=_NOT_TRIED)
-        if pair := _pair(profiles):
+        if pair := changes.pair(profiles):
             yield self._try("keep a foreign instance", lambda: self._keep_foreign(*pair))
-        if filled := list(_full(profiles)):
+        if filled := list(changes.full(profiles)):
             killed = filled[-1][1]
             yield self._try("restore after kill -9", lambda: self._survive_kill(killed))
         yield self._try("restore the GPU", self.undo)
@@ -254,45 +252,6 @@ def _with_creations(
         )
         for gpu in snapshot
     )
-
-
-def _single(
-    profiles: tuple[model.GpuInstanceProfile, ...],
-) -> Iterator[tuple[str, model.DesiredGpu]]:
-    """Yield each profile at each placement, and one divided into compute instances."""
-    on = model.MigMode.ENABLED
-    for row in profiles:
-        for place in row.placements:
-            pin = model.Pin(profile=row.profile, start=place.start)
-            yield f"{row.profile} at {place}", model.DesiredGpu.of(on, {}, {pin: 1})
-        if row.profile.gpu_slices > 1:
-            part = dataclasses.replace(row.profile, compute_slices=1)
-            count = row.profile.gpu_slices
-            yield f"{count} of {part}", model.DesiredGpu.of(on, {part: count})
-
-
-def _full(
-    profiles: tuple[model.GpuInstanceProfile, ...],
-) -> Iterator[tuple[str, model.DesiredGpu]]:
-    """Yield some full layouts, in one order and in the reverse."""
-    counts = list(itertools.islice(generator.maximal(profiles), _MOST_LAYOUTS))
-    for order, each in (("", counts), (" in reverse order", counts[::-1])):
-        for devices in each:
-            name = ", ".join(f"{count} {profile}" for profile, count in dict(devices).items())
-            yield f"full: {name}{order}", model.DesiredGpu.of(model.MigMode.ENABLED, dict(devices))
-
-
-def _pair(profiles: tuple[model.GpuInstanceProfile, ...]) -> tuple[model.Pin, model.Pin] | None:
-    """Return two instances that exist beside each other; None if no profile fits twice."""
-    for row in profiles:
-        if row.max_instances > 1 and len(row.placements) > 1:
-            one, *_, other = row.placements
-            if not one.overlaps(other):
-                return (
-                    model.Pin(profile=row.profile, start=one.start),
-                    model.Pin(profile=row.profile, start=other.start),
-                )
-    return None
 
 
 def _shape(gpu: model.GpuSnapshot) -> tuple[object, ...]:

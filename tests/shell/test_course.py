@@ -56,8 +56,9 @@ class Host(applying_rig.Node):
         return course.run(self.deps, self.uuid, self.killing_after)
 
 
-def test_the_course_shows_every_placement_and_restores_the_gpu() -> None:
-    host = Host()
+@pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H100-SXM5-80GB", "RTX-PRO-6000"])
+def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> None:
+    host = Host(product)
     before = host.shape
 
     result = host.play()
