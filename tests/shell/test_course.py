@@ -11,6 +11,7 @@ from mig_manager.change import course, local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import Outcome
 from tests import scenes
+from tests.adapters import kubelet_rig
 from tests.shell import applying_rig, commandline, shell_node
 
 A30 = "1xA30"
@@ -229,6 +230,20 @@ def test_a_gpu_in_use_or_not_confirmed_is_refused(
 
     assert answer.status == status
     assert message in answer.err.replace("\n    ", " ")
+    assert node.shape == before
+
+
+def test_a_gpu_of_a_pod_is_refused(node: shell_node.Node) -> None:
+    before = node.shape
+    uuid = node.state.boards[0].uuid
+    with kubelet_rig.a_kubelet() as kubelet:
+        kubelet.pods = [kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/gpu", uuid))]
+        kubelet.start()
+
+        answer = accept(node, "--yes", "--pod-resources-socket", str(kubelet.path))
+
+    assert answer.status == 1
+    assert "is in use by ns/train" in answer.err.replace("\n    ", " ")
     assert node.shape == before
 
 
