@@ -155,6 +155,12 @@ PLANTED: dict[str, tuple[Callable[[Any], object], str, str]] = {
         lambda gpu: gpu["instances"][0].update(id=12),
         *("instance-id", "none"),
     ),
+    "another order of MIG devices": (
+        lambda gpu: gpu["rules"].update(
+            {"MIG devices are in the order of their instances": False}
+        ),
+        *("rule", "none"),
+    ),
     "a broken UUID rule": (
         lambda gpu: gpu["rules"].update({"no two GPUs have the same UUID": False}),
         *("rule", "changes"),
