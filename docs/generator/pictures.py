@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 
@@ -33,7 +34,8 @@ def _run(*arguments: str, home: str, **environ: str) -> list[str]:
         [sys.executable, "-m", "mig_manager", *arguments],
         env={
             "HOME": home,
-            "PATH": os.defpath,
+            # Where our programs are, so that the demo says nothing about the path.
+            "PATH": os.pathsep.join((sysconfig.get_path("scripts"), os.defpath)),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYTHONUTF8": "1",
             **environ,
