@@ -350,6 +350,7 @@ class Acceptance(TypedDict):
     version: str  # of mig-manager
     driver_version: str
     nvml_version: str
+    is_simulated: bool
     verdict: Annotated[str, "core.acceptance.differences.Verdict"]
     differences: list[Difference]
     latencies: list[Latency]

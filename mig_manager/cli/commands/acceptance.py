@@ -51,7 +51,12 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     if chosen.changed_gpu is not None:
         course = acceptance_course.play(chosen, survey, deps, access, terminal)
         survey = course.survey
-    answer = report(survey, course, timeout_s=chosen.gpu_timeout_s)
+    answer = report(
+        survey,
+        course,
+        is_simulated=chosen.gpus.is_simulated,
+        timeout_s=chosen.gpu_timeout_s,
+    )
     text = console.answered(answer, "json")
     if chosen.answer_file == _STANDARD_OUTPUT:
         terminal.say(text)
@@ -73,7 +78,11 @@ def catalogue_rows(path: pathlib.Path) -> str:
 
 
 def report(
-    survey: surveys.Survey, course: acceptance_course.Played | None = None, *, timeout_s: float
+    survey: surveys.Survey,
+    course: acceptance_course.Played | None = None,
+    *,
+    is_simulated: bool = False,
+    timeout_s: float,
 ) -> "answers.Acceptance":
     """Compare surveyed GPUs with simulated ones.
 
@@ -101,6 +110,7 @@ def report(
         "version": mig_manager.__version__,
         "driver_version": surveys.plain(survey.driver_version),
         "nvml_version": surveys.plain(survey.nvml_version),
+        "is_simulated": is_simulated,
         "verdict": compared.verdict(found).value,
         "differences": [each.to_data() for each in found],
         "latencies": latencies,
@@ -130,7 +140,7 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
     tone, meaning = _VERDICTS[compared.Verdict(answer["verdict"])]
     gpus = ", ".join(f"{count} {name}" for name, count in names.items()) or "no GPU"
     lines = [
-        f"{gpus}; driver {answer['driver_version']}",
+        f"{'simulated: ' * answer['is_simulated']}{gpus}; driver {answer['driver_version']}",
         f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
         tables.count(len(answer["differences"]), "difference"),
     ]
