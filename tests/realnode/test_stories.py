@@ -53,16 +53,16 @@ def test_a_gpu_with_a_fault_is_a_condition_and_disturbs_no_pod(cluster: rig.Clus
         found = {str(each["type"]): str(each["status"]) for each in conditions}
         return found.get("GpuRecoveryNeeded", "")
 
+    # The agent observes the GPUs when a request begins and when it is withdrawn.
+    cluster.withdraw()
     try:
         gpus.fail_gpu(1, action=1)
-        # The agent observes the GPUs when a request ends, and when one begins.
-        cluster.withdraw()
+        cluster.request("all-1g.5gb")
         waiting.until(lambda: needs_recovery() == "True", "the condition")
+        assert cluster.outcome("all-1g.5gb")["state"] == "success"
     finally:
         gpus.fail_gpu(1)
-    cluster.request("all-1g.5gb")
-
-    assert cluster.outcome("all-1g.5gb")["state"] == "success"
+    cluster.withdraw()
     waiting.until(lambda: needs_recovery() == "False", "the end of the condition")
     assert cluster.driver.instances() == instances
     assert judging.use(cluster, "busy") == before
