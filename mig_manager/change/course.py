@@ -13,8 +13,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.change import local, transaction
 from mig_manager.core import model, steps
-from mig_manager.core.acceptance import changes
-from mig_manager.core.acceptance.stages import Outcome, Stage
+from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 
@@ -32,7 +31,7 @@ class WorkerKilledError(Exception):
 class Result:
     """What the course showed."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[stages.Stage, ...]
     compute_profiles: Mapping[int, tuple[model.ComputeInstanceProfile, ...]]
     """Compute-instance profiles by the enum index of the GPU-instance profile."""
 
@@ -75,7 +74,7 @@ def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter) -> Res
         done = []
         with deps.uninterrupted() as check:
             try:
-                for stage in course.stages():
+                for stage in course.play():
                     done.append(stage)
                     check()
             finally:
@@ -114,32 +113,35 @@ class _Course:
     def uuid(self) -> str:
         return self.initial.uuid
 
-    def stages(self) -> Iterator[Stage]:
+    def play(self) -> Iterator[stages.Stage]:
         """Yield the stages as they end."""
         empty = model.DesiredGpu.of(model.MigMode.ENABLED, {})
         enabled = self._try("enable MIG mode", lambda: self._change(empty))
         yield enabled
-        if enabled.outcome is not Outcome.DONE:
-            yield Stage(name="instances", outcome=Outcome.NOT_TRIED, why=_NO_MIG)
+        if enabled.outcome is not stages.Outcome.DONE:
+            yield stages.Stage(name="instances", outcome=stages.Outcome.NOT_TRIED, why=_NO_MIG)
             return
         profiles = self.gpu.profiles or ()
-        for name, desired in (*changes.single(profiles), *changes.full(profiles)):
+        for name, desired in (
+            *stages.single_profiles(profiles),
+            *stages.full_layouts(profiles),
+        ):
             yield self._try(name, lambda desired=desired: self._change(desired))  # type: ignore[misc]
-        yield Stage(name="refusal in use", outcome=Outcome.NOT_TRIED, why=_NOT_TRIED)
-        if pair := changes.pair(profiles):
+        yield stages.Stage(name="refusal in use", outcome=stages.Outcome.NOT_TRIED, why=_NOT_TRIED)
+        if pair := stages.disjoint_pair(profiles):
             yield self._try("keep a foreign instance", lambda: self._keep_foreign(*pair))
-        if filled := list(changes.full(profiles)):
+        if filled := list(stages.full_layouts(profiles)):
             killed = filled[-1][1]
             yield self._try("restore after kill -9", lambda: self._survive_kill(killed))
         yield self._try("restore the GPU", self.undo)
 
-    def _try(self, name: str, act: Callable[[], object]) -> Stage:
+    def _try(self, name: str, act: Callable[[], object]) -> stages.Stage:
         try:
             act()
         except errors.MigManagerError as error:
             self.observed = self.deps.gpus.observe()
-            return Stage(name=name, outcome=Outcome.FAILED, why=_cause(error))
-        return Stage(name=name)
+            return stages.Stage(name=name, outcome=stages.Outcome.FAILED, why=_cause(error))
+        return stages.Stage(name=name)
 
     @property
     def gpu(self) -> model.Gpu:

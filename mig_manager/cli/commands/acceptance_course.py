@@ -74,7 +74,7 @@ def play(
     if undone := local.undo_interrupted(deps):
         terminal.note(undone)
     gpu = course.require_unused(gpus.observe(), uuid)
-    _require_unused(gpu, gpus, access)
+    _require_no_users(gpu, gpus, access)
     if not chosen.is_confirmed:
         _ask(gpu, terminal)
     result = course.run(deps, uuid, observer.killing_after)
@@ -98,7 +98,7 @@ def _worker(
     )
 
 
-def _require_unused(
+def _require_no_users(
     gpu: model.Gpu, gpus: nvml_worker.WorkerGpus, access: gpu_access.GpuAccess
 ) -> None:
     # What does not block a change of MIG mode may stay.

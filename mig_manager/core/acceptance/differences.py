@@ -80,7 +80,7 @@ def of_gpu(
         expected: The same product under the simulated driver; None: no product is like it.
         instance_ids: Returns the ids that a GPU instance at a placement can have.
     """
-    found = _Comparison(index)
+    found = Comparison(index)
     if actual["unreachable"] is not None:
         yield found.of(Subject.UNREACHABLE, "the GPU", "reachable", actual["unreachable"])
         return
@@ -107,10 +107,10 @@ def of_library(
     actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
 ) -> Iterator[Difference]:
     """Yield the differences of functions that concern no GPU, by their answers."""
-    return _functions(_Comparison(None), actual, expected)
+    return _functions(Comparison(None), actual, expected)
 
 
-class _Comparison:
+class Comparison:
     """Builds the differences of one GPU."""
 
     def __init__(self, gpu: int | None) -> None:
@@ -125,6 +125,7 @@ class _Comparison:
         effect: Effect | None = None,
         consequence: str = "",
     ) -> Difference:
+        """Return a difference, with the usual effect of its subject unless one is given."""
         usual = meanings.USUAL.get(subject, (Effect.NONE, ""))
         return Difference(
             gpu=self._gpu,
@@ -136,9 +137,23 @@ class _Comparison:
             consequence=consequence or usual[1],
         )
 
+    def of_fields(
+        self,
+        rows: Iterable[tuple[Subject, str, str]],
+        actual: Mapping[str, object],
+        expected: Mapping[str, object],
+        *,
+        prefix: str = "",
+    ) -> Iterator[Difference]:
+        """Yield a difference for each key whose values differ."""
+        for subject, what, key in rows:
+            one, other = actual.get(key), expected.get(key)
+            if one != other:
+                yield self.of(subject, f"{prefix}{what}", other, one)
+
 
 def _facts(
-    found: _Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
+    found: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
 ) -> Iterator[Difference]:
     rows = (
         (Subject.NAME, "its name", "name"),
@@ -146,10 +161,7 @@ def _facts(
         (Subject.MEMORY, "its memory in MiB", "memory_mib"),
         (Subject.MODE_CHANGE, "a change of MIG mode resets it", "mode_change_needs_reset"),
     )
-    for subject, what, key in rows:
-        one, other = actual.get(key), expected.get(key)
-        if one != other:
-            yield found.of(subject, what, other, one)
+    yield from found.of_fields(rows, actual, expected)
     if (actual["mig_mode"] is None) is not (expected["mig_mode"] is None):
         has = {True: "without MIG", False: "with MIG"}
         yield found.of(
@@ -161,7 +173,7 @@ def _facts(
 
 
 def _profiles(
-    found: _Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
+    found: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
 ) -> Iterator[Difference]:
     if actual["profiles"] is None or expected["profiles"] is None:
         if actual["profiles"] is not expected["profiles"]:
@@ -181,7 +193,7 @@ def _profiles(
 
 
 def _profile(
-    found: _Comparison, actual: "answers.CapturedProfile", expected: "answers.CapturedProfile"
+    found: Comparison, actual: "answers.CapturedProfile", expected: "answers.CapturedProfile"
 ) -> Iterator[Difference]:
     rows = (
         (Subject.PROFILE_NAME, "name", "name"),
@@ -193,10 +205,7 @@ def _profile(
         (Subject.ENGINES, "copy engines, decoders, encoders, JPEG, OFA", "engines"),
     )
     name = f"profile {expected['name']}"
-    for subject, what, key in rows:
-        one, other = actual.get(key), expected.get(key)
-        if one != other:
-            yield found.of(subject, f"{name}: {what}", other, one)
+    yield from found.of_fields(rows, actual, expected, prefix=f"{name}: ")
     for place in expected["placements"]:
         if place not in actual["placements"]:
             what = f"{name} at {place}"
@@ -220,7 +229,7 @@ def _pack(rows: "list[answers.CapturedComputeProfile]") -> str:
 
 
 def _behaviour(
-    found: _Comparison,
+    found: Comparison,
     actual: "answers.CapturedGpu",
     expected: "answers.CapturedGpu",
     instance_ids: Callable[[model.Placement], frozenset[int]],
@@ -249,7 +258,7 @@ def _behaviour(
 
 
 def _functions(
-    found: _Comparison, actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
+    found: Comparison, actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
 ) -> Iterator[Difference]:
     """Yield functions with other answers."""
     for function in sorted((actual.keys() & expected.keys()) - _BY_INSTANCES):

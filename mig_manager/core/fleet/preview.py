@@ -156,13 +156,14 @@ def of_rollout(
 ) -> Preview:
     """Plan what a rollout or its undo requests of a node."""
     target = goal.target(node)
-    if target is not None and not goal.is_superseded(node):
-        return preview(node, document, target, pods)
-    layout, reason = node.requested, "Superseded"
-    message = "another layout was requested since the rollout; the request stays"
-    if not goal.is_superseded(node):
-        layout, reason = "", "LabelRemoved"
+    if goal.is_superseded(node):
+        layout, reason = node.requested, "Superseded"
+        message = "another layout was requested since the rollout; the request stays"
+    elif target is None:
+        layout, reason = None, "LabelRemoved"
         message = "the label is removed; the GPUs stay as they are"
+    else:
+        return preview(node, document, target, pods)
     return Preview(
         name=node.name,
         layout=layout or "",
