@@ -30,7 +30,7 @@ def schema() -> dict[str, Any]:
         "description": "MIG layouts for mig-manager and nvidia-mig-parted. Empty: none.",
         "type": ["object", "null"],
         "properties": {
-            "version": {"const": config.VERSION},
+            "version": {"const": layouts.VERSION},
             "mig-configs": {
                 "description": "Layouts by name, which is the value of the node's label.",
                 "type": "object",

@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.core import messages
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
 
 _NODES = "/api/v1/nodes"
@@ -156,10 +156,10 @@ class ClusterReader:
     def document(
         self,
         config_map: tuple[str, str] | None,
-        default: config.Document | None = None,
+        default: layouts.Document | None = None,
         *,
         is_lenient: bool = False,
-    ) -> config.Document:
+    ) -> layouts.Document:
         """Return the layouts.
 
         Args:

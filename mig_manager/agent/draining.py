@@ -8,7 +8,7 @@ touched, after the taint, once no pod can get a device, and in the session of th
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import jobs, preparing, undo
+from mig_manager.agent import jobs, preparing, run_journal
 from mig_manager.agent.pods import drain, eviction, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
@@ -21,7 +21,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
         ClusterError: The API refused or does not answer.
         NotReadyError: SLOTS_TAKEN: another node may take the slot soon.
     """
-    if job.deps.slots is not None and not job.undo_stack.journal.blocks_workloads:
+    if job.deps.slots is not None and not job.journal.entries.blocks_workloads:
         job.deps.slots.check()
     affected = change.affected_pods(job)
     message = f"applying {job.status.title}"
@@ -29,16 +29,16 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
         count = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
         message = f"{count} to evict: {change.usage.named(affected)}"
 
-    def taint(view: cluster.NodeView) -> undo.Step:
+    def taint(view: cluster.NodeView) -> run_journal.Step:
         # An interrupted run has removed the label, and its journal names the layout.
-        applied = view.labels.get(cluster.APPLIED_LABEL) or job.undo_stack.journal.applied
-        return undo.Step(
+        applied = view.labels.get(cluster.APPLIED_LABEL) or job.journal.entries.applied
+        return run_journal.Step(
             message=message,
-            journal=dataclasses.replace(job.undo_stack.journal, hold_taint=True, applied=applied),
+            entries=dataclasses.replace(job.journal.entries, hold_taint=True, applied=applied),
             change=cluster.NodePatch(hold_taint=True),
         )
 
-    job.undo_stack.publish_step(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
+    job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
     if affected:
         _announce(job, message, reason="Draining", is_warning=False)
 
@@ -59,7 +59,7 @@ def drain_pods(
     """
     pod_drain = _new_drain(job, change.order(job))
     pods = evict_or_refuse(job, change, pod_drain, job.deps.workloads.list())
-    job.undo_stack.note(draining=False)
+    job.journal.note(draining=False)
     return pod_drain, pods
 
 
@@ -100,7 +100,7 @@ def pause_clients(
     clients = job.clients.pause(
         change.plan,
         pods,
-        job.undo_stack,
+        job.journal,
         job.cancel,
         change.extra_clients,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
@@ -148,9 +148,7 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
             clock=job.deps.clock,
             strategy=order.limits.policy.strategy,
             # Publish before the first eviction of the round.
-            on_round=lambda message: job.undo_stack.enter(
-                model.Phase.DRAIN, message, draining=True
-            ),
+            on_round=lambda message: job.journal.enter(model.Phase.DRAIN, message, draining=True),
             telemetry=job.deps.telemetry,
         ),
         allocations=job.deps.allocations,
@@ -160,7 +158,7 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
 
 def _force(job: jobs.Job, names: str) -> None:
     message = f"deleting by force {names}"
-    job.undo_stack.enter(model.Phase.DRAIN, message)
+    job.journal.enter(model.Phase.DRAIN, message)
     _announce(job, message, reason="ForcedDrain", is_warning=True)
 
 

@@ -133,7 +133,7 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
         message = drift_message(job.status.title, affected)
-        job.undo_stack.finish(outcomes.failure(errors.Reason.DRIFTED, message))
+        job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return Action.REST
 
 
@@ -143,16 +143,16 @@ def _withdraw_phantoms(
     """Remove phantom devices from the node; return whether the API refuses."""
     refused = job.clients.advertising.withdraw_phantoms(observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
-        failed = job.undo_stack.failure(refused.reason, refused.message)
+        failed = job.journal.failure(refused.reason, refused.message)
         # The layout is active: no run is needed, and the next drift check retries.
-        job.undo_stack.finish(dataclasses.replace(failed, is_final=True))
+        job.journal.finish(dataclasses.replace(failed, is_final=True))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(job, observation)
     return refused is not None
 
 
 def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
-    job.undo_stack.finish(
+    job.journal.finish(
         job.status.success(
             errors.Reason.ALREADY_APPLIED,
             "is active again",

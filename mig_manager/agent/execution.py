@@ -29,7 +29,7 @@ def execute(job: jobs.Job, change: preparing.Change, paused: pausing.Paused) -> 
             # A GPU lost during the change is verified only if the layout names it.
             replan=lambda now: change.resolved.plan(now, restoring=change.restoring),
             unrestored=lambda now: layouts.unrestored_elsewhere(
-                change.resolved.layout, now, job.undo_stack.journal.snapshot
+                change.resolved.layout, now, job.journal.entries.snapshot
             ),
             points=job.hooks,
         )
@@ -56,4 +56,4 @@ def _resume_after_failure(
         error.add(failed)
     # If the API fails now, the end of the run restores the rest.
     with contextlib.suppress(errors.ClusterError):
-        job.clients.resume_plugin(paused, job.undo_stack)
+        job.clients.resume_plugin(paused, job.journal)

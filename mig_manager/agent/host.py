@@ -45,11 +45,11 @@ def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None
         ClusterError: The API refused or does not answer; no service was stopped.
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
-    stopped = job.undo_stack.journal.host_services
+    stopped = job.journal.entries.host_services
     running = tuple(n for n in running_services(job, names, plan) if n not in stopped)
     if job.deps.services is None or not running:
         return
-    job.undo_stack.enter(
+    job.journal.enter(
         model.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
         host_services=(*stopped, *running),
@@ -70,7 +70,7 @@ def start_services(job: jobs.Job) -> None:
         HostError: HOST_SERVICE_FAILED: some services did not start.
     """
     failures: list[str] = []
-    for name in host_files.start_order(job.undo_stack.journal.host_services):
+    for name in host_files.start_order(job.journal.entries.host_services):
         job.deps.telemetry.still_working()
         try:
             _start(job, name)
@@ -78,8 +78,8 @@ def start_services(job: jobs.Job) -> None:
             _log.warning("host_service_not_started", service=name, error=error.message)
             failures.append(error.message)
             continue
-        stopped = job.undo_stack.journal.host_services
-        job.undo_stack.note(host_services=tuple(one for one in stopped if one != name))
+        stopped = job.journal.entries.host_services
+        job.journal.note(host_services=tuple(one for one in stopped if one != name))
     if failures:
         raise errors.HostError("; ".join(failures), reason=errors.Reason.HOST_SERVICE_FAILED)
 
@@ -114,14 +114,14 @@ def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
     job.hooks.require(plan)
     if job.hooks.is_empty:
         return
-    job.undo_stack.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
+    job.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
     try:
         job.hooks.start(job.cancel.check)
     except errors.MigManagerError:
-        job.undo_stack.note(exit_hook=False)
+        job.journal.note(exit_hook=False)
         raise
     except errors.Superseded:
-        job.undo_stack.note(exit_hook=job.hooks.has_run)
+        job.journal.note(exit_hook=job.hooks.has_run)
         raise
 
 
@@ -132,9 +132,9 @@ def exit_hooks(job: jobs.Job) -> None:
         ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
-    if not job.undo_stack.journal.exit_hook or job.hooks.has_passed_exit:
+    if not job.journal.entries.exit_hook or job.hooks.has_passed_exit:
         return
     if job.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
     job.hooks.exit()
-    job.undo_stack.note(exit_hook=False)
+    job.journal.note(exit_hook=False)

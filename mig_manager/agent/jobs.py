@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 
-from mig_manager.agent import publish, run_status, settings, undo
+from mig_manager.agent import publish, run_journal, run_status, settings
 from mig_manager.agent.pods import gpu_clients
 from mig_manager.change import hook_points, transaction
 from mig_manager.core import model, ports, timing
@@ -62,7 +62,7 @@ class Job(Shared):
     cancel: ports.Cancellation
     """Can cancel the attempt until GPUs are touched."""
     status: run_status.RunStatus
-    undo_stack: undo.UndoStack
+    journal: run_journal.RunJournal
     hooks: hook_points.HookPoints
 
     @property
@@ -83,7 +83,7 @@ class Job(Shared):
         """Return a transaction on the node's GPUs."""
         return transaction.Transaction(
             gpus=self.deps.gpus,
-            undo_stack=self.undo_stack,
+            journal=self.journal,
             clock=self.deps.clock,
             refresh_files=self.deps.refresh_files,
             reset=self.deps.reset.reset if self.deps.reset else None,
@@ -133,11 +133,11 @@ def new_job(
         request=request,
         cancel=cancel,
         status=job_status,
-        undo_stack=undo.UndoStack(
+        journal=run_journal.RunJournal(
             deps,
             shared.publisher,
             job_status,
-            journal=resumed,
+            entries=resumed,
             record=record,
             startup_taints=limits.policy.startup_taints,
             retry_after_s=retry_after_s,

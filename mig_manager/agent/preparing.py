@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import drift, host, jobs, recovery, resolving
 from mig_manager.agent.pods import advertisers, drain, survey
 from mig_manager.core import messages, model, steps, timing
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, cluster, gpu_use, resources
 
 _NOT_ASKED = gpu_use.Usage(pods=(), assigned=None)
@@ -40,7 +40,7 @@ class Change:
             self.gpus,
             may_evict=self.may_evict and not job.request.is_on_demand,
             extra_clients=self.extra_clients,
-            has_begun=job.undo_stack.journal.draining,
+            has_begun=job.journal.entries.draining,
         )
 
     def affected_pods(self, job: jobs.Job) -> tuple[cluster.Pod, ...]:
@@ -62,7 +62,7 @@ def plan_change(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool)
     gpus = resolving.observe_once(job, resolved)
     recovery.restore_persistence(job, gpus)
     selected = resolving.select(resolved, gpus)
-    others = tuple(gpu for gpu in job.undo_stack.journal.snapshot if gpu.uuid not in selected)
+    others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in selected)
     restoring = others if others and recovery.is_possible(job.deps, gpus, others) else ()
     return Change(
         resolved=resolved,
@@ -93,7 +93,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     if change.may_evict and job.request.is_on_demand:
         require_no_affected_pods(change.affected_pods(job))
     is_waited = job.clients.await_driver(
-        change.affected_pods(job), change.usage.pods, change.gpus, job.undo_stack, job.cancel
+        change.affected_pods(job), change.usage.pods, change.gpus, job.journal, job.cancel
     )
     if is_waited:
         change = _survey(job, change)
@@ -130,10 +130,10 @@ def _survey(job: jobs.Job, change: Change) -> Change:
             )
     job.clients.require_none_stuck(usage.pods)
     job.clients.advertising.require_served(
-        resources.gpu_layouts(change.gpus, config.select(change.resolved.layout, change.gpus)),
+        resources.gpu_layouts(change.gpus, layouts.select(change.resolved.layout, change.gpus)),
         usage.pods,
         plugin_config=job.plugin_config,
-        is_driver_expected=advertisers.DRIVER in advertisers.expected_kinds(job.undo_stack),
+        is_driver_expected=advertisers.DRIVER in advertisers.expected_kinds(job.journal),
     )
     plan = change.resolved.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)

@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.agent import host, jobs, outcomes
 from mig_manager.agent.pods import pausing
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import cluster
 
 
@@ -29,9 +29,9 @@ def resume_and_verify(
     """
     host.start_services(job)
     host.exit_hooks(job)
-    resumed = job.clients.resume_plugin(paused, job.undo_stack, plugin_config=job.plugin_config)
+    resumed = job.clients.resume_plugin(paused, job.journal, plugin_config=job.plugin_config)
     _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")
-    job.clients.resume_monitors(resumed, job.undo_stack, job.cancel)
+    job.clients.resume_monitors(resumed, job.journal, job.cancel)
     return job.status.success(
         errors.Reason.APPLIED,
         "is active",
@@ -42,7 +42,7 @@ def resume_and_verify(
 
 
 def verify_unchanged(
-    job: jobs.Job, layout: config.Layout | None, gpus: model.ObservedGpus, *, is_from_owner: bool
+    job: jobs.Job, layout: layouts.Layout | None, gpus: model.ObservedGpus, *, is_from_owner: bool
 ) -> outcomes.Outcome:
     """Finish an interrupted run whose change is done but not verified, if there is one.
 
@@ -52,14 +52,14 @@ def verify_unchanged(
         MigManagerError: As ``resume_and_verify``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
-    interrupted = job.undo_stack.journal
+    interrupted = job.journal.entries
     snapshot = interrupted.snapshot
     unrestored = layouts.unrestored_elsewhere(layout, gpus, snapshot) if layout else ()
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.stale_files or bool(unverified)
-    job.undo_stack.note(snapshot=unrestored, applied="", stale_files=is_stale)
+    job.journal.note(snapshot=unrestored, applied="", stale_files=is_stale)
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
-        paused = job.clients.find_plugin(job.undo_stack, gpus, snapshot)
+        paused = job.clients.find_plugin(job.journal, gpus, snapshot)
         job.transaction().refresh()
         return resume_and_verify(job, paused, gpus, is_from_owner=is_from_owner)
     if is_stale:
@@ -68,16 +68,16 @@ def verify_unchanged(
     config_now = job.deps.node.latest().labels.get(cluster.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = job.clients.resume_plugin(
-            job.clients.find_plugin(job.undo_stack, gpus, unrestored),
-            job.undo_stack,
+            job.clients.find_plugin(job.journal, gpus, unrestored),
+            job.journal,
             plugin_config=job.plugin_config,
         )
         _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")
-    elif not advertising.is_schedulable(gpus, job.undo_stack):
+    elif not advertising.is_schedulable(gpus, job.journal):
         # Restart once, not at every retry.
-        job.undo_stack.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-        stale = advertising.find_stale(gpus, job.undo_stack, is_restarted=job.request.attempt == 1)
-        advertising.wait_schedulable(stale, gpus, job.undo_stack, job.cancel)
+        job.journal.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
+        stale = advertising.find_stale(gpus, job.journal, is_restarted=job.request.attempt == 1)
+        advertising.wait_schedulable(stale, gpus, job.journal, job.cancel)
     return job.status.success(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_from_owner=is_from_owner
     )
@@ -86,5 +86,5 @@ def verify_unchanged(
 def _wait_schedulable(
     job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str
 ) -> None:
-    job.undo_stack.enter(model.Phase.PROVE, message)
-    job.clients.advertising.wait_schedulable(paused, gpus, job.undo_stack, job.cancel)
+    job.journal.enter(model.Phase.PROVE, message)
+    job.clients.advertising.wait_schedulable(paused, gpus, job.journal, job.cancel)

@@ -16,10 +16,10 @@ def may_help(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bool
     is True if the status names a reboot for this request.
     """
     # The journal is newer than the status.
-    before = job.undo_stack.journal.rebooted_from
+    before = job.journal.entries.rebooted_from
     if before:
         was_rebooted = before != job.deps.boot_id
-    elif job.undo_stack.record.rebooted_from == job.deps.boot_id:
+    elif job.journal.record.rebooted_from == job.deps.boot_id:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = job.limits.policy.drain is not policies.Drain.NONE
@@ -48,7 +48,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
     try:
         drain_node()
         job.status.note(is_rebooted=True)
-        job.undo_stack.enter(
+        job.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
             state=model.State.REBOOTING,

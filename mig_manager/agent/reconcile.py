@@ -142,20 +142,18 @@ class Reconciler:
             except errors.Superseded as end:
                 _log.info("run_superseded", why=end.why)
                 if end.is_replaced:
-                    job.undo_stack.abandon()
+                    job.journal.abandon()
                 elif not isinstance(end, errors.Rebooting):
-                    job.undo_stack.finish(
-                        job.undo_stack.failure(errors.Reason.INTERRUPTED, end.why)
-                    )
-                self._keep_remaining(job.undo_stack.journal)
+                    job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))
+                self._keep_remaining(job.journal.entries)
                 raise
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
             fitting = self._layouts.fitting(job.status.gpus)
             annotations = self._layouts.annotations(fitting)
             if not outcome.should_retry:
                 annotations |= self.capacity.annotations(job.status.gpus)
-            job.undo_stack.finish(outcome, annotations)
-            self._keep_remaining(job.undo_stack.journal)
+            job.journal.finish(outcome, annotations)
+            self._keep_remaining(job.journal.entries)
             if outcome.state is model.State.SUCCESS:
                 _save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
@@ -278,7 +276,7 @@ class Reconciler:
             yield job
         finally:
             self._deps.standby.dismiss()
-            self._record = job.undo_stack.record
+            self._record = job.journal.record
             self.capacity.note_gpus(job.status.gpus)
 
     def _undo(self, before: journals.Journal) -> None:
@@ -290,11 +288,11 @@ class Reconciler:
         """
         name = before.config or "a layout"
         with self._attempt(jobs.Request(config=before.config), before) as job:
-            resumed = job.undo_stack.journal
+            resumed = job.journal.entries
             with self._shared.hold_lock(f"undoing an interrupted change to {name}"):
                 result = run.undo_interrupted(job)
-            job.undo_stack.abandon()
-            self._keep_remaining(job.undo_stack.journal)
+            job.journal.abandon()
+            self._keep_remaining(job.journal.entries)
         if self._journal == resumed:
             _log.warning("rollback_pending", config=before.config, why=result)
             return
@@ -312,8 +310,8 @@ class Reconciler:
 
     def _end_pending(self, why: str) -> None:
         with self._attempt(jobs.Request(config=""), self._journal) as job:
-            job.undo_stack.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
-            self._keep_remaining(job.undo_stack.journal)
+            job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
+            self._keep_remaining(job.journal.entries)
 
     def _keep_remaining(self, journal: journals.Journal) -> None:
         self._journal = journals.NONE if journal.is_empty else journal
@@ -323,7 +321,7 @@ class Reconciler:
 
 def _save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:
     """Save the verified layout for the next boot; a failure is logged."""
-    record = job.undo_stack.record
+    record = job.journal.record
     if job.deps.boot_layout is None:
         return
     try:

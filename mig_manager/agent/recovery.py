@@ -137,20 +137,20 @@ def is_possible(
 
 def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
     """Return the snapshot to restore, of the GPUs that an interrupted change has touched."""
-    before = job.undo_stack.journal.snapshot
+    before = job.journal.entries.snapshot
     if not before or is_possible(job.deps, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
-    job.undo_stack.note(applied="")
+    job.journal.note(applied="")
     return gpus.missing(before)
 
 
 def restore_persistence(job: jobs.Job, gpus: model.ObservedGpus) -> None:
     """Switch on the persistence mode that a killed agent switched off for a reset."""
-    uuids = job.undo_stack.journal.persistent_gpus
+    uuids = job.journal.entries.persistent_gpus
     if uuids and job.deps.reset:
         job.deps.reset.restore_persistence([gpu for gpu in gpus if gpu.uuid in uuids])
-    job.undo_stack.note(persistent_gpus=())
+    job.journal.note(persistent_gpus=())
 
 
 def roll_back(job: jobs.Job) -> str:
@@ -159,7 +159,7 @@ def roll_back(job: jobs.Job) -> str:
     Returns:
         The result as part of a sentence; empty if there was nothing to do.
     """
-    snapshot = job.undo_stack.journal.snapshot
+    snapshot = job.journal.entries.snapshot
     if not snapshot:
         return ""
     try:
@@ -172,9 +172,9 @@ def roll_back(job: jobs.Job) -> str:
             result = transaction.verify_without_steps(now, snapshot)
             return change.conclude(result).message if result.is_complete else result.message
         _require_unused(job.deps, plan, now)
-        job.undo_stack.begin_rollback()
+        job.journal.begin_rollback()
         pods = job.deps.workloads.list()
-        paused = job.clients.pause(plan, pods, job.undo_stack, Uninterrupted(job.deps))
+        paused = job.clients.pause(plan, pods, job.journal, Uninterrupted(job.deps))
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(job.deps, plan, now)
@@ -184,7 +184,7 @@ def roll_back(job: jobs.Job) -> str:
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):
-                job.clients.resume_plugin(paused, job.undo_stack)
+                job.clients.resume_plugin(paused, job.journal)
     except errors.MigManagerError as error:
         _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
         return f"the interrupted change could not be rolled back: {error.message}"

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs, served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import requests
 
@@ -20,7 +20,7 @@ _log = structlog.get_logger()
 class Resolved:
     """The requested layout."""
 
-    layout: config.Layout
+    layout: layouts.Layout
     warnings: tuple[yaml_tree.Diagnostic, ...] = ()
     """Problems that lenient parsing accepts."""
     is_from_owner: bool = False  # whether the owner wrote it
@@ -44,7 +44,7 @@ class Resolved:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
         """
         with layouts.located(self.layout, gpus):
-            plan = planner.plan(gpus, config.select(self.layout, gpus), busy=busy)
+            plan = planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy)
             return planner.combined(plan, planner.restore(gpus, restoring))
 
     def expects_change(self, gpus: model.ObservedGpus) -> bool:
@@ -73,9 +73,9 @@ def resolve(job: jobs.Job) -> Resolved:
         resolved = Resolved(layout=layout, warnings=warnings, is_from_owner=True)
     else:
         resolved = _resolve_named(job)
-    layout, rebooted = resolved.layout, job.undo_stack.record.rebooted_hash
+    layout, rebooted = resolved.layout, job.journal.record.rebooted_hash
     is_same = not resolved.is_from_owner or rebooted in ("", layout.content_hash)
-    was_rebooted = bool(job.undo_stack.journal.rebooted_from) or (rebooted is not None and is_same)
+    was_rebooted = bool(job.journal.entries.rebooted_from) or (rebooted is not None and is_same)
     job.status.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
@@ -97,7 +97,7 @@ def _resolve_named(job: jobs.Job) -> Resolved:
             name, job.deps.configs, job.limits, observe_and_note
         )
         is_from_owner = not (layout.is_generated or job.limits.has_default_layouts)
-        verified = job.undo_stack.record.verified
+        verified = job.journal.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
         if verified and verified.is_from_owner and is_other and not is_from_owner:
             raise errors.LayoutError(
@@ -122,9 +122,9 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified = job.undo_stack.record.verified
+    verified = job.journal.record.verified
     is_about_file = error.reason in _ABOUT_FILE and job.request.custom is None
-    if not (is_about_file and job.undo_stack.journal.is_restored and verified and verified.gpus):
+    if not (is_about_file and job.journal.entries.is_restored and verified and verified.gpus):
         raise error
     gpus = observe(job)
     if requests.fingerprint(gpus) != verified.gpus:
@@ -169,7 +169,7 @@ def select(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.Desi
         LayoutError: The layout is for other GPUs; has the location in the file.
     """
     with layouts.located(resolved.layout, gpus):
-        desired = config.select(resolved.layout, gpus)
+        desired = layouts.select(resolved.layout, gpus)
     for remark in (*resolved.warnings, *layouts.lenient_warnings(resolved.layout, gpus)):
         _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
     return desired

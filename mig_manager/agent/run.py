@@ -52,18 +52,16 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                 raise
             except errors.MigManagerError as error:
                 if isinstance(error, errors.DrainError):
-                    job.undo_stack.note(draining=error.keeps_closed)
+                    job.journal.note(draining=error.keeps_closed)
                 result = undo(job)
                 is_final = _is_final(job, error)
-                return job.undo_stack.failure(
-                    error.reason, error.message, result, is_final=is_final
-                )
+                return job.journal.failure(error.reason, error.message, result, is_final=is_final)
             except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                 _log.exception("run_crashed")
                 problem = f"{type(error).__name__}: {error}"
-                return job.undo_stack.failure(errors.Reason.INTERNAL, problem, undo(job))
+                return job.journal.failure(errors.Reason.INTERNAL, problem, undo(job))
     except (errors.ClusterError, errors.LockedError) as error:
-        return job.undo_stack.failure(error.reason, error.message)
+        return job.journal.failure(error.reason, error.message)
 
 
 def _steps(job: jobs.Job) -> outcomes.Outcome:
@@ -73,12 +71,12 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_from_owner = resolving.keep_verified(job, error)
         return proof.verify_unchanged(job, None, gpus, is_from_owner=is_from_owner)
-    job.undo_stack.record = job.undo_stack.record.resolved(
+    job.journal.record = job.journal.record.resolved(
         resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
     )
-    may_evict = job.request.may_evict and job.undo_stack.record.verified is None
+    may_evict = job.request.may_evict and job.journal.record.verified is None
     if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):
-        job.undo_stack.enter(model.Phase.RESOLVE, "observing the GPUs")
+        job.journal.enter(model.Phase.RESOLVE, "observing the GPUs")
     job.deps.standby.prepare()
     change = preparing.plan_change(job, resolved, may_evict=may_evict)
     if change.plan.is_empty:
@@ -111,19 +109,19 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is errors.Reason.IN_USE and not is_client
-    may_evict = job.request.may_evict and job.undo_stack.record.verified is None
+    may_evict = job.request.may_evict and job.journal.record.verified is None
     return job.request.is_on_demand and may_evict and is_in_use
 
 
 def undo(job: jobs.Job) -> str:
     """Undo an unfinished change; return the result as part of a sentence."""
-    result = "" if job.undo_stack.has_begun_rollback else recovery.roll_back(job)
+    result = "" if job.journal.has_begun_rollback else recovery.roll_back(job)
     return messages.join(result, host.restore(job))
 
 
 def undo_interrupted(job: jobs.Job) -> str:
     """Undo an interrupted run; return the result as part of a sentence."""
-    is_stale = job.undo_stack.journal.stale_files
+    is_stale = job.journal.entries.stale_files
     result = undo(job)
     if is_stale:
         try:

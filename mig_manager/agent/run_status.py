@@ -15,7 +15,7 @@ _log = structlog.get_logger()
 
 
 class RunStatus:
-    """The status of a run: the steps set its fields, and ``undo.UndoStack`` publishes it."""
+    """The status of a run: the steps set its fields, and ``RunJournal`` publishes it."""
 
     def __init__(self, deps: ports.Dependencies, first: status.Status) -> None:
         self._deps = deps

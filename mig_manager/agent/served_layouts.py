@@ -23,7 +23,7 @@ def find(
     source: ports.ConfigSource,
     limits: settings.Limits,
     observe: Callable[[], model.ObservedGpus],
-) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     """Return a layout and the warnings about the file; an owner's layout needs no observation.
 
     Raises:
@@ -49,7 +49,7 @@ def _find_in_file_or_generate(
     source: ports.ConfigSource,
     limits: settings.Limits,
     observe: Callable[[], model.ObservedGpus],
-) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
     if not (has_generated and limits.has_default_layouts):
         file = _read(source, limits)
@@ -72,7 +72,7 @@ def _find_in_file_or_generate(
 
 def _merge(
     source: ports.ConfigSource, limits: settings.Limits, gpus: model.ObservedGpus
-) -> config.Document:
+) -> layouts.Document:
     """Return every layout of the file and of the GPUs."""
     has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
     made = served.generated(gpus) if has_generated else {}
@@ -82,7 +82,7 @@ def _merge(
         if not (made and limits.has_default_layouts):
             raise
         _log.warning("default_layouts_not_read", error=error.message)
-        file = config.Document(source=source.name, layouts={})
+        file = layouts.Document(source=source.name, layouts={})
     if made and limits.generated_layouts is settings.GeneratedLayouts.ONLY:
         file = dataclasses.replace(file, layouts={})
     document = served.merged(file, made, is_default=limits.has_default_layouts)
@@ -93,7 +93,7 @@ def _merge(
     return dataclasses.replace(document, layouts=others)
 
 
-def _read(source: ports.ConfigSource, limits: settings.Limits) -> config.Document:
+def _read(source: ports.ConfigSource, limits: settings.Limits) -> layouts.Document:
     return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
 
 
@@ -103,10 +103,10 @@ class LayoutList:
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
-        self._written: tuple[config.Layout, ...] | None = None
+        self._written: tuple[layouts.Layout, ...] | None = None
         """The layouts in the published document; None: not written yet."""
 
-    def fitting(self, gpus: model.ObservedGpus) -> tuple[config.Layout, ...] | None:
+    def fitting(self, gpus: model.ObservedGpus) -> tuple[layouts.Layout, ...] | None:
         """Return the layouts available on the node; None if unknown."""
         if not gpus:
             return None
@@ -117,7 +117,7 @@ class LayoutList:
             return None
         return tuple(fit.layout for fit in served.fitting(document.layouts.values(), gpus))
 
-    def annotations(self, fitting: tuple[config.Layout, ...] | None) -> dict[str, str | None]:
+    def annotations(self, fitting: tuple[layouts.Layout, ...] | None) -> dict[str, str | None]:
         """Return the annotation to write; empty if the layouts are unknown."""
         if fitting is None:
             return {}
@@ -125,7 +125,7 @@ class LayoutList:
         text = served.to_json(entries, takes_custom=self._limits.has_custom_layouts)
         return {cluster.LAYOUTS_ANNOTATION: text}
 
-    def write(self, fitting: tuple[config.Layout, ...] | None) -> None:
+    def write(self, fitting: tuple[layouts.Layout, ...] | None) -> None:
         """Write a new list's document, for other programs."""
         if self._deps.write_layouts is None or fitting in (None, self._written):
             return

@@ -25,7 +25,7 @@ def wait(job: jobs.Job) -> None:
         ClusterError: The API refused the request as such, or a status.
         Superseded: Another layout is requested, or the agent stops.
     """
-    slots, clock, journal = job.deps.slots, job.deps.clock, job.undo_stack.journal
+    slots, clock, journal = job.deps.slots, job.deps.clock, job.journal.entries
     if slots is None:
         return
     if journal.blocks_workloads:
@@ -53,7 +53,7 @@ def wait(job: jobs.Job) -> None:
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
         if denial != published and may_publish:
             published, published_at_s = denial, now_s
-            job.undo_stack.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
+            job.journal.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
 
 
 def _changes_nothing(job: jobs.Job) -> bool:

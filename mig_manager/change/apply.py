@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from mig_manager import errors
 from mig_manager.change import hook_points, local, transaction
 from mig_manager.core import model, ports, steps
-from mig_manager.core.layout import config, layouts, plans
+from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint, journals
 
 
 def apply(
     deps: local.Dependencies,
-    resolve: Callable[[], config.Layout],
+    resolve: Callable[[], layouts.Layout],
     *,
     scope: plans.Scope = plans.Scope.ALL,
 ) -> plans.Applied:
@@ -43,7 +43,7 @@ def apply(
     target = _Target(
         name=layout.name,
         content_hash=layout.content_hash,
-        covered=lambda gpus: config.select(layout, gpus),
+        covered=lambda gpus: layouts.select(layout, gpus),
         plan=lambda gpus: plans.plan(gpus, layout, scope=scope),
         unrestored_elsewhere=lambda gpus, snapshot: layouts.unrestored_elsewhere(
             layout, gpus, snapshot
@@ -113,13 +113,13 @@ def _run(
     points.load()
     with local.hold_lock(deps, f"{verb} {target.name}"):
         observed = local.observe(deps)
-        undo_stack = local.open_undo_stack(deps, observed, config=target.name)
+        journal = local.open_journal(deps, observed, config=target.name)
         change = _Change(
             deps=deps,
             target=target,
             points=points,
-            undo_stack=undo_stack,
-            interrupted=undo_stack.journal,
+            journal=journal,
+            interrupted=journal.entries,
             may_stay_pending=scope is plans.Scope.MODE_ONLY and not deps.may_reset,
         )
         return change.run(observed)
@@ -132,7 +132,7 @@ class _Change:
     deps: local.Dependencies
     target: _Target
     points: hook_points.HookPoints
-    undo_stack: local.UndoStack
+    journal: local.LocalJournal
     interrupted: journals.Journal  # the journal of a killed run
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
@@ -158,13 +158,13 @@ class _Change:
                     outside = self._outside(after)
                     first = self._plan(after, outside)
             except errors.MigManagerError as error:
-                if undone := self.undo_stack.undo(observed):
+                if undone := self.journal.undo(observed):
                     error.add(undone)
                 raise
             if first.plan.is_empty:
-                self.undo_stack.note(snapshot=self._unrestored_snapshots(first.gpus))
+                self.journal.note(snapshot=self._unrestored_snapshots(first.gpus))
                 self._save(first.gpus)
-                self.undo_stack.refresh_files()
+                self.journal.refresh_files()
                 return self._result(first, first.gpus, ())
             if self.interrupted.snapshot:
                 self.deps.notify(
@@ -194,7 +194,7 @@ class _Change:
         check: Callable[[], object],
     ) -> tuple[model.ObservedGpus, tuple[steps.Plan, ...]]:
         change = dataclasses.replace(
-            local.new_transaction(self.deps, self.undo_stack, check=check),
+            local.new_transaction(self.deps, self.journal, check=check),
             may_stay_pending=self.may_stay_pending,
         )
         try:
@@ -206,9 +206,9 @@ class _Change:
                 unrestored=self._unrestored_snapshots,
                 points=self.points,
             )
-            if self.undo_stack.journal.snapshot:
+            if self.journal.entries.snapshot:
                 # The snapshot belongs to the interrupted change.
-                self.undo_stack.note(config=self.interrupted.config)
+                self.journal.note(config=self.interrupted.config)
             now = self._plan(after, outside)
             if now.plan.is_empty:
                 self._save(after)
@@ -217,7 +217,7 @@ class _Change:
                     self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
             change.refresh()
         except errors.MigManagerError as error:
-            if not self.undo_stack.journal.is_empty:
+            if not self.journal.entries.is_empty:
                 error.add(local.RETRIED_LATER)
             raise
         return after, executed

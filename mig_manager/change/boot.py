@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.change import apply, local
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config, plans
+from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 
@@ -53,7 +53,7 @@ class Restored:
 
 def boot(
     deps: local.Dependencies,
-    fallback: Callable[[], config.Layout] | None,
+    fallback: Callable[[], layouts.Layout] | None,
     *,
     driver_timeout_s: float,
 ) -> Restored:
@@ -106,7 +106,7 @@ class _Boot:
     """The restore of one saved layout, under the lock."""
 
     deps: local.Dependencies
-    undo_stack: local.UndoStack
+    journal: local.LocalJournal
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
     pending: frozenset[str]
@@ -134,9 +134,9 @@ class _Outcome:
 
 def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
     observed = local.observe(deps)
-    undo_stack = local.open_undo_stack(deps, observed, config=saved.config)
-    interrupted = {gpu.uuid: gpu for gpu in undo_stack.journal.snapshot}
-    unreachable = observed.missing(undo_stack.journal.snapshot)
+    journal = local.open_journal(deps, observed, config=saved.config)
+    interrupted = {gpu.uuid: gpu for gpu in journal.entries.snapshot}
+    unreachable = observed.missing(journal.entries.snapshot)
     # A GPU that the saved layout does not list may have been part of the killed run.
     target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
     problems = [*_other_gpus(observed, target)]
@@ -150,7 +150,7 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
     with deps.uninterrupted() as check:
         run = _Boot(
             deps=deps,
-            undo_stack=undo_stack,
+            journal=journal,
             target=target,
             interrupted=interrupted,
             pending=frozenset((*(gpu.uuid for gpu in unreachable), *uuids)),
@@ -161,12 +161,12 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
             outcome = _change_all(run, tuple(uuids))
         else:
             outcome = _Outcome()
-            undo_stack.note(snapshot=unreachable)
+            journal.note(snapshot=unreachable)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
-            undo_stack.note(stale_files=True)
+            journal.note(stale_files=True)
         try:
-            undo_stack.refresh_files()
+            journal.refresh_files()
         except errors.HostError as error:
             outcome = outcome.join(_Outcome(failures=(error,)))
     lost = {_key(gpu): gpu for gpu in outcome.unreachable}
@@ -196,7 +196,7 @@ def _change_all(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
 
 def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     """Restore GPUs in one change, or roll them back."""
-    before = {gpu.uuid: gpu for gpu in run.undo_stack.journal.snapshot}
+    before = {gpu.uuid: gpu for gpu in run.journal.entries.snapshot}
     interrupted = run.interrupted | before
     elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in run.pending - {*uuids})
     observed = after = model.NO_GPUS
@@ -204,12 +204,12 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
         observed = run.deps.gpus.observe()
         plan = _plan(run.target, observed, uuids)
         if plan.is_empty:
-            run.undo_stack.note(snapshot=elsewhere)
+            run.journal.note(snapshot=elsewhere)
             return _Outcome(unreachable=observed.unreachable)
         idle_timeout_s = max(0.0, run.idle_by_s - run.deps.clock.monotonic())
         deps = dataclasses.replace(run.deps, idle_timeout_s=idle_timeout_s)
         change = dataclasses.replace(
-            local.new_transaction(deps, run.undo_stack, check=run.check),
+            local.new_transaction(deps, run.journal, check=run.check),
             refresh_files=None,  # once, after the last GPU
             in_use_timeout_s=idle_timeout_s,
             elsewhere=elsewhere,

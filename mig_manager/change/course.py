@@ -57,16 +57,16 @@ def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter) -> Res
     deps = dataclasses.replace(deps, reset=None)
     with local.hold_lock(deps, f"{NAME} of a GPU"):
         observed = local.observe(deps)
-        stack = local.open_undo_stack(deps, observed, config=NAME)
+        journal = local.open_journal(deps, observed, config=NAME)
         gpu = require_unused(observed, uuid)
-        if stack.journal.snapshot:
+        if journal.entries.snapshot:
             raise errors.UsageError(
-                f"the 'apply' of layout '{stack.journal.config}' was left unfinished",
+                f"the 'apply' of layout '{journal.entries.config}' was left unfinished",
                 remedy="Run 'mig-manager apply' or 'restore' first.",
             )
         course = _Course(
             deps=deps,
-            stack=stack,
+            journal=journal,
             initial=gpu.snapshot,
             killing_after=killing_after,
             observed=observed,
@@ -101,7 +101,7 @@ def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
     deps: local.Dependencies
-    stack: local.UndoStack
+    journal: local.LocalJournal
     initial: model.GpuSnapshot
     killing_after: KillingAfter
     observed: model.ObservedGpus  # after the last change
@@ -158,9 +158,9 @@ class _Course:
         plan = planner.plan(observed, wanted)
         if plan.is_empty:
             return
-        base = self.stack.journal.snapshot
+        base = self.journal.entries.snapshot
         before = planner.baseline(plan, observed, base)
-        self.observed, _ = local.new_transaction(self.deps, self.stack).run(
+        self.observed, _ = local.new_transaction(self.deps, self.journal).run(
             plan,
             observed=observed,
             replan=lambda after: planner.plan(after, wanted),
@@ -184,10 +184,10 @@ class _Course:
         ]
         before = planner.baseline(plans[0], observed)
         # The journal of the course has both, so that a kill leaves neither.
-        snapshot = self.stack.journal.snapshot
+        snapshot = self.journal.entries.snapshot
         for plan in plans:
             snapshot = _with_creations(planner.baseline(plan, observed, snapshot), snapshot)
-        self.stack.note(snapshot=snapshot)
+        self.journal.note(snapshot=snapshot)
         for plan in plans:
             self.deps.gpus.execute(plan, observed)
         unkept = _Unkept(journals.Journal(config=NAME))
@@ -207,14 +207,14 @@ class _Course:
             self._change(desired)
         # As the next command does, from what the file has.
         observed = self.deps.gpus.observe()
-        self.stack = local.open_undo_stack(self.deps, observed, config=NAME)
+        self.journal = local.open_journal(self.deps, observed, config=NAME)
         self.undo()
 
     def undo(self) -> None:
         """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""
         # Without a journal a mode may still be pending.
-        before = self.stack.journal.snapshot or (dataclasses.replace(self.initial, created=()),)
-        local.new_transaction(self.deps, self.stack).roll_back(before, requires_idle=True)
+        before = self.journal.entries.snapshot or (dataclasses.replace(self.initial, created=()),)
+        local.new_transaction(self.deps, self.journal).roll_back(before, requires_idle=True)
         self.observed = self.deps.gpus.observe()
         if _shape(self.gpu.snapshot) != _shape(self.initial):
             raise errors.HardwareError(
@@ -225,9 +225,9 @@ class _Course:
 
 @dataclasses.dataclass(slots=True)
 class _Unkept:
-    """Implements ``transaction.UndoStack`` for a change that no file shall know."""
+    """Implements ``transaction.ChangeJournal`` for a change that no file shall know."""
 
-    journal: journals.Journal
+    entries: journals.Journal
 
     def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
         """Remember the snapshot."""
@@ -238,7 +238,7 @@ class _Unkept:
 
     def note(self, **entries: Any) -> None:
         """Change entries."""
-        self.journal = dataclasses.replace(self.journal, **entries)
+        self.entries = dataclasses.replace(self.entries, **entries)
 
     announce = note
 

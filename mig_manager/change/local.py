@@ -104,14 +104,14 @@ def new_wait(
 
 def new_transaction(
     deps: Dependencies,
-    undo_stack: transaction.UndoStack,
+    journal: transaction.ChangeJournal,
     *,
     check: Callable[[], object] = lambda: None,
 ) -> transaction.Transaction:
     """Build the transaction of a change at a shell."""
     return transaction.Transaction(
         gpus=deps.gpus,
-        undo_stack=undo_stack,
+        journal=journal,
         clock=deps.clock,
         refresh_files=deps.refresh_files,
         reset=deps.reset.reset if deps.reset and deps.may_reset else None,
@@ -120,11 +120,11 @@ def new_transaction(
 
 
 @dataclasses.dataclass(slots=True)
-class UndoStack:
-    """Implements ``transaction.UndoStack`` in a file."""
+class LocalJournal:
+    """Implements ``transaction.ChangeJournal`` in a file."""
 
     deps: Dependencies
-    journal: journals.Journal
+    entries: journals.Journal
     config: str = ""  # the layout that the next change applies
 
     def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
@@ -140,12 +140,12 @@ class UndoStack:
         Raises:
             UsageError: A snapshot cannot be written.
         """
-        self.journal = dataclasses.replace(self.journal, boot_id=self.deps.boot_id, **entries)
-        if not self.journal.is_empty:
+        self.entries = dataclasses.replace(self.entries, boot_id=self.deps.boot_id, **entries)
+        if not self.entries.is_empty:
             try:
-                self.deps.journal.write(self.journal.to_json())
+                self.deps.journal.write(self.entries.to_json())
             except errors.ConfigError as error:
-                if self.journal.snapshot:
+                if self.entries.snapshot:
                     raise _not_written(error) from error
             else:
                 return
@@ -164,13 +164,13 @@ class UndoStack:
 
     def refresh_files(self) -> None:
         """Refresh device files that may be outdated; ``HostError``: DEVICE_FILES_FAILED."""
-        if self.journal.stale_files:
+        if self.entries.stale_files:
             new_transaction(self.deps, self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
         """Roll back the changes of a killed run; return the outcome, empty if there were none."""
-        unfinished = f"the 'apply' of layout '{self.journal.config}' was left unfinished"
-        before = self.journal.snapshot
+        unfinished = f"the 'apply' of layout '{self.entries.config}' was left unfinished"
+        before = self.entries.snapshot
         if not before:
             try:
                 self.refresh_files()
@@ -200,26 +200,26 @@ def undo_interrupted(deps: Dependencies) -> str:
             return ""
     with hold_lock(deps, "undo an unfinished 'apply'"):
         observed = observe(deps)
-        return open_undo_stack(deps, observed).undo(observed)
+        return open_journal(deps, observed).undo(observed)
 
 
-def open_undo_stack(
+def open_journal(
     deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
-) -> UndoStack:
-    """Open the undo stack, with the journal of a killed run if there is one.
+) -> LocalJournal:
+    """Open the journal, with the entries of a killed run if there are any.
 
     ``config`` is the layout to apply next.
 
     Raises:
         UsageError: An invalid journal cannot be moved away.
     """
-    empty = UndoStack(deps, journals.Journal(config=config), config)
+    empty = LocalJournal(deps, journals.Journal(config=config), config)
     try:
         text = deps.journal.read()
         if text is None:
             return empty
-        journal = journals.Journal.from_json(text)
-        plan = planner.restore(observed, journal.snapshot)
+        entries = journals.Journal.from_json(text)
+        plan = planner.restore(observed, entries.snapshot)
     except (ValueError, errors.ConfigError, errors.LayoutError) as error:
         problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
         try:
@@ -231,28 +231,28 @@ def open_undo_stack(
             "and otherwise ignored"
         )
         return empty
-    if deps.reset and journal.boot_id == deps.boot_id:
+    if deps.reset and entries.boot_id == deps.boot_id:
         # A reboot switches persistence mode off.
         deps.reset.restore_persistence(
-            [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
+            [gpu for gpu in observed if gpu.uuid in entries.persistent_gpus]
         )
-    undo_stack = UndoStack(
+    journal = LocalJournal(
         deps,
         # The agent's other entries do not occur in a file.
-        journals.Journal(config=journal.config, snapshot=journal.snapshot, stale_files=True),
+        journals.Journal(config=entries.config, snapshot=entries.snapshot, stale_files=True),
         config=config,
     )
-    is_complete = not planner.unowned_instances(observed, journal.snapshot)
-    is_undone = plan.is_empty and is_complete and not observed.missing(journal.snapshot)
-    why = "" if is_undone else _why_outdated(deps, journal, observed)
+    is_complete = not planner.unowned_instances(observed, entries.snapshot)
+    is_undone = plan.is_empty and is_complete and not observed.missing(entries.snapshot)
+    why = "" if is_undone else _why_outdated(deps, entries, observed)
     if why:
         deps.notify(
-            f"the 'apply' of layout '{journal.config}' was left unfinished{why}: it will not be "
+            f"the 'apply' of layout '{entries.config}' was left unfinished{why}: it will not be "
             "undone"
         )
     if is_undone or why:
-        undo_stack.note(snapshot=())
-    return undo_stack
+        journal.note(snapshot=())
+    return journal
 
 
 def _why_outdated(

@@ -35,12 +35,12 @@ _ROLLBACK_PAUSES_S = (1.0, 2.0)
 time to recover."""
 
 
-class UndoStack(Protocol):
-    """The undo stack of a change: its journal, which outlives a killed process."""
+class ChangeJournal(Protocol):
+    """The journal of a change, which outlives a killed process and lists what to undo."""
 
     @property
-    def journal(self) -> journals.Journal:
-        """The journal as it is now."""
+    def entries(self) -> journals.Journal:
+        """The entries as they are now."""
 
     def begin(self, before: Snapshots, plan: steps.Plan) -> object:
         """Write the snapshot that a rollback restores, before a plan is executed.
@@ -81,7 +81,7 @@ class Transaction:
     """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
 
     gpus: ports.Gpus
-    undo_stack: UndoStack
+    journal: ChangeJournal
     clock: timing.Clock
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
@@ -133,7 +133,7 @@ class Transaction:
         """
         before = planner.baseline(first, observed, interrupted)
         rounds = _Rounds(self, before, points or hook_points.HookPoints())
-        self.undo_stack.begin((*self.elsewhere, *rounds.before), first)
+        self.journal.begin((*self.elsewhere, *rounds.before), first)
         try:
             after = rounds.run(first, observed, replan)
         except errors.Superseded as end:
@@ -153,7 +153,7 @@ class Transaction:
                     error.message, reason=errors.Reason.VERIFY_FAILED
                 ) from error
             raise
-        self.undo_stack.note(
+        self.journal.note(
             snapshot=(*self.elsewhere, *unrestored(after)), applied="", stale_files=True
         )
         return after, tuple(rounds.executed)
@@ -162,7 +162,7 @@ class Transaction:
         self, rounds: "_Rounds", interrupted: Snapshots, *, keep_pending: bool
     ) -> Rollback:
         if rounds.refusal and not interrupted:
-            self.undo_stack.note(snapshot=self.elsewhere)
+            self.journal.note(snapshot=self.elsewhere)
             return Rollback(is_complete=True, message="nothing was changed")
         # The instances that a stale plan would create belong to another program.
         is_stale = isinstance(rounds.refusal, errors.StalePlanError)
@@ -173,7 +173,7 @@ class Transaction:
         self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
     ) -> Rollback:
         """Restore a snapshot, and retry if the failure is transient."""
-        self.undo_stack.begin_rollback()
+        self.journal.begin_rollback()
         restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
         result = restore.run()
         return self.conclude(result) if restore.is_begun or result.is_complete else result
@@ -181,7 +181,7 @@ class Transaction:
     def conclude(self, result: Rollback) -> Rollback:
         """Note the end of a rollback and refresh device files; return it with their failure."""
         entries = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
-        self.undo_stack.note(stale_files=True, **entries)
+        self.journal.note(stale_files=True, **entries)
         try:
             self.refresh()
         except errors.HostError as error:
@@ -193,7 +193,7 @@ class Transaction:
         """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""
         if self.refresh_files is not None:
             self.refresh_files()
-            self.undo_stack.note(stale_files=False)
+            self.journal.note(stale_files=False)
 
     def execute(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
         """Execute a plan, and reset its GPUs with a pending mode.
@@ -227,9 +227,7 @@ class Transaction:
             _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
             try:
                 if pending:
-                    self.reset(
-                        pending, lambda uuids: self.undo_stack.announce(persistent_gpus=uuids)
-                    )
+                    self.reset(pending, lambda uuids: self.journal.announce(persistent_gpus=uuids))
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
@@ -272,7 +270,7 @@ class _Rounds:
             before = planner.baseline(plan, after, self.before)
             if before != self.before:
                 self.before = before
-                self.transaction.undo_stack.begin((*self.transaction.elsewhere, *before), plan)
+                self.transaction.journal.begin((*self.transaction.elsewhere, *before), plan)
 
     def _execute_idle(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
         """Execute a plan once no process uses the instances that it destroys.

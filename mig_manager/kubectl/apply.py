@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.core import bar, yaml_tree
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config, custom_layouts, layouts
+from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import plan
 
@@ -36,7 +36,7 @@ class Applied:
         return {**self.plans.to_data(), "is_requested": self.is_requested}
 
 
-def chosen(document: config.Document, name: str | None) -> config.Layout:
+def chosen(document: layouts.Document, name: str | None) -> layouts.Layout:
     """Return the layout to apply: by name, or the only one.
 
     Raises:
@@ -58,7 +58,7 @@ def chosen(document: config.Document, name: str | None) -> config.Layout:
 def apply(
     api: kubectl.Kubectl,
     report: nodes.Report,
-    layout: config.Layout,
+    layout: layouts.Layout,
     *,
     is_dry_run: bool,
     now: dt.datetime,
@@ -79,7 +79,7 @@ def apply(
     plans = plan.plan(
         cluster.CUSTOM_LAYOUT,
         [report],
-        document=config.Document(source=layout.origin, layouts={}),
+        document=layouts.Document(source=layout.origin, layouts={}),
         pods=cluster_reader.ClusterReader(api).pods([report.node.name]),
         layout=layout,
     )
@@ -99,7 +99,7 @@ def apply(
     )
 
 
-def annotation(layout: config.Layout, now: dt.datetime) -> str:
+def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
     """Return a document with only this layout; the time makes every request distinct."""
     document = layouts.render([dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT)])
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"

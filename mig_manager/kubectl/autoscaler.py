@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import messages
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 
@@ -87,7 +87,7 @@ class Tags:
         }
 
 
-def tags(layout: config.Layout, spec: str | None, strategy: resources.Strategy) -> Tags:
+def tags(layout: layouts.Layout, spec: str | None, strategy: resources.Strategy) -> Tags:
     """Compute the resources and labels of a new node.
 
     Raises:
@@ -103,7 +103,7 @@ def tags(layout: config.Layout, spec: str | None, strategy: resources.Strategy) 
         hardware.template(product, index)
         for index, product in enumerate(hardware.parse_node(spec))
     ]
-    desired = config.select(layout, gpus)
+    desired = layouts.select(layout, gpus)
     # Called only for its errors.
     planner.plan(gpus, desired)
     why_not = resources.strategy_refusals(resources.gpu_layouts(gpus, desired)).get(strategy)

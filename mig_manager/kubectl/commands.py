@@ -8,12 +8,12 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.commands.settings import OutputFormat
 from mig_manager.cli.toolkit import console, validation
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config
+from mig_manager.core.layout.layouts import Document
 from mig_manager.kubectl import (
     apply,
     autoscaler,
     capacity,
-    layouts,
+    node_layouts,
     plan,
     settings,
 )
@@ -130,11 +130,11 @@ class ClusterCommands:
         own = cluster_reader.OPERATOR_NAMESPACE, f"{report.node.name}-mig-config"
         if self._chosen.filename or self._chosen.config_map:
             document = self._document()
-            result = layouts.layouts(report, [lambda: document])
+            result = node_layouts.list_layouts(report, [lambda: document])
         else:
             usual = [self._document, lambda: self._reader.document(own)]
-            result = layouts.layouts(report, usual)
-        self._answer(result.to_data, lambda: layouts.pictures(result, style=self._style))
+            result = node_layouts.list_layouts(report, usual)
+        self._answer(result.to_data, lambda: node_layouts.pictures(result, style=self._style))
         return bool(result.layouts)
 
     def history(self) -> bool:
@@ -168,7 +168,7 @@ class ClusterCommands:
     def _is_drawn(self, search: cluster_reader.Search) -> bool:
         return len(search.reports) == 1 or self._format is OutputFormat.WIDE
 
-    def _document(self, default: config.Document | None = None) -> config.Document:
+    def _document(self, default: Document | None = None) -> Document:
         file, config_map = self._chosen.filename, self._chosen.config_map
         if file is not None and config_map is not None:
             raise errors.UsageError("name a file or a ConfigMap with layouts, not both")

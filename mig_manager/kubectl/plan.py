@@ -10,7 +10,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes, preview
-from mig_manager.core.layout import config, validate
+from mig_manager.core.layout import layouts, validate
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import status
@@ -101,9 +101,9 @@ def plan(
     name: str,
     reports: Sequence[nodes.Report],
     *,
-    document: config.Document,
+    document: layouts.Document,
     pods: cluster_reader.Pods,
-    layout: config.Layout | None = None,
+    layout: layouts.Layout | None = None,
 ) -> Plans:
     """Plan a layout for nodes: ``layout`` itself, or one of the document or the node.
 
@@ -123,9 +123,9 @@ def plan(
 def _of_node(
     layout_name: str,
     report: nodes.Report,
-    document: config.Document,
+    document: layouts.Document,
     pods: cluster_reader.Pods,
-    chosen: config.Layout | None,
+    chosen: layouts.Layout | None,
 ) -> NodePlan:
     run, presumed = report.node.status, None
     notes = list(report.notes) if report.gpus is not None else []
@@ -178,7 +178,7 @@ def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequ
 
 
 def validated(
-    document: config.Document,
+    document: layouts.Document,
     names: Sequence[str],
     reports: Sequence[nodes.Report],
     *,
@@ -207,7 +207,7 @@ def validated(
     )
 
 
-def printable(layout: config.Layout) -> config.Layout:
+def printable(layout: layouts.Layout) -> layouts.Layout:
     """Return the layout with a printable name."""
     return dataclasses.replace(layout, name=messages.printable(layout.name))
 

@@ -13,7 +13,7 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import live
 from mig_manager.core import bar
 from mig_manager.core.fleet import nodes, overview
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import plan, status
 
@@ -66,7 +66,7 @@ class Top:
         writer: kubectl.Kubectl,
         reader: cluster_reader.ClusterReader,
         find: Callable[[], cluster_reader.Search],
-        document: Callable[[config.Document | None], config.Document],
+        document: Callable[[layouts.Document | None], layouts.Document],
         style: Callable[[], bar.Style],
     ) -> None:
         self._writer = writer

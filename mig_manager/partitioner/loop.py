@@ -18,7 +18,7 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import liveness, messages, model, timing
 from mig_manager.core.fleet import demand, partitioned, partitioning
-from mig_manager.core.layout import config, served
+from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import announcer, metrics
 from mig_manager.partitioner import settings as partitioner_settings
 
@@ -116,7 +116,7 @@ class Partitioner:
         clock: timing.Clock,
         signal: Signal,
         telemetry: metrics.Metrics,
-        document: config.Document | None = None,
+        document: layouts.Document | None = None,
     ) -> None:
         """Prepare; without a ``document``, the base layout is generated from the GPUs."""
         self._cluster = cluster
@@ -325,9 +325,9 @@ class Partitioner:
 
     def _base(self, name: str, node: partitioned.PartitionedNode) -> Base:
         document = self._document
-        layouts = document.layouts if document else served.generated(node.gpus)
+        available = document.layouts if document else served.generated(node.gpus)
         try:
-            return config.select(layouts[name], node.gpus) if name in layouts else {}
+            return layouts.select(available[name], node.gpus) if name in available else {}
         except errors.LayoutError as error:
             _log.warning("base_layout_does_not_fit", node=node.name, detail=error.message)
             return {}

@@ -10,7 +10,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import files, web_server
 from mig_manager.adapters.kubernetes import api, leader, partitioning, watch
 from mig_manager.core import timing
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.partitioner import loop, metrics
 from mig_manager.partitioner import settings as partitioner_settings
 
@@ -102,7 +102,7 @@ def run(settings: partitioner_settings.PartitionerSettings) -> int:
     return 0
 
 
-def _document(settings: partitioner_settings.PartitionerSettings) -> config.Document | None:
+def _document(settings: partitioner_settings.PartitionerSettings) -> layouts.Document | None:
     if settings.config_file is None or settings.base_layout is None:
         return None
     file = files.ConfigFile(settings.config_file)

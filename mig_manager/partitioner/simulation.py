@@ -9,7 +9,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import answers, bar, json_text, messages, model, picture, steps
 from mig_manager.core.fleet import demand, mixes, partitioned, partitioning
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 
 _MOST_MIXES = 8  # in the text, besides the present layouts and the best mix
@@ -163,7 +163,7 @@ def _result(node: partitioned.PartitionedNode, change: partitioning.Change | Non
     if change is None:
         return NodeResult(node=node, change=None, plan=None)
     (layout,) = config.parse(change.layout, source=node.name).layouts.values()
-    plan = planner.plan(node.gpus, config.select(layout, node.gpus))
+    plan = planner.plan(node.gpus, layouts.select(layout, node.gpus))
     return NodeResult(node=node, change=change, plan=plan)
 
 

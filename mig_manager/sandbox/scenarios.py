@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
 from mig_manager.core import bar, model, picture, yaml_tree
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import ending, replay, stages, timeline
 from mig_manager.sandbox.apiserver import store
@@ -214,7 +214,7 @@ def checked(checks: Mapping[str, bool], style: bar.Style) -> Iterable[str]:
 
 def extra_layouts(
     gpus: Sequence[model.Gpu],
-    packaged: config.Document,
+    packaged: layouts.Document,
     *,
     names: Collection[str] = (ONE_SLICE, TOO_MUCH),
 ) -> str:
@@ -222,20 +222,20 @@ def extra_layouts(
 
     ``names`` may include layouts of that document, which are omitted.
     """
-    layouts: dict[str, object] = {}
+    extra: dict[str, object] = {}
     if ONE_SLICE in names:
-        balanced = config.select(packaged.layout(BALANCED), gpus)
+        balanced = layouts.select(packaged.layout(BALANCED), gpus)
         changed = {uuid: dict(layout.devices) for uuid, layout in balanced.items()}
         first = next(gpu for gpu in gpus if gpu.uuid in changed)
         two, one = _smallest(first, 2).profile, _smallest(first, 1).profile
         changed[first.uuid][two] -= 1
         changed[first.uuid][one] = changed[first.uuid].get(one, 0) + 2
-        layouts[ONE_SLICE] = _rules(gpus, changed)
+        extra[ONE_SLICE] = _rules(gpus, changed)
     if TOO_MUCH in names:
         smallest = {gpu.uuid: _smallest(gpu, 1) for gpu in gpus if gpu.profiles}
         too_much = {uuid: {row.profile: 1 + len(row.placements)} for uuid, row in smallest.items()}
-        layouts[TOO_MUCH] = _rules(gpus, too_much)
-    text = yaml_tree.dump(layouts) if layouts else ""
+        extra[TOO_MUCH] = _rules(gpus, too_much)
+    text = yaml_tree.dump(extra) if extra else ""
     return "".join(f"  {line}\n" for line in text.splitlines())
 
 
@@ -386,7 +386,7 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
     text = stage.config_file.read_text(encoding="utf-8")
     document = config.parse(text, source=str(stage.config_file))
     expected: collections.Counter[str] = collections.Counter()
-    for gpu in config.select(document.layout(layout), stage.gpus.observe()).values():
+    for gpu in layouts.select(document.layout(layout), stage.gpus.observe()).values():
         for profile, count in gpu.devices:
             name = str(profile).replace("+", ".")
             expected[f"{cluster.RESOURCE_PREFIX}mig-{name}"] += count

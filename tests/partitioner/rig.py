@@ -13,7 +13,7 @@ from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import demand
-from mig_manager.core.layout import config, custom_layouts
+from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import capacity, gpu_codec
@@ -199,7 +199,7 @@ class Rig:
         (layout,) = config.parse(text, source="annotation").layouts.values()
         gpus = self.gpus[name]
         if reason is errors.Reason.APPLIED:
-            plan = planner.plan(gpus, config.select(layout, gpus))
+            plan = planner.plan(gpus, layouts.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)
         published = self._published(name, cluster.CUSTOM_LAYOUT, layout.content_hash, reason.value)
 

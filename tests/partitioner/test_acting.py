@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters import host
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import resources as kinds
@@ -37,7 +37,7 @@ def test_pending_pod_gets_room_by_one_patch(rig: Rig) -> None:
         }
     }
     (layout,) = config.parse(text, source="annotation").layouts.values()
-    (wanted,) = config.select(layout, rig.gpus["n1"]).values()
+    (wanted,) = layouts.select(layout, rig.gpus["n1"]).values()
     assert sum(wanted.counts.values()) >= 2
     (event,) = rig.events()
     assert event["reason"] == "RepartitioningRequested"

@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.change import apply as applying
 from mig_manager.change import boot, local
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config, plans
+from mig_manager.core.layout import config, layouts, plans
 from tests import fakes, gpu_values, scenes
 
 LAYOUTS_TEXT = """
@@ -87,7 +87,7 @@ class Node(fakes.NodeRig):
         *,
         product: str = "A100-SXM4-40GB",
         count: int = 2,
-        layouts: config.Document = LAYOUTS,
+        layouts: layouts.Document = LAYOUTS,
     ) -> None:
         board = hardware.find(product)
         super().__init__(gpus=tuple(hardware.template(board, index) for index in range(count)))
@@ -152,14 +152,14 @@ class Node(fakes.NodeRig):
 
     def apply(
         self,
-        layout: config.Layout | errors.MigManagerError,
+        layout: layouts.Layout | errors.MigManagerError,
         *,
         scope: plans.Scope = plans.Scope.ALL,
         may_reset: bool = True,
     ) -> plans.Applied:
         """Apply a layout; an error is raised when the layout is resolved."""
 
-        def resolve() -> config.Layout:
+        def resolve() -> layouts.Layout:
             if isinstance(layout, errors.MigManagerError):
                 raise layout
             return layout

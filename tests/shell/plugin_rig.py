@@ -13,7 +13,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
@@ -52,7 +52,7 @@ def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
     )
     if layout is None:
         return idle
-    wanted = config.select(config.parse(CONFIG, source="config.yaml").layout(layout), idle)
+    wanted = layouts.select(config.parse(CONFIG, source="config.yaml").layout(layout), idle)
     return tuple(
         gpu_values.brought_to((gpu,), wanted[gpu.uuid])[0] if gpu.uuid in wanted else gpu
         for gpu in idle

@@ -182,10 +182,10 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(node: No
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: Node) -> None:
     before = tuple(gpu.snapshot for gpu in node.gpus)
-    undo_stack = local.UndoStack(node.deps, journals.Journal(config="wanted", snapshot=before))
+    journal = local.LocalJournal(node.deps, journals.Journal(config="wanted", snapshot=before))
     node.journal.refused = {"write"}
 
-    undo_stack.announce(persistent_gpus=(before[0].uuid,))
+    journal.announce(persistent_gpus=(before[0].uuid,))
 
     (note,) = node.notes
     assert note.startswith("cannot write the journal")

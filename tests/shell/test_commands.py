@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model, steps
-from mig_manager.core.layout import config, plans, validate
+from mig_manager.core.layout import config, layouts, plans, validate
 from tests import fake_ports, gpu_values
 from tests.shell.applying_rig import Node
 
@@ -49,7 +49,7 @@ class StubbornNode(Node):
         return StubbornGpus(self)
 
 
-def layout(name: str) -> config.Layout:
+def layout(name: str) -> layouts.Layout:
     return DOCUMENT.layout(name)
 
 

@@ -12,7 +12,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 
 PATH = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
@@ -70,11 +70,11 @@ def profiles_of(gpu: model.Gpu) -> set[model.Profile]:
     return {each.profile for each in gpu.profiles or ()}
 
 
-def deciding_rule(layout: config.Layout, gpu: model.Gpu) -> config.Rule | None:
+def deciding_rule(layout: layouts.Layout, gpu: model.Gpu) -> layouts.Rule | None:
     return next((rule for rule in reversed(layout.rules) if rule.matches(gpu)), None)
 
 
-def is_for(rule: config.Rule, gpu: model.Gpu) -> bool:
+def is_for(rule: layouts.Rule, gpu: model.Gpu) -> bool:
     """Return whether a rule must fit: it names the model, or only profiles of the GPU."""
     profiles = {each.gpu_instance for each, _ in rule.desired.devices}
     return bool(rule.filters) or profiles <= profiles_of(gpu)
@@ -104,7 +104,7 @@ def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
         rule = deciding_rule(layout, gpu)
         if rule is None or not gpu.is_mig_capable or not is_for(rule, gpu):
             continue
-        selected = config.select(layout, [gpu])
+        selected = layouts.select(layout, [gpu])
         assert carry_out(gpu, selected[gpu.uuid]) == rule.desired, layout.name
 
 
@@ -112,7 +112,7 @@ def test_every_layout_fits_every_gpu_that_it_is_for(gpu: model.Gpu) -> None:
 def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: model.Gpu) -> None:
     for profile in profiles_of(gpu):
         layout = DOCUMENT.layout(f"all-{profile}".replace("+", "."))
-        wanted = config.select(layout, [gpu])[gpu.uuid]
+        wanted = layouts.select(layout, [gpu])[gpu.uuid]
         ((named, count),) = wanted.devices
         assert named == profile
         with pytest.raises(errors.LayoutError) as caught:
@@ -122,7 +122,7 @@ def test_every_profile_of_every_gpu_has_its_layout_with_as_many_as_fit(gpu: mode
 
 @pytest.mark.parametrize("gpu", MIG_GPUS)
 def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None:
-    wanted = config.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
+    wanted = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid]
     taken = sum(profile.gpu_slices * count for profile, count in wanted.devices)
     assert taken == max(profile.gpu_slices for profile in profiles_of(gpu))
 
@@ -145,7 +145,7 @@ def test_every_layout_is_for_some_gpu_that_we_know() -> None:
 @pytest.mark.parametrize("name", ["all-3g.95gb", "all-4g.95gb", "all-7g.189gb", "all-2g.47gb"])
 def test_the_layouts_of_pre_production_units_fit_them(name: str) -> None:
     early = hardware.template(hardware.find(PRE_PRODUCTION))
-    wanted = config.select(DOCUMENT.layout(name), [early])[early.uuid]
+    wanted = layouts.select(DOCUMENT.layout(name), [early])[early.uuid]
     assert carry_out(early, wanted) == wanted
 
 
@@ -158,9 +158,9 @@ def test_layouts_of_unplaced_products_have_the_published_number(product: dict[st
         name = f"all-{profile}".replace("+", ".")
         # Jetson Thor creates this one only beside another: all-balanced.
         if profile != "1g.0gb+me":
-            wanted = config.select(DOCUMENT.layout(name), [gpu])[gpu.uuid]
+            wanted = layouts.select(DOCUMENT.layout(name), [gpu])[gpu.uuid]
             assert {str(each): n for each, n in wanted.devices} == {profile: count}, name
-    balanced = config.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid].devices
+    balanced = layouts.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid].devices
     assert all(n <= most[str(each)] for each, n in balanced)
     slices = max(row["slices"] for row in product["profiles"])
     assert sum(each.gpu_slices * n for each, n in balanced) == slices
@@ -173,7 +173,7 @@ def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:
             each.device_id
             for rule in layout.rules
             for each in rule.filters
-            if isinstance(each, config.DeviceFilter)
+            if isinstance(each, layouts.DeviceFilter)
         ]
         assert set(named) <= known, layout.name
         assert len(named) == len(set(named)), layout.name
@@ -193,5 +193,5 @@ def test_the_examples_in_the_comments_work_when_uncommented() -> None:
     h100 = [hardware.template(hardware.find("h100"), index) for index in range(8)]
     for name in ("training-and-notebooks", "inference", "shared-memory"):
         for gpu in h100:
-            wanted = config.select(document.layout(name), h100)[gpu.uuid]
+            wanted = layouts.select(document.layout(name), h100)[gpu.uuid]
             assert carry_out(gpu, wanted) == wanted

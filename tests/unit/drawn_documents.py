@@ -131,12 +131,12 @@ LABELS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]),
 
 
 @st.composite
-def documents(draw: st.DrawFn) -> config.Document:
+def documents(draw: st.DrawFn) -> layouts.Document:
     named = draw(st.dictionaries(LABELS, st.lists(a_rule(), min_size=1, max_size=3), max_size=3))
-    return config.Document(
+    return layouts.Document(
         source=SOURCE,
         layouts={
-            name: config.Layout(name=name, rules=tuple(members), location=PLACE)
+            name: layouts.Layout(name=name, rules=tuple(members), location=PLACE)
             for name, members in named.items()
         },
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.fleet import demand, partitioned, partitioning, waiting
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
@@ -201,7 +201,7 @@ def wanted(change: partitioning.Change, every: Sequence[model.Gpu]) -> dict[str,
     """Return what the text of a change asks of each GPU."""
     document = config.parse(change.layout, source="annotation")
     (layout,) = document.layouts.values()
-    return config.select(layout, every)
+    return layouts.select(layout, every)
 
 
 def after(

@@ -1,7 +1,7 @@
 """Documents of one layout, written as rules in flow style."""
 
 from mig_manager.core import model, profile_name, yaml_tree
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from tests import contract
 
 ENABLED = model.MigMode.ENABLED
@@ -9,7 +9,7 @@ ENABLED = model.MigMode.ENABLED
 DISABLED = model.MigMode.DISABLED
 
 
-def parse(text: str) -> config.Document:
+def parse(text: str) -> layouts.Document:
     """Parse what a lenient reader takes without a warning too."""
     document = config.parse(text, source="f.yaml")
     lenient = config.parse(text, source="f.yaml", is_lenient=True)
@@ -24,7 +24,7 @@ def of_rules(*rules: str) -> str:
     return "version: v1\nmig-configs:\n  x:\n" + "".join(f"  - {{{rule}}}\n" for rule in rules)
 
 
-def layout_of(*rules: str) -> config.Layout:
+def layout_of(*rules: str) -> layouts.Layout:
     return parse(of_rules(*rules)).layout("x")
 
 

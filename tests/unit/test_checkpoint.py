@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
 from tests import gpu_values
-from tests.unit import layouts, machine, oracle, samples
+from tests.unit import drawn_gpus, machine, oracle, samples
 
 LAYOUTS = config.parse(
     """
@@ -46,7 +46,7 @@ GUEST = dataclasses.replace(TWO[0], virtualization=model.Virtualization.VGPU)
 
 
 def gpus_with(layout: str) -> tuple[model.Gpu, ...]:
-    plan = planner.plan(TWO, config.select(LAYOUTS.layout(layout), TWO))
+    plan = planner.plan(TWO, layouts.select(LAYOUTS.layout(layout), TWO))
     return gpu_values.execute(TWO, plan)
 
 
@@ -303,7 +303,7 @@ def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:
 def test_restoring_any_state_from_any_state_needs_only_the_necessary_steps(
     capacity: str, data: st.DataObject
 ) -> None:
-    was, now = data.draw(layouts.gpus(capacity)), data.draw(layouts.gpus(capacity))
+    was, now = data.draw(drawn_gpus.gpus(capacity)), data.draw(drawn_gpus.gpus(capacity))
     desired = read(checkpoint.render([was]))
 
     plan = planner.restore_checkpoint(desired, [now]).plan

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.layout import config, custom_layouts
+from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import apply
 from tests.unit import drawn_documents
@@ -83,7 +83,7 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(
 def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.settings) -> None:
     @examples
     @hypothesis.given(drawn_documents.documents())
-    def check(document: config.Document) -> None:
+    def check(document: layouts.Document) -> None:
         for layout in document.layouts.values():
             written = apply.annotation(layout, dt.datetime.now(tz=dt.UTC))
             again, _ = custom_layouts.single(written, source="annotation")

@@ -153,4 +153,4 @@ def test_what_is_exported_selects_what_was_there(
     text = json.dumps(data) if as_json else yaml_tree.dump(data)
     layout = config.parse(text, source="f").layout(label)
     expected = {each.uuid: layouts.current(each) for each in gpus if each.is_mig_capable}
-    assert config.select(layout, gpus) == expected
+    assert layouts.select(layout, gpus) == expected

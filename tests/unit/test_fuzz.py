@@ -39,7 +39,7 @@ def check(text: str) -> None:
                 contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source=SOURCE)))
 
 
-def written(read: config.Document) -> str:
+def written(read: layouts.Document) -> str:
     return yaml_tree.dump(layouts.render(read.layouts.values()))
 
 
@@ -92,7 +92,7 @@ def test_any_text_is_a_document_or_an_error_with_a_location(
 def test_a_document_that_is_written_reads_as_it_was(examples: hypothesis.settings) -> None:
     @examples
     @hypothesis.given(documents())
-    def round_trip(read: config.Document) -> None:
+    def round_trip(read: layouts.Document) -> None:
         assert config.parse(written(read), source=SOURCE) == read
         assert (
             config.parse(json.dumps(layouts.render(read.layouts.values())), source=SOURCE) == read

@@ -11,8 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, yaml_tree
-from mig_manager.core.layout import config, generator
-from mig_manager.core.layout import layouts as layouts_module
+from mig_manager.core.layout import config, generator, layouts
 from mig_manager.core.planner import planner
 from tests.unit import bruteforce
 
@@ -54,7 +53,7 @@ def kinds(*names: str) -> tuple[generator.GpuKind, ...]:
     return hardware.kinds(names, warn=lambda _: pytest.fail("nothing is left out"))
 
 
-def layouts(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
+def generated(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
     document = rendered(kinds(*names), has_all_maximal=has_all_maximal)
     assert document["version"] == "v1"
     configs = document["mig-configs"]
@@ -66,7 +65,7 @@ def rendered(
     kinds: Sequence[generator.GpuKind], *, has_all_maximal: bool = False
 ) -> dict[str, object]:
     generated = generator.layouts_of(kinds, has_all_maximal=has_all_maximal)
-    return layouts_module.render(generated.values())
+    return layouts.render(generated.values())
 
 
 def kind(device_id: int, *rows: tuple[str, tuple[int, ...], int]) -> generator.GpuKind:
@@ -98,7 +97,7 @@ def only(configs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("name", BALANCED)
 def test_balanced_equals_the_layout_of_mig_parted_on_nine_products(name: str) -> None:
-    configs = layouts(name)
+    configs = generated(name)
 
     rule = {"devices": "all", "mig-enabled": True, "mig-devices": BALANCED[name]}
     assert configs["all-balanced"] == [rule]
@@ -108,7 +107,7 @@ def test_balanced_equals_the_layout_of_mig_parted_on_nine_products(name: str) ->
 
 @pytest.mark.parametrize("name", PER_PROFILE)
 def test_every_profile_has_a_layout_with_the_count_of_mig_parted(name: str) -> None:
-    configs = layouts(name)
+    configs = generated(name)
 
     for wanted, count in PER_PROFILE[name].items():
         rule = only(configs, f"all-{wanted}".replace("+", "."))
@@ -118,7 +117,7 @@ def test_every_profile_has_a_layout_with_the_count_of_mig_parted(name: str) -> N
 
 
 def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> None:
-    configs = layouts(A100_80, H100)
+    configs = generated(A100_80, H100)
 
     filters = ["0x20B210DE", "0x233010DE"]
     for wanted, count in PER_PROFILE[A100_80].items():
@@ -129,7 +128,7 @@ def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> N
 
 
 def test_one_profile_that_fits_not_equally_often_has_a_rule_for_each_count() -> None:
-    rules = layouts(A100_40, A100_80)["all-1g.10gb"]
+    rules = generated(A100_40, A100_80)["all-1g.10gb"]
 
     assert [(rule["device-filter"], rule["mig-devices"]) for rule in rules] == [
         (["0x20B010DE", "0x20B110DE"], {"1g.10gb": 4}),
@@ -166,7 +165,7 @@ def test_where_the_formula_lacks_a_size_there_is_no_balanced(made_up: generator.
 
 
 def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None:
-    names = list(layouts(A100_40))
+    names = list(generated(A100_40))
 
     assert names == [
         "all-1g.5gb", "all-1g.5gb.me", "all-1g.10gb", "all-2g.10gb", "all-3g.20gb",
@@ -177,7 +176,7 @@ def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None
 @pytest.mark.parametrize("name", hardware.product_names())
 def test_generated_counts_equal_the_drivers_and_every_layout_fits(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
-    configs = layouts(name)
+    configs = generated(name)
     for spec in gpu.profiles or ():
         rule = only(configs, f"all-{spec.profile}".replace("+", "."))
         assert rule["mig-devices"] == {str(spec.profile): spec.max_instances}
@@ -187,7 +186,7 @@ def test_generated_counts_equal_the_drivers_and_every_layout_fits(name: str) -> 
     for layout in config.parse(text, source="generated").layouts.values():
         assert LABEL_VALUE.fullmatch(layout.name)
         # Raises where anything does not fit.
-        planner.plan([gpu], config.select(layout, [gpu]))
+        planner.plan([gpu], layouts.select(layout, [gpu]))
 
 
 @pytest.mark.parametrize("name", [A30, A100_40, "h200", RTX])
@@ -206,7 +205,7 @@ def test_maximal_layouts_are_exactly_those_that_cannot_be_extended(name: str) ->
 
 
 def test_mixed_layouts_are_distinct_and_repeat_no_standard_layout() -> None:
-    configs = layouts(A100_40, has_all_maximal=True)
+    configs = generated(A100_40, has_all_maximal=True)
     mixed = {name: only(configs, name)["mig-devices"] for name in configs if "max-" in name}
 
     assert mixed["max-3g.20gb_2g.10gb_1g.5gb.me_1g.5gb"] == {
@@ -219,7 +218,7 @@ def test_mixed_layouts_are_distinct_and_repeat_no_standard_layout() -> None:
 
 
 def test_equal_mixed_layouts_of_several_models_are_joined() -> None:
-    configs = layouts(A100_80, H100, A30, has_all_maximal=True)
+    configs = generated(A100_80, H100, A30, has_all_maximal=True)
 
     assert only(configs, "max-4g.40gb_3g.40gb")["device-filter"] == ["0x20B210DE", "0x233010DE"]
     assert only(configs, "max-1g.6gb.me_3x1g.6gb")["device-filter"] == "0x20B710DE"
@@ -280,7 +279,7 @@ def test_a_generated_layout_fits_every_gpu_that_it_selects(spec: str) -> None:
 
     for layout in generator.layouts_of(generator.kinds_of(node)).values():
         # Raises where anything does not fit.
-        planner.plan(node, config.select(layout, node))
+        planner.plan(node, layouts.select(layout, node))
 
 
 def test_gpu_kinds_of_one_pci_id_differ_by_subsystem() -> None:
@@ -295,8 +294,8 @@ def test_gpu_kinds_of_one_pci_id_differ_by_subsystem() -> None:
     same = dataclasses.replace(less, index=2, uuid="GPU-2", pci_subsystem_id=0)
 
     made = generator.layouts_of(generator.kinds_of([whole, less]))
-    assert set(config.select(made["all-7g.40gb"], [whole, less])) == {whole.uuid}
-    assert set(config.select(made["all-1g.5gb"], [whole, less])) == {whole.uuid, less.uuid}
+    assert set(layouts.select(made["all-7g.40gb"], [whole, less])) == {whole.uuid}
+    assert set(layouts.select(made["all-1g.5gb"], [whole, less])) == {whole.uuid, less.uuid}
 
     # Where no filter distinguishes them, only what all of them offer counts.
     assert "all-7g.40gb" not in generator.layouts_of(generator.kinds_of([whole, same]))
@@ -306,8 +305,8 @@ def test_an_error_about_a_generated_layout_names_its_origin() -> None:
     a100, a30 = (hardware.template(hardware.find(name)) for name in (A100_40, A30))
     layout = generator.layouts_of(generator.kinds_of([a100]))["all-3g.20gb"]
 
-    with pytest.raises(errors.LayoutError) as caught, layouts_module.located(layout, [a30]):
-        planner.plan([a30], config.select(layout, [a30]))
+    with pytest.raises(errors.LayoutError) as caught, layouts.located(layout, [a30]):
+        planner.plan([a30], layouts.select(layout, [a30]))
 
     assert layout.origin == "generated for NVIDIA A100-SXM4-40GB"
     assert caught.value.message.startswith(f"{layout.origin}: ")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import planner
-from tests.unit import layouts, machine, oracle, samples
+from tests.unit import drawn_gpus, machine, oracle, samples
 
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
@@ -18,7 +18,10 @@ from tests.unit import layouts, machine, oracle, samples
 def test_executing_a_plan_reaches_exactly_the_desired_devices(
     product: str, data: st.DataObject
 ) -> None:
-    gpu, desired = data.draw(layouts.gpus(product)), data.draw(layouts.desired_devices(product))
+    gpu, desired = (
+        data.draw(drawn_gpus.gpus(product)),
+        data.draw(drawn_gpus.desired_devices(product)),
+    )
     wanted = {gpu.uuid: desired}
     plan = planner.plan([gpu], wanted)
     after = machine.run(gpu, plan.steps)
@@ -39,9 +42,9 @@ def test_the_order_in_which_things_are_listed_makes_no_difference(
     data: st.DataObject, seeded: random.Random
 ) -> None:
     names = ("A100", "RTX6000", "A100")
-    gpus = [data.draw(layouts.gpus(name, index=i)) for i, name in enumerate(names)]
+    gpus = [data.draw(drawn_gpus.gpus(name, index=i)) for i, name in enumerate(names)]
     wanted = {
-        gpu.uuid: data.draw(layouts.desired_devices(name))
+        gpu.uuid: data.draw(drawn_gpus.desired_devices(name))
         for gpu, name in zip(gpus, names, strict=True)
     }
     uuids = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
@@ -66,8 +69,8 @@ def test_the_order_in_which_things_are_listed_makes_no_difference(
 
 
 def check_against_everything(data: st.DataObject, product: str, *, splits: bool) -> None:
-    gpu = data.draw(layouts.gpus(product, splits=splits))
-    desired = data.draw(layouts.desired_devices(product, splits=splits))
+    gpu = data.draw(drawn_gpus.gpus(product, splits=splits))
+    desired = data.draw(drawn_gpus.desired_devices(product, splits=splits))
     busy = frozenset(uuid for uuid in gpu.mig_uuids if data.draw(st.booleans()))
     plan = planner.plan([gpu], {gpu.uuid: desired}, busy=busy)
     lost = len(plan.destroyed_uuids & busy)
@@ -107,14 +110,14 @@ def check_all_layouts(gpu: model.Gpu) -> None:
         assert len(planner.plan([gpu], {gpu.uuid: wanted}).steps) == calls
 
 
-@hypothesis.given(gpu=layouts.gpus("A30"))
+@hypothesis.given(gpu=drawn_gpus.gpus("A30"))
 @hypothesis.settings(deadline=None, max_examples=15)
 def test_no_sequence_of_driver_calls_is_shorter(gpu: model.Gpu) -> None:
     check_all_layouts(gpu)
 
 
 @pytest.mark.slow
-@hypothesis.given(gpu=layouts.gpus("A30"))
+@hypothesis.given(gpu=drawn_gpus.gpus("A30"))
 @hypothesis.settings(deadline=None, max_examples=400)
 def test_no_sequence_of_driver_calls_is_shorter_from_many_layouts(gpu: model.Gpu) -> None:
     check_all_layouts(gpu)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import packing, placement
-from tests.unit import layouts, machine, oracle, samples
+from tests.unit import drawn_gpus, machine, oracle, samples
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_the_driver_does_not_list_has_no_room() -> None:
 def test_the_room_of_any_layout_equals_exhaustive_search(
     product: str, data: st.DataObject
 ) -> None:
-    gpu = data.draw(layouts.gpus(product, splits=False))
+    gpu = data.draw(drawn_gpus.gpus(product, splits=False))
     known = placement.Capacity(gpu.profiles or ())
     occupied = packing.slices(gi.placement for gi in gpu.gpu_instances)
     drawn = known.engines(gi.profile for gi in gpu.gpu_instances)

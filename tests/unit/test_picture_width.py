@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.planner import planner
-from tests.unit import layouts, samples
+from tests.unit import drawn_gpus, samples
 
 _DOWN, _UP = set("│┼┬┌┐├┤"), set("│┼┴└┘├┤")
 _BORDER = set("─┼┴┬┌┐└┘├┤")
@@ -28,7 +28,7 @@ def pictures(gpu: model.Gpu, columns: int) -> str:
 
 
 @hypothesis.given(
-    gpu=st.sampled_from(sorted(samples.PRODUCTS)).flatmap(layouts.gpus), columns=WIDTHS
+    gpu=st.sampled_from(sorted(samples.PRODUCTS)).flatmap(drawn_gpus.gpus), columns=WIDTHS
 )
 def test_every_picture_fits_the_terminal_and_its_borders_meet(
     gpu: model.Gpu, columns: int

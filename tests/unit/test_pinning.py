@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
-from mig_manager.core.layout import config
-from mig_manager.core.layout import layouts as documents
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from tests.unit import layouts, machine, oracle, samples
+from tests.unit import drawn_gpus, machine, oracle, samples
 from tests.unit.rules import enabled
 
 
@@ -158,16 +157,16 @@ def test_pins_are_not_part_of_mig_parteds_format() -> None:
 def test_an_export_with_placements_restores_every_instance(
     product: str, data: st.DataObject
 ) -> None:
-    before = data.draw(layouts.gpus(product, idle=False))
-    now = data.draw(layouts.gpus(product))
+    before = data.draw(drawn_gpus.gpus(product, idle=False))
+    now = data.draw(drawn_gpus.gpus(product))
     text = yaml_tree.dump(
-        documents.render([documents.export([before], name="x", has_placements=True)])
+        layouts.render([layouts.export([before], name="x", has_placements=True)])
     )
-    wanted = config.select(config.parse(text, source="f").layout("x"), [now])
+    wanted = layouts.select(config.parse(text, source="f").layout("x"), [now])
     plan = planner.plan([now], wanted)
     reached = machine.run(now, plan.steps)
     assert planner.plan([reached], wanted).is_empty
-    assert documents.current(reached, has_placements=True) == documents.current(
+    assert layouts.current(reached, has_placements=True) == layouts.current(
         before, has_placements=True
     )
     assert planner.plan([before], wanted).is_empty
@@ -182,7 +181,7 @@ def test_placements_are_accepted_exactly_where_possible(product: str, data: st.D
     names = st.sampled_from(sorted(by_name))
     pins = data.draw(st.sets(st.tuples(names, st.integers(0, 7)), max_size=3))
     free = data.draw(st.dictionaries(names, st.integers(1, 2), max_size=2))
-    gpu = data.draw(layouts.gpus(product))
+    gpu = data.draw(drawn_gpus.gpus(product))
     wanted = {gpu.uuid: samples.want({f"{name}@{at}": 1 for name, at in pins} | free)}
     # Try every way, with sets of slices.
     chosen = [by_name[name] for name, count in free.items() for _ in range(count)]

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
-from tests.unit import layouts, machine, oracle, samples
+from tests.unit import drawn_gpus, machine, oracle, samples
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 
@@ -25,7 +25,7 @@ def a100(*instances: str, mode: model.MigMode = ON, index: int = 0) -> model.Gpu
 def test_restoring_recreates_every_placement_with_the_fewest_calls(
     product: str, data: st.DataObject
 ) -> None:
-    before, now = data.draw(layouts.gpus(product)), data.draw(layouts.gpus(product))
+    before, now = data.draw(drawn_gpus.gpus(product)), data.draw(drawn_gpus.gpus(product))
     plan = planner.restore([now], [before.snapshot])
     after = machine.run(now, plan.steps)
     assert oracle.state_of(after) == oracle.state_of(before)

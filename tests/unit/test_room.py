@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import planner, room
-from tests.unit import layouts, machine, oracle, samples
+from tests.unit import drawn_gpus, machine, oracle, samples
 
 
 def placements(*texts: str) -> frozenset[model.Placement]:
@@ -33,7 +33,7 @@ def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placemen
 def test_the_room_of_every_product_is_what_trying_everything_finds(
     product: str, data: st.DataObject
 ) -> None:
-    gpu = data.draw(layouts.gpus(product, splits=False))
+    gpu = data.draw(drawn_gpus.gpus(product, splits=False))
     in_use = some_in_use(data, gpu)
     kept = {
         (gi.profile, gi.placement.start): frozenset[tuple[int, int]]()
@@ -73,7 +73,7 @@ def test_the_room_of_every_product_is_what_trying_everything_finds(
 @hypothesis.settings(deadline=None, max_examples=20)
 def test_planner_creates_what_the_room_promises(product: str, data: st.DataObject) -> None:
     # Only an instance with a compute instance can be wanted, and so be kept.
-    gpu = data.draw(layouts.gpus(product, splits=False, idle=False))
+    gpu = data.draw(drawn_gpus.gpus(product, splits=False, idle=False))
     in_use = some_in_use(data, gpu)
     kept = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
     pins = {model.Pin(profile=gi.profile, start=gi.placement.start): 1 for gi in kept}

@@ -82,7 +82,7 @@ THREE = (gpu(0), gpu(1, uuid=UUID, pci_address=ADDRESS), gpu(2))
 def test_each_gpu_gets_what_the_last_rule_about_it_wants(
     rules: list[str], gpus: list[model.Gpu], expected: dict[str, model.DesiredGpu]
 ) -> None:
-    assert config.select(layout_of(*rules), gpus) == expected
+    assert layouts.select(layout_of(*rules), gpus) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_each_gpu_gets_what_the_last_rule_about_it_wants(
 def test_gpus_can_be_named_by_index_uuid_address_and_product(
     rule: str, expected: list[int]
 ) -> None:
-    selected = config.select(layout_of(f"{rule}, {EMPTY}"), THREE)
+    selected = layouts.select(layout_of(f"{rule}, {EMPTY}"), THREE)
     assert [gpu.index for gpu in THREE if gpu.uuid in selected] == expected
 
 
@@ -132,7 +132,7 @@ def test_an_id_matches_as_in_the_tables_of_mig_parted(
     text: str, subsystem_id: int, *, expected: bool
 ) -> None:
     a16 = gpu(0, pci_device_id=A16, pci_subsystem_id=subsystem_id)
-    assert config.parse_filter(text).matches(a16) is expected
+    assert layouts.parse_filter(text).matches(a16) is expected
 
 
 NO_MATCH, NO_MIG = errors.Reason.NO_GPU_MATCHES, errors.Reason.NOT_MIG_CAPABLE
@@ -163,13 +163,13 @@ def test_a_layout_that_matches_no_gpu_or_cannot_be_enabled_is_an_error(
     rule: str, gpus: list[model.Gpu], reason: errors.Reason, complaint: str
 ) -> None:
     with pytest.raises(errors.LayoutError) as caught:
-        config.select(layout_of(f"{rule}, {EMPTY}"), gpus)
+        layouts.select(layout_of(f"{rule}, {EMPTY}"), gpus)
     assert caught.value.reason is reason
     assert str(caught.value.location) in ("f.yaml:3:3", "f.yaml:4:5")
     assert complaint in str(caught.value)
 
 
-def document(rule: str, *, is_lenient: bool = False) -> config.Document:
+def document(rule: str, *, is_lenient: bool = False) -> layouts.Document:
     text = f"version: v1\nmig-configs:\n  x:\n  - {{{rule}, {EMPTY}}}\n"
     return config.parse(text, source="f", is_lenient=is_lenient)
 
@@ -234,7 +234,7 @@ def test_a_lenient_rule_without_a_match_is_a_warning(
     rule: str, expected: list[int], warning: str
 ) -> None:
     layout, gpus = document(rule, is_lenient=True).layout("x"), [*THREE, without_mig(3)]
-    assert [gpu.index for gpu in gpus if gpu.uuid in config.select(layout, gpus)] == expected
+    assert [gpu.index for gpu in gpus if gpu.uuid in layouts.select(layout, gpus)] == expected
     warnings = [str(each) for each in layouts.lenient_warnings(layout, gpus)]
     assert any(warning in each for each in warnings)
     assert all(each.startswith("f:") for each in warnings)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.agent import undo
+from mig_manager.agent import run_journal
 from mig_manager.core import model
 from mig_manager.core.node import claims, clients, cluster, resources
 from mig_manager.core.records import journals
@@ -95,10 +95,10 @@ def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
     return frozenset(kind for kind in KINDS if has[kind])
 
 
-def expected_kinds(undo_stack: undo.UndoStack) -> frozenset[Kind]:
+def expected_kinds(journal: run_journal.RunJournal) -> frozenset[Kind]:
     """Return the programs that must serve the node again, even without a pod now."""
-    awaited = (kind for kind in KINDS if kind.deploy_label in undo_stack.record.awaited)
-    return kinds_in(undo_stack.journal).union(awaited)
+    awaited = (kind for kind in KINDS if kind.deploy_label in journal.record.awaited)
+    return kinds_in(journal.entries).union(awaited)
 
 
 def uids(pods: _Pods) -> frozenset[str]:

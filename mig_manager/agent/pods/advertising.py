@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import settings, undo
+from mig_manager.agent import run_journal, settings
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver, pausing, waiting
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster, phantoms, resources
@@ -31,13 +31,13 @@ class Advertising:
         self.driver = dra_driver.DraDriver(deps)
         self._all: tuple[advertisers.Advertiser, ...] = (self._plugin, self.driver)
 
-    def expects_driver(self, undo_stack: undo.UndoStack, pods: _Pods) -> bool:
+    def expects_driver(self, journal: run_journal.RunJournal, pods: _Pods) -> bool:
         """Return whether a DRA driver belongs on the node, even without a pod now.
 
         A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
         return (
-            advertisers.DRIVER in advertisers.expected_kinds(undo_stack)
+            advertisers.DRIVER in advertisers.expected_kinds(journal)
             or any(pod.claimed_ids for pod in pods)
             or self.driver.is_deployed(pods, self._deps.node.latest)
         )
@@ -51,7 +51,7 @@ class Advertising:
         return kinds
 
     def find(
-        self, pods: _Pods, gpus: Sequence[model.Gpu], undo_stack: undo.UndoStack
+        self, pods: _Pods, gpus: Sequence[model.Gpu], journal: run_journal.RunJournal
     ) -> frozenset[advertisers.Kind]:
         """Return the programs that advertise the node's devices, or must do so again.
 
@@ -62,7 +62,7 @@ class Advertising:
         labelled = frozenset(
             kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
         )
-        kinds = advertisers.kinds_of(pods) | labelled | advertisers.expected_kinds(undo_stack)
+        kinds = advertisers.kinds_of(pods) | labelled | advertisers.expected_kinds(journal)
         return self.with_replaced(kinds, lambda: node)
 
     def withdraw(self, paused: pausing.Paused) -> None:
@@ -71,14 +71,14 @@ class Advertising:
             if each.kind in paused.restarted:
                 each.withdraw()
 
-    def is_schedulable(self, gpus: Sequence[model.Gpu], undo_stack: undo.UndoStack) -> bool:
+    def is_schedulable(self, gpus: Sequence[model.Gpu], journal: run_journal.RunJournal) -> bool:
         """Check, without waiting, whether the node advertises the GPUs' devices."""
         pods = self._deps.workloads.list()
-        kinds = self.find(pods, gpus, undo_stack)
+        kinds = self.find(pods, gpus, journal)
         return not self._missing(pausing.Paused(kinds=kinds), gpus, pods)
 
     def find_stale(
-        self, gpus: Sequence[model.Gpu], undo_stack: undo.UndoStack, *, is_restarted: bool
+        self, gpus: Sequence[model.Gpu], journal: run_journal.RunJournal, *, is_restarted: bool
     ) -> pausing.Paused:
         """Find advertisers with outdated devices, and restart them if requested.
 
@@ -86,7 +86,7 @@ class Advertising:
             The argument of ``wait_schedulable``: their new pods, or pods that are starting.
         """
         pods = self._deps.workloads.list()
-        kinds = self.find(pods, gpus, undo_stack)
+        kinds = self.find(pods, gpus, journal)
         stale: _Pods = ()
         for each in self._all if is_restarted else ():
             kind_pods = tuple(filter(each.kind.owns, pods))
@@ -114,7 +114,7 @@ class Advertising:
         self,
         paused: pausing.Paused,
         gpus: Sequence[model.Gpu],
-        undo_stack: undo.UndoStack,
+        journal: run_journal.RunJournal,
         cancel: ports.Cancellation,
     ) -> None:
         """Wait until device plugin and DRA driver are ready and advertise the GPUs' devices.
@@ -130,12 +130,12 @@ class Advertising:
             _log.info("no_device_plugin_found")
             return
         timeout_s = self._limits.plugin_timeout_s
-        watch = _ProblemWatch(self._deps.clock, undo_stack)
+        watch = _ProblemWatch(self._deps.clock, journal)
         missing = self._wait.until_solved(
             lambda pods: watch.see(self._missing(paused, gpus, pods)), cancel, timeout_s=timeout_s
         )
         # By the deadline the owner may have removed it.
-        undo_stack.note_awaited(frozenset())
+        journal.note_awaited(frozenset())
         if missing:
             raise errors.NotReadyError(
                 f"{missing.message} (waited {timeout_s:g} s)", reason=missing.reason
@@ -184,9 +184,9 @@ _PHANTOMS_STAY_S = 30.0
 class _ProblemWatch:
     """Reports problems that may need a person, and ends a wait that only a person can end."""
 
-    def __init__(self, clock: timing.Clock, undo_stack: undo.UndoStack) -> None:
+    def __init__(self, clock: timing.Clock, journal: run_journal.RunJournal) -> None:
         self._clock = clock
-        self._undo_stack = undo_stack
+        self._journal = journal
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
 
@@ -198,7 +198,7 @@ class _ProblemWatch:
         """
         if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
             self._reported.add(missing.why)
-            self._undo_stack.enter(model.Phase.PROVE, missing.message)
+            self._journal.enter(model.Phase.PROVE, missing.message)
         if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing

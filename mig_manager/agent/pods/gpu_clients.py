@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import settings, undo
+from mig_manager.agent import run_journal, settings
 from mig_manager.agent.pods import advertisers, advertising, dra_driver, pausing, waiting
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import clients, cluster
@@ -44,7 +44,7 @@ class GpuClients:
         self,
         plan: steps.Plan,
         listed: _Pods,
-        undo_stack: undo.UndoStack,
+        journal: run_journal.RunJournal,
         cancel: ports.Cancellation,
         extra_clients: tuple[clients.ExtraClient, ...] = (),
         *,
@@ -63,13 +63,13 @@ class GpuClients:
         pods = tuple(pod for pod in listed if not pod.is_finished)
         choose = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
         view = self._deps.node.latest()
-        first = self._pause(functools.partial(choose, is_driver=False), view, undo_stack)
+        first = self._pause(functools.partial(choose, is_driver=False), view, journal)
         drain_late(self._wait_stopped(first, cancel) or listed)
-        last = self._pause(functools.partial(choose, is_driver=True), view, undo_stack)
+        last = self._pause(functools.partial(choose, is_driver=True), view, journal)
         self._wait_stopped(last, cancel)
         return pausing.Paused(
             kinds=self.advertising.with_replaced(
-                advertisers.expected_kinds(undo_stack), self._deps.node.latest
+                advertisers.expected_kinds(journal), self._deps.node.latest
             ),
             old_uids=advertisers.uids(pods),
             changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
@@ -83,27 +83,27 @@ class GpuClients:
         self,
         choose: Callable[[cluster.NodeView], pausing.Pause],
         view: cluster.NodeView,
-        undo_stack: undo.UndoStack,
+        journal: run_journal.RunJournal,
     ) -> pausing.Pause:
         """Pause the clients chosen for the node's current state.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        before = undo_stack.journal
+        before = journal.entries
         pause = choose(view)
 
-        def decide(view: cluster.NodeView) -> undo.Step:
+        def decide(view: cluster.NodeView) -> run_journal.Step:
             nonlocal pause
             pause = choose(view)
             names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in pause.labels]
             names += [pod.key for pod in pause.to_delete]
             kinds = pause.kinds | advertisers.kinds_in(before)
             deleted = {kind.deploy_label for kind in advertisers.kinds_of(pause.to_delete)}
-            undo_stack.note_awaited(undo_stack.record.awaited | deleted)
-            return undo.Step(
+            journal.note_awaited(journal.record.awaited | deleted)
+            return run_journal.Step(
                 message="pausing " + ", ".join(names or ["nothing"]),
-                journal=dataclasses.replace(
+                entries=dataclasses.replace(
                     before,
                     paused_labels={**pause.labels, **before.paused_labels},
                     hold_taint=bool(pause.to_delete) or before.hold_taint,
@@ -117,7 +117,7 @@ class GpuClients:
             )
 
         if pause.labels or pause.to_delete:
-            undo_stack.publish_step(model.Phase.PAUSE, decide)
+            journal.publish_step(model.Phase.PAUSE, decide)
         for pod in pause.to_delete:
             self._deps.workloads.delete(pod)
         return pause
@@ -161,7 +161,7 @@ class GpuClients:
     def resume_plugin(
         self,
         paused: pausing.Paused,
-        undo_stack: undo.UndoStack,
+        journal: run_journal.RunJournal,
         *,
         plugin_config: str | None = None,
     ) -> pausing.Paused:
@@ -178,18 +178,18 @@ class GpuClients:
         )
         early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
         keys = advertisers.DEPLOY_LABELS
-        before = undo_stack.journal
+        before = journal.entries
         self.advertising.withdraw(paused)
         is_paused = not before.paused_labels.keys().isdisjoint(keys)
         if is_paused or before.hold_taint or plugin_config:
             what = f"restarting {paused.restarted_names or 'the device plugin'}"
-            undo_stack.resume(keys, what=what, plugin_config=plugin_config)
+            journal.resume(keys, what=what, plugin_config=plugin_config)
         waiting.delete(self._deps.workloads, early)
         old_uids = paused.old_uids | {pod.uid for pod in early}
         return dataclasses.replace(paused, old_uids=old_uids)
 
     def resume_monitors(
-        self, paused: pausing.Paused, undo_stack: undo.UndoStack, cancel: ports.Cancellation
+        self, paused: pausing.Paused, journal: run_journal.RunJournal, cancel: ports.Cancellation
     ) -> None:
         """Restore the other deploy labels one by one, and have the operator validate again.
 
@@ -198,7 +198,7 @@ class GpuClients:
         remaining labels.
         """
         timeout_s = self._limits.monitor_timeout_s
-        labels = undo_stack.journal.paused_labels
+        labels = journal.entries.paused_labels
         waited_for = [key for key in labels if key in paused.labels_with_pods]
         others = labels.keys() - waited_for
         try:
@@ -208,7 +208,7 @@ class GpuClients:
                     placed = clients.gated_by(pods, (key,))
                     return not placed or any(not p.is_ready or p.is_terminating for p in placed)
 
-                is_ours = key in undo_stack.resume({key, *others})
+                is_ours = key in journal.resume({key, *others})
                 others = set()
                 if is_ours and self._wait.until_solved(is_unready, cancel, timeout_s=timeout_s):
                     self._deps.node.emit(
@@ -233,7 +233,7 @@ class GpuClients:
         affected: _Pods,
         pods: _Pods,
         gpus: Sequence[model.Gpu],
-        undo_stack: undo.UndoStack,
+        journal: run_journal.RunJournal,
         cancel: ports.Cancellation,
     ) -> bool:
         """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
@@ -246,7 +246,7 @@ class GpuClients:
             Superseded: Another layout is requested, or the agent stops.
         """
         claiming = [pod for pod in affected if pod.may_claim]
-        if not claiming or not self.advertising.expects_driver(undo_stack, pods):
+        if not claiming or not self.advertising.expects_driver(journal, pods):
             return False
         needs_slices = not all(pod.claimed_ids for pod in claiming)
         driver = self.advertising.driver
@@ -256,14 +256,12 @@ class GpuClients:
 
         if not is_lacking(pods):
             return False
-        if undo_stack.journal.is_closed and not dra_driver.has_ready(pods):
+        if journal.entries.is_closed and not dra_driver.has_ready(pods):
             # Evicted pods may come back, so an earlier attempt's drain starts over.
-            undo_stack.note(draining=False)
-            changed = undo_stack.journal.snapshot
-            self.resume_plugin(self.find_plugin(undo_stack, gpus, changed), undo_stack)
-        undo_stack.enter(
-            model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims"
-        )
+            journal.note(draining=False)
+            changed = journal.entries.snapshot
+            self.resume_plugin(self.find_plugin(journal, gpus, changed), journal)
+        journal.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
         timeout_s = self._limits.plugin_timeout_s
         # Slices that do not match in time are no failure: a claim may then use any GPU.
         is_late = self._wait.until_solved(is_lacking, cancel, timeout_s=timeout_s)
@@ -277,7 +275,7 @@ class GpuClients:
 
     def find_plugin(
         self,
-        undo_stack: undo.UndoStack,
+        journal: run_journal.RunJournal,
         gpus: Sequence[model.Gpu],
         changed: Iterable[model.GpuSnapshot],
     ) -> pausing.Paused:
@@ -288,7 +286,7 @@ class GpuClients:
         pods = self._deps.workloads.list()
         kept_uids = self.advertising.driver.current(gpus, pods)
         return pausing.Paused(
-            kinds=self.advertising.find(pods, gpus, undo_stack),
+            kinds=self.advertising.find(pods, gpus, journal),
             old_uids=advertisers.uids(pods) - kept_uids,
             kept_uids=kept_uids,
             changed=frozenset(gpu.uuid for gpu in changed),

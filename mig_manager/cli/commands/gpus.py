@@ -16,7 +16,7 @@ from mig_manager.cli.commands import gpu_access
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console, gpu_report, program, validation
 from mig_manager.core import messages, model, node_settings, yaml_tree
-from mig_manager.core.layout import config, generator, layouts, plans, served, validate
+from mig_manager.core.layout import generator, layouts, plans, served, validate
 from mig_manager.core.planner import planner
 
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
@@ -221,7 +221,7 @@ class GpuCommands:
         return console.DONE if is_good else console.FAILED
 
     def _validated(
-        self, document: config.Document, names: Sequence[str]
+        self, document: layouts.Document, names: Sequence[str]
     ) -> validation.ValidatedFile:
         """Compare layouts with the named products, or else with this machine's GPUs."""
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
@@ -255,7 +255,7 @@ class GpuCommands:
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         self._terminal.answer(self._chosen.output_format.value, data, text)
 
-    def _layout(self) -> config.Layout:
+    def _layout(self) -> layouts.Layout:
         if self._chosen.pods_layouts and self._chosen.layouts:
             layout, warnings = served_layouts.find(
                 self._chosen.layouts[0],
@@ -277,7 +277,7 @@ class GpuCommands:
         names = messages.listed(list(source.layouts), most=_MOST_NAMED)
         raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
 
-    def _generated(self, name: str, source: config.Document) -> config.Layout:
+    def _generated(self, name: str, source: layouts.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
         try:
             gpus = self._access.observed
@@ -286,7 +286,7 @@ class GpuCommands:
         every = served.merged(source, served.generated(gpus), is_default=False)
         return every.layout(name, (gpus,))
 
-    def _read(self, file: str | None) -> config.Document:
+    def _read(self, file: str | None) -> layouts.Document:
         packaged = process.packaged_config()
         return self._terminal.layout_file(
             file or str(packaged),

@@ -19,7 +19,7 @@ from mig_manager.cli.toolkit import console, program
 from mig_manager.core import bar, messages, node_settings
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import preview, rollout
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -135,7 +135,7 @@ def _preview(
 
 def _document(
     chosen: rollout_settings.RolloutSettings, kube: api.KubeApi
-) -> config.Document | None:
+) -> layouts.Document | None:
     """Return the agents' layout file; None if its ConfigMap is missing."""
     if chosen.config_file is not None:
         file = files.ConfigFile(chosen.config_file)

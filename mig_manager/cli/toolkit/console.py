@@ -19,7 +19,7 @@ from mig_manager.adapters.host import log, process
 from mig_manager.core import bar, messages, node_settings
 
 if TYPE_CHECKING:
-    from mig_manager.core.layout import config
+    from mig_manager.core.layout import layouts
 
 API_VERSION = "mig-manager.io/v1"  # of answers; docs/labels.md promises its stability
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
@@ -143,7 +143,7 @@ class Console:
 
     def layout_file(
         self, name: str, *, source: str = "", is_lenient: bool = False
-    ) -> "config.Document":
+    ) -> "layouts.Document":
         """Parse a layout file, or standard input for ``-``; messages call it ``source``.
 
         Raises:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, messages, yaml_tree
-from mig_manager.core.layout import config, layouts, validate
+from mig_manager.core.layout import layouts, validate
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -22,7 +22,7 @@ _PRODUCT_COLUMN = 4  # characters, with the gap before it
 class ValidatedFile:
     """The verdicts on one layout file."""
 
-    document: config.Document
+    document: layouts.Document
     fits: validate.Validated | None  # None: not compared with any GPU
     checks_portability: bool
 
@@ -51,7 +51,7 @@ class ValidatedFile:
         return "\n".join(parts)
 
 
-def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
+def unknown_names(source: layouts.Document) -> Sequence[yaml_tree.Diagnostic]:
     """Return diagnostics for device filters whose name matches no known product."""
     named = {
         each: rule.filter_locations[each]
@@ -123,7 +123,7 @@ def _is_for_others(result: validate.Validated, layout: str) -> bool:
     return {result.verdicts[layout, product].fit for product in result.products} <= others
 
 
-def _portability(document: config.Document, *, style: bar.Style) -> str:
+def _portability(document: layouts.Document, *, style: bar.Style) -> str:
     """Name the lines of a layout file that nvidia-mig-parted does not understand."""
     if not document.extensions:
         return style.fitted(f"{document.source}: nvidia-mig-parted understands all of it.")

@@ -17,7 +17,7 @@ from typing import Any
 
 from mig_manager.core import messages, model, picture
 from mig_manager.core.fleet import demand, partitioned
-from mig_manager.core.layout import config, generator, served
+from mig_manager.core.layout import generator, layouts, served
 from mig_manager.core.node import cluster, resources
 
 NOW = "as they are"
@@ -193,7 +193,7 @@ def _generated(node: partitioned.PartitionedNode) -> dict[str, dict[str, Devices
     """Return the devices in every generated layout with MIG, by UUID and name."""
     devices: dict[str, dict[str, Devices]] = {gpu.uuid: {} for gpu in node.gpus}
     for name, layout in served.generated(node.gpus).items():
-        for uuid, goal in config.select(layout, node.gpus).items():
+        for uuid, goal in layouts.select(layout, node.gpus).items():
             if goal.counts:
                 devices[uuid][name] = collections.Counter(goal.counts)
     return devices

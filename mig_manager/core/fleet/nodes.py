@@ -14,7 +14,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model
-from mig_manager.core.layout import config, custom_layouts, served
+from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, gpu_recovery
 from mig_manager.core.records import status as run_status
@@ -226,7 +226,7 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
     return "", None
 
 
-NO_FILE = config.Document(source="the node's list", layouts={})
+NO_FILE = layouts.Document(source="the node's list", layouts={})
 """In place of a layout file: generated layouts need none."""
 
 
@@ -239,7 +239,7 @@ def is_listed(nodes: Iterable[Node], name: str) -> bool:
     )
 
 
-def require_layout(nodes: Iterable[Node], document: config.Document, name: str) -> None:
+def require_layout(nodes: Iterable[Node], document: layouts.Document, name: str) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
     every = tuple(nodes)
     if not is_listed(every, name):
@@ -247,8 +247,8 @@ def require_layout(nodes: Iterable[Node], document: config.Document, name: str) 
 
 
 def layout_of(
-    node: Node, gpus: Iterable[model.Gpu], document: config.Document, name: str
-) -> config.Layout:
+    node: Node, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
+) -> layouts.Layout:
     """Return the layout that a node with these GPUs serves under a name.
 
     It is from the document, unless the node lists the content of a generated layout, or takes it

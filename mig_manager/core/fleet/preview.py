@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config, plans
+from mig_manager.core.layout import layouts, plans
 from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.records import gpu_codec
 
@@ -89,12 +89,12 @@ class Preview:
 
 def preview(
     node: nodes.Node,
-    document: config.Document,
+    document: layouts.Document,
     name: str,
     pods: Sequence[cluster.Pod] | None = (),
     *,
     presumed: model.ObservedGpus | None = None,
-    layout: config.Layout | None = None,
+    layout: layouts.Layout | None = None,
 ) -> Preview:
     """Plan a layout of a document or of the node.
 
@@ -151,7 +151,7 @@ def preview(
 def of_rollout(
     goal: nodes.Goal,
     node: nodes.Node,
-    document: config.Document,
+    document: layouts.Document,
     pods: Sequence[cluster.Pod],
 ) -> Preview:
     """Plan what a rollout or its undo requests of a node."""

@@ -22,20 +22,11 @@ from mig_manager import errors
 from mig_manager.core import fields, model, profile_name, yaml_tree
 from mig_manager.core.layout import layouts
 
-VERSION = layouts.VERSION
 DOCUMENT_KEYS = ("version", "mig-configs")
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
-# The names by which those who only work with documents know them.
-DeviceFilter = layouts.DeviceFilter
-Rule = layouts.Rule
-Layout = layouts.Layout
-Document = layouts.Document
-parse_filter = layouts.parse_filter
-select = layouts.select
 
-
-def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
+def parse(text: str, *, source: str, is_lenient: bool = False) -> layouts.Document:
     """Parse a config document; an empty one has no layouts.
 
     If lenient, warn about input that mig-parted ignores. ConfigError has a location and a remedy.
@@ -43,7 +34,7 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
     root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
     is_empty = root is None or yaml_tree.is_null(root)
-    return Document(
+    return layouts.Document(
         source=source,
         layouts={} if root is None or is_empty else _layouts(root, diagnostics),
         warnings=yaml_tree.in_order(diagnostics.warnings),
@@ -51,24 +42,30 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     )
 
 
-def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[str, Layout]:
+def _layouts(
+    root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics
+) -> dict[str, layouts.Layout]:
     if not isinstance(root, yaml_tree.Mapping):
-        fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
+        fields.fail(
+            root, f"expected a mapping with 'version: {layouts.VERSION}' and 'mig-configs'"
+        )
     fields.check_keys(root, DOCUMENT_KEYS)
-    fields.check_version(fields.required(root, "version", example=VERSION), VERSION)
+    fields.check_version(
+        fields.required(root, "version", example=layouts.VERSION), layouts.VERSION
+    )
     configs = root.get("mig-configs")
     if configs is None:
         return {}
     if not (isinstance(configs, yaml_tree.Mapping) and configs.entries):
         problem = f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
         fields.fail(configs, problem)
-    parsed: dict[str, Layout] = {}
+    parsed: dict[str, layouts.Layout] = {}
     for entry in configs.entries:
         if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
             problem = f"layout '{entry.key}' must be a list of rules (- devices: ...)"
             fields.fail(entry.value, problem)
         rules = tuple(_rule(item, diagnostics) for item in entry.value.items)
-        parsed[entry.key] = Layout(
+        parsed[entry.key] = layouts.Layout(
             name=entry.key,
             rules=rules,
             is_lenient=diagnostics.is_lenient,
@@ -77,7 +74,7 @@ def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[s
     return parsed
 
 
-def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> Rule:
+def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Rule:
     if not isinstance(node, yaml_tree.Mapping):
         shown = fields.shown(node)
         problem = f"a rule must be a mapping with 'devices' and 'mig-enabled', not {shown}"
@@ -93,7 +90,7 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> Rule:
     indices, identities = _gpus(fields.required(node, "devices", example="all"), diagnostics)
     mode = _mode(fields.required(node, "mig-enabled", example="true"))
     desired, locations = _devices(node, mode, diagnostics)
-    return Rule(
+    return layouts.Rule(
         # As text: None and a number do not compare.
         filters=tuple(sorted(filters, key=str)),
         filter_locations=filters,

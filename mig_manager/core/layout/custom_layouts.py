@@ -45,7 +45,7 @@ class Custom:
 
     def layout(
         self, *, is_lenient: bool = False
-    ) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+    ) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
         """Return the layout, under the name ``custom``, and the warnings about it.
 
         Raises:
@@ -81,7 +81,7 @@ def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> W
         uuids_of.setdefault(goal, []).append(uuid)
     nowhere = errors.Location(source="partitioner", line=0, column=0)
     rules = tuple(
-        config.Rule(
+        layouts.Rule(
             filters=(),
             indices=(),
             identities=tuple(sorted(uuids)),
@@ -91,7 +91,7 @@ def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> W
         for goal, uuids in sorted(uuids_of.items(), key=lambda item: min(item[1]))
     )
     name = " ".join(filter(None, (cluster.ON_DEMAND, addition)))
-    layout = config.Layout(name=name, rules=rules, location=nowhere)
+    layout = layouts.Layout(name=name, rules=rules, location=nowhere)
     return Written(text=json.dumps(layouts.render([layout])), content_hash=layout.content_hash)
 
 
@@ -129,7 +129,7 @@ def request_for(name: str, custom: Custom | None) -> requests.Request:
 
 def single(
     text: str, *, source: str, is_lenient: bool = False
-) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     """Parse a document with one layout; return it under the name ``custom``, and the warnings.
 
     Raises:
@@ -141,7 +141,7 @@ def single(
 
 def _only(
     text: str, *, source: str, is_lenient: bool
-) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     size = len(text.encode(errors="surrogatepass"))
     if size > MOST_BYTES:
         raise errors.ConfigError(f"{source} has {size} bytes, more than {MOST_BYTES}")

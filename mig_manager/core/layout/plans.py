@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mig_manager.core import model, steps, yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
@@ -161,7 +161,7 @@ class Applied:
 
 def plan(
     observed: model.ObservedGpus,
-    layout: config.Layout,
+    layout: layouts.Layout,
     *,
     scope: Scope = Scope.ALL,
     users: Mapping[str, tuple[str, ...]] | None = None,
@@ -171,7 +171,7 @@ def plan(
     Raises:
         LayoutError: The layout is impossible on these GPUs.
     """
-    desired = config.select(layout, observed)
+    desired = layouts.select(layout, observed)
     if scope is Scope.MODE_ONLY:
         modes = {gpu.uuid: gpu.current_mode for gpu in observed}
         desired = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
 
@@ -106,7 +106,7 @@ Others = Callable[[], Sequence[model.Gpu]]
 
 
 def against_products(
-    layouts: Sequence[config.Layout],
+    layouts: Sequence[layouts.Layout],
     *,
     source: str,
     templates: Sequence[model.Gpu],
@@ -138,7 +138,7 @@ def against_products(
 
 
 def against_node(
-    layouts: Sequence[config.Layout],
+    layouts: Sequence[layouts.Layout],
     *,
     source: str,
     gpus: Sequence[model.Gpu],
@@ -161,7 +161,7 @@ def against_node(
 
 
 def _validated(
-    layouts: Sequence[config.Layout],
+    layouts: Sequence[layouts.Layout],
     source: str,
     products: tuple[str, ...],
     others: Others | None,
@@ -176,16 +176,18 @@ def _validated(
     )
 
 
-def _layouts_for_product(layout: config.Layout, template: model.Gpu) -> tuple[config.Layout, ...]:
+def _layouts_for_product(
+    layout: layouts.Layout, template: model.Gpu
+) -> tuple[layouts.Layout, ...]:
     """Return layouts of one rule, for all rules that can apply to such a GPU."""
-    deciding: list[config.Rule] = []
+    deciding: list[layouts.Rule] = []
     for rule in layout.rules:
         if rule.filters_match(template):
             deciding = [*(deciding if rule.indices is not None else []), rule]
     return tuple(_alone(layout, rule) for rule in deciding)
 
 
-def _alone(layout: config.Layout, rule: config.Rule) -> config.Layout:
+def _alone(layout: layouts.Layout, rule: layouts.Rule) -> layouts.Layout:
     """Return the layout with only one rule, for every GPU that its filters match."""
     everywhere = dataclasses.replace(rule, indices=None, identities=())
     return dataclasses.replace(layout, rules=(everywhere,), is_lenient=False)
@@ -195,15 +197,15 @@ def _alone(layout: config.Layout, rule: config.Rule) -> config.Layout:
 class _Case:
     """One layout and one product."""
 
-    layout: config.Layout
+    layout: layouts.Layout
     product: str
-    variants: Sequence[config.Layout]
+    variants: Sequence[layouts.Layout]
     members: Sequence[model.Gpu]
     node: Sequence[model.Gpu] | None = None
     """All GPUs of the members' node; None: the member is a template."""
 
     @property
-    def rules(self) -> Sequence[config.Rule]:
+    def rules(self) -> Sequence[layouts.Rule]:
         """The rules that can apply to the members."""
         return [rule for variant in self.variants for rule in variant.rules]
 
@@ -211,7 +213,7 @@ class _Case:
     def results(self) -> Sequence[resources.GpuLayout]:
         """The layouts of the node's GPUs, or of one template for every rule."""
         if self.node is not None:
-            return resources.gpu_layouts(self.node, config.select(self.layout, self.node))
+            return resources.gpu_layouts(self.node, layouts.select(self.layout, self.node))
         return [resources.gpu_layout(f"some {self.product}", rule.desired) for rule in self.rules]
 
     def verdict(self, fit: Fit, why: str = "") -> ProductFit:
@@ -229,7 +231,7 @@ class _Judge:
 
     def __init__(self, others: Others | None) -> None:
         self._others = others
-        self._known: dict[config.Rule, bool] = {}
+        self._known: dict[layouts.Rule, bool] = {}
 
     def verdict(self, case: _Case) -> ProductFit:
         """Plan every variant for the members, as parts of their node."""
@@ -274,7 +276,7 @@ class _Judge:
             verdict, brief=_brief(error), location=error.location or failing[0].location
         )
 
-    def _fits_elsewhere(self, layout: config.Layout, rule: config.Rule) -> bool:
+    def _fits_elsewhere(self, layout: layouts.Layout, rule: layouts.Rule) -> bool:
         if self._others is None:
             return False
         variant = _alone(layout, rule)
@@ -288,9 +290,9 @@ class _Judge:
 
 
 def _plan(
-    layout: config.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu]
+    layout: layouts.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu]
 ) -> steps.Plan:
-    selected = config.select(layout, node)
+    selected = layouts.select(layout, node)
     return planner.plan(
         members, {gpu.uuid: selected[gpu.uuid] for gpu in members if gpu.uuid in selected}
     )
@@ -308,7 +310,7 @@ def _brief(error: errors.LayoutError) -> str:
             return error.message
 
 
-def _fits(layout: config.Layout, gpu: model.Gpu) -> bool:
+def _fits(layout: layouts.Layout, gpu: model.Gpu) -> bool:
     try:
         _plan(layout, (gpu,), (gpu,))
     except errors.LayoutError:

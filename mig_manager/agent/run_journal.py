@@ -1,4 +1,4 @@
-"""The undo stack of a run, which is the journal.
+"""The journal of a run, which is its undo stack.
 
 Every entry is written with the action that it describes, or before it. The next agent finds the
 journal on the Node, and resumes or undoes with the same code. There are three kinds of entries:
@@ -24,15 +24,15 @@ class Step:
     """A phase's change of the node, with its journal."""
 
     message: str
-    journal: journals.Journal
-    """The journal once ``change`` is made."""
+    entries: journals.Journal
+    """The journal's entries once ``change`` is made."""
     change: cluster.NodePatch = dataclasses.field(default_factory=cluster.NodePatch)
     """Taint and labels to write in the same patch."""
     reason: errors.Reason | None = None
 
 
-class UndoStack:
-    """Implements ``transaction.UndoStack``: the undo stack of one run, on the Node.
+class RunJournal:
+    """Implements ``transaction.ChangeJournal``: the journal of one run, on the Node.
 
     Journal, status and record of the request go in the same patch.
 
@@ -47,7 +47,7 @@ class UndoStack:
         publisher: publish.Publisher,
         status: run_status.RunStatus,
         *,
-        journal: journals.Journal,
+        entries: journals.Journal,
         record: requests.Request,
         startup_taints: frozenset[str] = frozenset(),
         retry_after_s: float = 0.0,
@@ -57,7 +57,7 @@ class UndoStack:
         self._status = status
         self._startup_taints = startup_taints
         self._retry_after_s = retry_after_s
-        self.journal = journal
+        self.entries = entries
         self.record = record
         """The request and its results, for later runs."""
         self.has_begun_rollback = False
@@ -65,12 +65,12 @@ class UndoStack:
 
     def note(self, **entries: Any) -> None:
         """Change entries; the next patch writes them."""
-        self.journal = dataclasses.replace(self.journal, **entries)
+        self.entries = dataclasses.replace(self.entries, **entries)
 
     def announce(self, **entries: Any) -> None:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
-        self._publisher.announce(cluster.NodePatch(annotations=_annotation(self.journal)))
+        self._publisher.announce(cluster.NodePatch(annotations=_annotation(self.entries)))
 
     def note_awaited(self, deploy_labels: frozenset[str]) -> None:
         """Note the advertisers that must serve the node again; the next patch publishes them."""
@@ -87,12 +87,12 @@ class UndoStack:
 
         ``decide`` is called again if another program wrote to the Node meanwhile.
         """
-        after = self.journal
+        after = self.entries
 
         def patch(view: cluster.NodeView) -> cluster.NodePatch:
             nonlocal after
             step = decide(view)
-            after = step.journal
+            after = step.entries
             self._status.enter(phase, step.message, state=state, reason=step.reason)
             return self._complete(step.change, after)
 
@@ -101,9 +101,9 @@ class UndoStack:
             self._publisher.update(patch)
         except errors.ClusterError as error:
             if error.may_be_done:
-                self.journal = after
+                self.entries = after
             raise
-        self.journal = after
+        self.entries = after
         self._confirm()
 
     def enter(
@@ -118,9 +118,9 @@ class UndoStack:
     ) -> None:
         """Publish a new phase, with new entries if there are any."""
         if change is not None or entries:
-            journal = dataclasses.replace(self.journal, **entries)
+            now = dataclasses.replace(self.entries, **entries)
             change = change or cluster.NodePatch()
-            step = Step(message=message, journal=journal, change=change, reason=reason)
+            step = Step(message=message, entries=now, change=change, reason=reason)
             self.publish_step(phase, lambda _view: step, state=state)
             return
         self._status.end_phase()
@@ -160,7 +160,7 @@ class UndoStack:
         Returns:
             The labels that have their original value again.
         """
-        before = self.journal
+        before = self.entries
         restored: dict[str, str] = {}
 
         def decide(view: cluster.NodeView) -> Step:
@@ -176,7 +176,7 @@ class UndoStack:
             names = ", ".join(key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in restored)
             return Step(
                 message=what or f"resuming {names or 'nothing'}",
-                journal=dataclasses.replace(
+                entries=dataclasses.replace(
                     before,
                     paused_labels={k: v for k, v in before.paused_labels.items() if k not in keys},
                     hold_taint=False,
@@ -191,8 +191,8 @@ class UndoStack:
             self.publish_step(model.Phase.RESUME, decide)
         except errors.ClusterError:
             # If this patch was lost, the end of the run restores the labels.
-            changed = self.journal.plugin_config or before.plugin_config
-            self.journal = dataclasses.replace(before, plugin_config=changed)
+            changed = self.entries.plugin_config or before.plugin_config
+            self.entries = dataclasses.replace(before, plugin_config=changed)
             raise
         return frozenset(restored)
 
@@ -203,13 +203,13 @@ class UndoStack:
         message = messages.join(*parts)
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self._status.gpus.unreachable
-        is_restored = self.journal.remaining.is_restored
+        is_restored = self.entries.remaining.is_restored
         return outcomes.failure(
             reason,
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
             is_unfinished=not is_restored,
             # Evicted pods must not start here again before the other pods are gone.
-            keeps_closed=self.journal.draining and reason.is_transient,
+            keeps_closed=self.entries.draining and reason.is_transient,
             is_final=is_final and is_restored,
         )
 
@@ -227,7 +227,7 @@ class UndoStack:
         if outcome.state is model.State.SUCCESS:
             # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)
-        journal = self.journal
+        journal = self.entries
         kept = journal.remaining
         if outcome.reason is errors.Reason.INTERRUPTED:
             # The next agent must know that a plugin without a new pod still exists.
@@ -259,22 +259,22 @@ class UndoStack:
             return self._complete(change, kept)
 
         self._publisher.update(patch)
-        self.journal = kept
+        self.entries = kept
         self._confirm()
         self._status.report(outcome)
 
     def abandon(self) -> None:
         """Undo all entries that a write to the Node can undo, and leave the state unchanged."""
-        remaining = self.journal.remaining
+        remaining = self.entries.remaining
 
         def patch(view: cluster.NodeView) -> cluster.NodePatch:
-            change = journals.restore_patch(self.journal, view)
+            change = journals.restore_patch(self.entries, view)
             annotations = {**change.annotations, **_annotation(remaining)}
             return dataclasses.replace(change, annotations=annotations)
 
         self._status.end_phase()
         self._publisher.update(patch)
-        self.journal = remaining
+        self.entries = remaining
         self._deps.telemetry.run_superseded()
 
     def _complete(

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config, custom_layouts, served
+from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.kubectl import plan
@@ -21,7 +21,7 @@ from mig_manager.kubectl import plan
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-Document = Callable[[], config.Document]
+Document = Callable[[], layouts.Document]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Layouts:
         }
 
 
-def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
+def list_layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
     """Return the layouts of a node; read documents only until all contents are known."""
     node, notes = report.node, list(report.notes)
     gpus = report.gpus
@@ -120,12 +120,12 @@ def _key(entry: served.Entry) -> _Key:
     return entry.name, entry.content_hash
 
 
-def _contents(layouts: Iterable[config.Layout]) -> dict[_Key, config.Layout]:
-    return {(layout.name, layout.content_hash): layout for layout in layouts}
+def _contents(known: Iterable[layouts.Layout]) -> dict[_Key, layouts.Layout]:
+    return {(layout.name, layout.content_hash): layout for layout in known}
 
 
 def _entries(
-    node: nodes.Node, generated: Mapping[_Key, config.Layout]
+    node: nodes.Node, generated: Mapping[_Key, layouts.Layout]
 ) -> tuple[Sequence[served.Entry], str]:
     """Return the published layouts, or else the layouts that can be generated, and a note."""
     text = node.view.annotations.get(cluster.LAYOUTS_ANNOTATION)
