@@ -19,14 +19,14 @@ _MAIN_LINE = tuple(phase for phase in model.Phase if phase not in _BESIDE)
 _CAPTIONS = {
     model.Phase.RESOLVE: "read, observe, plan; touch nothing",
     model.Phase.WAIT: "until a slot for nodes is free",
-    model.Phase.CORDON: "taint the node: no new pods",
+    model.Phase.TAINT: "taint the node: no new pods",
     model.Phase.DRAIN: "evict the affected pods",
     model.Phase.PAUSE: "stop device plugin and monitors",
     model.Phase.EXECUTE: "change the GPUs, verify",
     model.Phase.ROLL_BACK: "the instances from before",
     model.Phase.REBOOT: "then a new run, from Resolve",
     model.Phase.RESUME: "start the daemons again",
-    model.Phase.PROVE: "kubelet allocates the new devices",
+    model.Phase.VERIFY: "kubelet allocates the new devices",
     model.Phase.DONE: "success; the node is open",
 }
 _STYLE = """\

@@ -38,7 +38,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
             change=cluster.NodePatch(hold_taint=True),
         )
 
-    job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
+    job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.TAINT, taint)
     if affected:
         _announce(job, message, reason="Draining", is_warning=False)
 

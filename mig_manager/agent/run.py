@@ -1,7 +1,6 @@
 """The pipeline: from the requested layout to an outcome.
 
-    resolve -> observe -> plan -> close -> drain -> pause -> execute -> verify -> resume -> prove
-    -> monitors
+    resolve -> observe -> plan -> taint -> drain -> pause -> execute -> resume -> verify
 
 The hooks run before the node is closed, within the execution, and before the resume.
 
@@ -21,10 +20,10 @@ from mig_manager.agent import (
     jobs,
     outcomes,
     preparing,
-    proof,
     recovery,
     resolving,
     slots,
+    verification,
 )
 from mig_manager.core import messages, model
 from mig_manager.core.planner import planner
@@ -70,7 +69,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         resolved = resolving.resolve(job)
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_from_owner = resolving.keep_verified(job, error)
-        return proof.verify_unchanged(job, None, gpus, is_from_owner=is_from_owner)
+        return verification.verify_unchanged(job, None, gpus, is_from_owner=is_from_owner)
     job.journal.record = job.journal.record.resolved(
         resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
     )
@@ -80,7 +79,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     job.deps.standby.prepare()
     change = preparing.plan_change(job, resolved, may_evict=may_evict)
     if change.plan.is_empty:
-        return proof.verify_unchanged(
+        return verification.verify_unchanged(
             job, resolved.layout, change.gpus, is_from_owner=resolved.is_from_owner
         )
     change = preparing.require_possible(job, change)
@@ -96,7 +95,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         f" Note: {messages.with_full_stop(warning)}"
         for warning in planner.vgpu_host_warnings(gpus, change.plan)
     ]
-    return proof.resume_and_verify(
+    return verification.resume_and_verify(
         job, paused, gpus, is_from_owner=resolved.is_from_owner, notes=notes
     )
 

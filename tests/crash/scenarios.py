@@ -11,10 +11,10 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import changes
 
-UNDISTURBED = frozenset({"Drain", "Pause", "Execute", "Resume", "Prove"})
+UNDISTURBED = frozenset({"Drain", "Pause", "Execute", "Resume", "Verify"})
 """Where pods are evicted the node is tainted within the drain."""
 _BEFORE_THE_GPUS = frozenset({"Drain"})
-_ROLLED_BACK = (UNDISTURBED - {"Prove"}) | {"RollBack"}
+_ROLLED_BACK = (UNDISTURBED - {"Verify"}) | {"RollBack"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ FIRST_HOPPER = Scenario(
     name="first layout on H100",
     spec="1xH100",
     layout="two-sizes-h100",
-    phases=UNDISTURBED - {"Drain"} | {"Cordon"},
+    phases=UNDISTURBED - {"Drain"} | {"Taint"},
 )
 ONE_SLICE = Scenario(
     name="one slice on a busy node",

@@ -78,7 +78,7 @@ def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
 @pytest.mark.parametrize(
     ("scenario", "step", "phases"),
     [
-        (scenarios.ONE_SLICE, 10, {"Drain", "Execute", "Prove"}),
+        (scenarios.ONE_SLICE, 10, {"Drain", "Execute", "Verify"}),
         (scenarios.FAILING, 9, {"Drain", "Execute", "RollBack"}),
     ],
     ids=["change", "rollback"],

@@ -113,7 +113,7 @@ class StandIns:
             # Refused before anything is touched.
             self._end(name, wanted, run)
             return
-        self._write(name, wanted, model.State.PENDING, phase=model.Phase.CORDON, is_cordoned=True)
+        self._write(name, wanted, model.State.PENDING, phase=model.Phase.TAINT, is_cordoned=True)
         self._after(self._work_s, lambda: self._end(name, wanted, run))
 
     def _end(self, name: str, wanted: str, run: int) -> None:

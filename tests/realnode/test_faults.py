@@ -125,16 +125,16 @@ _DEATHS: Mapping[str, Callable[[rig.Cluster], None]] = {
     "plugin": _kill_plugin,
 }
 _TOGETHER = (
-    {"Drain": "api", "Pause": "plugin", "Execute": "agent", "Prove": "containerd"},
-    {"Drain": "plugin", "Pause": "agent", "Execute": "containerd", "Prove": "kubelet"},
-    {"Drain": "agent", "Pause": "containerd", "Execute": "kubelet", "Prove": "api"},
-    {"Drain": "containerd", "Pause": "kubelet", "Execute": "api", "Prove": "plugin"},
-    {"Drain": "kubelet", "Pause": "api", "Execute": "pod of the agent", "Prove": "agent"},
+    {"Drain": "api", "Pause": "plugin", "Execute": "agent", "Verify": "containerd"},
+    {"Drain": "plugin", "Pause": "agent", "Execute": "containerd", "Verify": "kubelet"},
+    {"Drain": "agent", "Pause": "containerd", "Execute": "kubelet", "Verify": "api"},
+    {"Drain": "containerd", "Pause": "kubelet", "Execute": "api", "Verify": "plugin"},
+    {"Drain": "kubelet", "Pause": "api", "Execute": "pod of the agent", "Verify": "agent"},
 )
 """Four deaths in each change. Clients of Kubernetes wait up to a minute before they connect again
 if the API server dies twice within two minutes, so kubelet dies between its deaths."""
 _PROGRAMS = ("agent", "kubelet", "containerd", "api", "plugin")
-_PHASES = ("Drain", "Pause", "Execute", "Prove")
+_PHASES = ("Drain", "Pause", "Execute", "Verify")
 _NOT_RUNNING = {("plugin", "Execute")}
 """A change ends the plugin in Pause, and starts it after Execute."""
 
@@ -202,9 +202,9 @@ class Change:
         if "Execute" in deaths:
             waiting.until(lambda: gpus.faults()[0].fired > 0, "the driver to hang")
             deaths["Execute"](cluster)
-        if "Prove" in deaths:
-            waiting.until(cluster.reached("Prove"), "Prove")
-            deaths["Prove"](cluster)
+        if "Verify" in deaths:
+            waiting.until(cluster.reached("Verify"), "Verify")
+            deaths["Verify"](cluster)
 
     def judge(self) -> None:
         """Check that the change succeeded and disturbed nothing but the affected pods."""

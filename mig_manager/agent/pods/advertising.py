@@ -198,7 +198,7 @@ class _ProblemWatch:
         """
         if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
             self._reported.add(missing.why)
-            self._journal.enter(model.Phase.PROVE, missing.message)
+            self._journal.enter(model.Phase.VERIFY, missing.message)
         if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing

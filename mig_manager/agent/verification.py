@@ -75,7 +75,7 @@ def verify_unchanged(
         _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")
     elif not advertising.is_schedulable(gpus, job.journal):
         # Restart once, not at every retry.
-        job.journal.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
+        job.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
         stale = advertising.find_stale(gpus, job.journal, is_restarted=job.request.attempt == 1)
         advertising.wait_schedulable(stale, gpus, job.journal, job.cancel)
     return job.status.success(
@@ -86,5 +86,5 @@ def verify_unchanged(
 def _wait_schedulable(
     job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str
 ) -> None:
-    job.journal.enter(model.Phase.PROVE, message)
+    job.journal.enter(model.Phase.VERIFY, message)
     job.clients.advertising.wait_schedulable(paused, gpus, job.journal, job.cancel)
