@@ -81,9 +81,11 @@ def _reference() -> str:
             ),
         ),
         _examples(program),
-        "The manual page of a command, and `mig-manager help COMMAND`, have the same text.",
+        "The manual page of a command, and `mig-manager help COMMAND`, have the same text.\n"
+        "After `uv tool install`, `man` does not search the tool's folder; name it: "
+        "`MANPATH=$(uv tool dir)/mig-manager/share/man: man mig-manager-apply`.",
         "## Options and variables",
-        _sentences(registry.PROGRAM.environment),
+        _sentences(f"{registry.PROGRAM.environment} {registry.PROGRAM.values}"),
         "These options stand before a command:",
         _option_table(_listed("")),
         "## Exit status",
@@ -188,7 +190,8 @@ def _man(of: program.Program, command: str) -> str:
     if text.examples:
         blocks.append(".SH EXAMPLES\n" + "\n.PP\n".join(map(_man_example, text.examples)))
     if of.environment:
-        blocks.append(".SH ENVIRONMENT\n" + _roff(of.environment))
+        values = "" if command else of.values
+        blocks.append(".SH ENVIRONMENT\n" + _roff(f"{of.environment} {values}".strip()))
     blocks.append(".SH EXIT STATUS")
     for status, meaning in help_pages.statuses(of, command).items():
         blocks.append(f".TP\n.B {status}\n{_roff(meaning)}")

@@ -232,6 +232,7 @@ class MigManagerError(Exception):
         self.reason = reason
         self.location = location  # where a document is wrong, or requests the impossible
         self.own_remedy = ""  # for the user of a command; replaces the reason's remedy
+        self.others: tuple[str, ...] = ()  # messages of the document's later errors
 
     def add(self, more: str) -> None:
         """Append to the message."""

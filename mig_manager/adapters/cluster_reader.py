@@ -102,11 +102,13 @@ class ClusterReader:
             try:
                 nodes.append(fleet_nodes.parse(self._get(rest.api_path(_NODES, name))))
             except errors.ClusterError as error:
-                if not error.is_not_found or len(names) == 1:
+                if not error.is_not_found:
                     raise
                 missing.append(error.message)
         if missing and not nodes:
-            raise errors.ClusterError("; ".join(missing), reason=errors.Reason.API_ERROR)
+            none = errors.ClusterError("; ".join(missing), reason=errors.Reason.API_ERROR)
+            none.own_remedy = self._remedy()
+            raise none
         if not nodes:
             what = f"selector {selector!r}" if selector else "NVIDIA GPUs"
             raise errors.UsageError(
@@ -116,6 +118,16 @@ class ClusterReader:
         ordered = sorted(nodes, key=lambda node: node.name)
         reports = tuple(fleet_nodes.report(node, now) for node in ordered)
         return Search(reports=reports, missing=tuple(missing))
+
+    def _remedy(self) -> str:
+        """Return the names to choose from, for a node that does not exist."""
+        try:
+            names = [node.name for node in self.selected(None)]
+        except errors.ClusterError:
+            names = []
+        if not names:
+            return "See all nodes with 'kubectl get nodes'."
+        return f"Name a node with NVIDIA GPUs: {messages.listed(names)}."
 
     def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
         """Return the nodes that a selector matches; None: all nodes with GPUs."""

@@ -8,12 +8,13 @@ from mig_manager.cli.toolkit import console, parser, program
 from mig_manager.core import node_settings, options
 
 _ENVIRONMENT = (
-    "Every option except --gpu can also be set by a variable: MIG_MANAGER_ and the option's name "
-    "in capitals, such as MIG_MANAGER_LOCK_FILE for --lock-file, or the variable in brackets "
-    "(NVIDIA's name). A switch takes 1, t, true, 0, f or false. The command line overrides the "
-    "variables, the variable in brackets overrides ours, and both override the default. An empty "
-    "variable counts as unset; an empty value of an option is an error. SECONDS may have a "
-    "fraction: 0.5. Answers fit the terminal; COLUMNS sets another width."
+    "Every option except --gpu has a variable, such as MIG_MANAGER_LOCK_FILE for --lock-file. The "
+    "command line overrides the variable in brackets (NVIDIA's name), and that overrides ours."
+)
+_VALUES = (
+    "A switch takes 1, t, true, 0, f or false. An empty variable counts as unset; an empty value "
+    "of an option is an error. SECONDS may have a fraction: 0.5. Answers fit the terminal; "
+    "COLUMNS sets another width."
 )
 _OTHER_STATUSES = (
     "A command ended by SIGINT or by a closed pipe exits with 130 or 141, as in any shell. Run as "
@@ -534,6 +535,7 @@ PROGRAM = program.Program(
     },
     other_statuses=_OTHER_STATUSES,
     environment=_ENVIRONMENT,
+    values=_VALUES,
     respell=go_spellings.respelled,
     about="""
     Partition NVIDIA GPUs with MIG: change only what differs, and explain every failure.

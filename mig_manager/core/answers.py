@@ -487,6 +487,7 @@ class NodeStatus(TypedDict):
     is_ready: bool
     requested: str | None
     applied: str | None
+    applied_before: NotRequired[str | None]  # before the change under way, which removes 'applied'
     origin: str | None  # of the layout
     state: State | None  # this and the following keys are of the last run
     phase: str | None

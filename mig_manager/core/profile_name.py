@@ -122,10 +122,15 @@ def suggest(
 
 
 def _explain(text: str) -> str:
-    # The usual slips: capitals, spaces, and the dot for "+" from layout names, where Kubernetes
-    # allows no "+".
-    plain = re.sub(r"\s", "", text).lower()
-    spelled = re.sub(r"gb\.(?=[a-z])", "gb+", plain, count=1)
+    # The usual slips: capitals, spaces, a prefix, other signs between the parts, and the dot for
+    # "+" from layout names, where Kubernetes allows no "+".
+    plain = re.sub(r"\s", "", text).lower().replace("_", "-")
+    parts = re.fullmatch(r"(?:mig-)?(?:(\d+)c\W?)?(\d+)(?:g\W?|\W)(\d+)(?:gb|bg|g)?(.*)", plain)
+    spelled = plain
+    if parts:
+        compute, slices, memory, rest = parts.groups("")
+        spelled = f"{compute}{'c.' * bool(compute)}{slices}g.{memory}gb{rest}"
+    spelled = re.sub(r"gb\.(?=[a-z])", "gb+", spelled, count=1)
     advice = (
         f"did you mean '{spelled}'?"
         if PROFILE.fullmatch(spelled)

@@ -5,8 +5,9 @@ are those of YAML 1.1 (``yes`` is true), as in documents for mig-parted; JSON is
 The tree is built from parser events, which bounds depth and size while parsing.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -30,14 +31,31 @@ class Diagnostics:
 
     def __init__(self, *, is_lenient: bool = False) -> None:
         self.is_lenient = is_lenient  # dubious content passes with a warning, as in mig-parted
+        self.errors: list[errors.ConfigError] = []
         self.warnings: list[Diagnostic] = []
         self.extensions: list[Diagnostic] = []  # content that mig-parted would refuse or ignore
 
     def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
-        """Raise a ConfigError about dubious content; if lenient, warn how it ``passes``."""
-        if not self.is_lenient:
-            raise errors.ConfigError(problem, location=location)
-        self.warnings.append(Diagnostic(location, f"{problem} ({passes})"))
+        """Note an error about dubious content; if lenient, a warning how it ``passes``."""
+        if self.is_lenient:
+            self.warnings.append(Diagnostic(location, f"{problem} ({passes})"))
+        else:
+            self.errors.append(errors.ConfigError(problem, location=location))
+
+    @contextlib.contextmanager
+    def continuing(self) -> Iterator[None]:
+        """Note the body's ConfigError, and continue after the body."""
+        try:
+            yield
+        except errors.ConfigError as error:
+            self.errors.append(error)
+
+    def raise_errors(self) -> None:
+        """Raise the document's first error, if it has any; the error has the others' messages."""
+        if self.errors:
+            first, *others = sorted(self.errors, key=lambda each: _position(each.location))
+            first.others = tuple(dict.fromkeys(other.message for other in others))
+            raise first
 
     def extend(self, location: errors.Location, message: str) -> None:
         """Note content that only mig-manager understands."""
@@ -47,7 +65,11 @@ class Diagnostics:
 def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """Return diagnostics by location, without the repetitions from aliases."""
     unique = dict.fromkeys(diagnostics)
-    return tuple(sorted(unique, key=lambda each: (each.location.line, each.location.column)))
+    return tuple(sorted(unique, key=lambda each: _position(each.location)))
+
+
+def _position(location: errors.Location | None) -> tuple[int, int]:
+    return (location.line, location.column) if location else (0, 0)
 
 
 MAX_CHARACTERS = 2**20  # of a ConfigMap
@@ -120,17 +142,23 @@ Node = Scalar | Sequence | Mapping
 def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> Node | None:
     """Parse one YAML document; None if it has only white space and comments.
 
-    If ``diagnostics`` is lenient, it collects warnings: the last of duplicate keys counts, and a
-    second document is ignored.
+    ``diagnostics`` collects duplicate keys: errors of which the last key counts, or warnings if it
+    is lenient. A lenient one ignores a second document.
 
     Raises:
         ConfigError: Invalid YAML, too large, an alias without anchor, a tag beyond plain data;
-            unless lenient also a duplicate key, or a second document with content.
+            unless lenient also a second document with content; without ``diagnostics`` also a
+            duplicate key.
     """
+    if diagnostics is None:
+        strict = Diagnostics()
+        root = parse(text, source=source, diagnostics=strict)
+        strict.raise_errors()
+        return root
     _check_characters(text, source)
     loader = _Loader(text)
     try:
-        return _Reader(loader, source, diagnostics or Diagnostics()).document()
+        return _Reader(loader, source, diagnostics).document()
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)
         # *A100* is meant as a glob, and YAML reads an alias.

@@ -72,6 +72,7 @@ class Status:
             "is_ready": report.node.is_ready,
             "requested": report.node.requested,
             "applied": report.node.applied or None,
+            "applied_before": report.node.applied_before or None,
             "origin": (run.origin or None) if run else None,
             "state": run.state.value if run else None,
             "phase": run.phase if run else None,
@@ -130,7 +131,7 @@ def table(status: Status, *, style: bar.Style) -> str:
                 (run.reason or run.phase) if run else "-",
                 messages.age(run.at, status.now) if run else "-",
                 report.node.requested or "-",
-                report.node.applied or "-",
+                report.node.applied_text or "-",
                 "-" if report.gpus is None else gpu_report.slices(report.gpus),
             )
         )
@@ -160,8 +161,8 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
     node, run = report.node, report.node.status
     rest = [f"requested {node.requested or 'nothing'}"]
-    if node.applied and node.applied != node.requested:
-        rest.append(f"applied {node.applied}")
+    if node.applied_text not in ("", node.requested):
+        rest.append(f"applied {node.applied_text}")
     if run:
         rest.append(run.reason or f"phase {run.phase}")
     if run and run.at:
@@ -340,7 +341,8 @@ def line(report: nodes.Report) -> str:
     """Return the state of a node for a log."""
     node, run = report.node, report.node.status
     words = [node.name, report.state.value, (run.reason or run.phase) if run else ""]
-    words += [f"requested {node.requested or 'nothing'}", f"applied {node.applied or 'nothing'}"]
+    words.append(f"requested {node.requested or 'nothing'}")
+    words.append(f"applied {node.applied_text or 'nothing'}")
     words.append("" if report.gpus is None else gpu_report.slices(report.gpus))
     return ", ".join(filter(None, words))
 

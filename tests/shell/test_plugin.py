@@ -10,6 +10,7 @@ import yaml
 import mig_manager
 from mig_manager import errors
 from mig_manager.core import bar, model
+from mig_manager.core.records import journals
 from tests.shell import plugin_rig as rig
 
 # -- kubectl and the plugin -------------------------------------------------------------------
@@ -52,6 +53,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("status", "-l", "pool=none"), 2, "remedy: See all labels"),
         (("status", "-l", "((("), 1, ""),
         (("history", "gpu-9"), 1, 'nodes "gpu-9" not found'),
+        (("layouts", "gpu-9"), 1, "remedy: Name a node with NVIDIA GPUs: gpu-1, gpu-2, gpu-3"),
         (("history", "../../../version"), 1, ""),
     ],
 )
@@ -168,6 +170,28 @@ def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.V
     assert answer.out.startswith("gpu-1 · applied")
     assert "NVIDIA H100 80GB HBM3" in answer.out
     assert "gpu-3" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("status", "gpu-1"), "applied all-balanced (before)"),
+        (("status",), "all-balanced (before)"),
+    ],
+)
+def test_the_layout_applied_before_a_change_is_shown_during_it(
+    user: rig.Viewer, words: tuple[str, ...], shown: str
+) -> None:
+    gpus = rig.gpus("1xA100-SXM4-40GB")
+    node = rig.node("gpu-1", gpus=gpus, requested="all-1g.5gb", state=model.State.PENDING)
+    journal = journals.Journal(config="all-1g.5gb", applied="all-balanced")
+    node["metadata"]["annotations"]["mig-manager.io/journal"] = journal.to_json()
+    user.server.store.create(node)
+    user.server.store.create(rig.node("gpu-2", gpus=gpus))
+
+    assert shown in user.alone(*words).out
+    (as_json,) = user.alone("status", "gpu-1", "-o", "json").data["nodes"]
+    assert (as_json["applied"], as_json["applied_before"]) == (None, "all-balanced")
 
 
 def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:

@@ -224,6 +224,40 @@ def test_the_hooks_take_good_documents_and_refuse_bad_ones(
     assert [bool(re.search(hook["files"], name)) for name in named] == [True, True, False]
 
 
+def test_every_error_of_a_file_is_reported_with_its_place(shell: Shell) -> None:
+    file = shell.file(
+        layouts(
+            one="devices: all, mig-enabled: true, mig-devices: {1g.5bg: 1, 2g10gb: 1, 1g.5gb: x}",
+            two=f"{SEVEN}, {SEVEN[:12]}}}\n  - {{device: all, mig-enabled: ture",
+        )
+    )
+
+    for words in (("validate", "-f", file), ("validate", "--files", file)):
+        answer = shell(*words, "--gpu", "A30", COLUMNS="500")
+
+        places = re.findall(rf"{re.escape(file)}:([0-9]+):[0-9]+: (.*)", answer.err)
+        assert [(line, text[:40]) for line, text in places] == [
+            ("4", "'1g.5bg' is not a MIG profile; did you me"[:40]),
+            ("4", "'2g10gb' is not a MIG profile; did you me"[:40]),
+            ("4", "the count of 1g.5gb must be a whole number"[:40]),
+            ("6", "key 'devices' is given twice; the first i"[:40]),
+            ("7", "unexpected key 'device'; did you mean 'de"[:40]),
+            ("7", "mig-enabled must be true or false, withou"[:40]),
+        ]
+        assert "did you mean '2g.10gb'?" in answer.err
+    assert shell("validate", "-f", file, "--gpu", "A30").status == 2
+
+
+def test_a_long_list_of_errors_ends_with_a_count(shell: Shell) -> None:
+    names = [f"l{number}" for number in range(30)]
+    file = shell.file(layouts(**dict.fromkeys(names, "devices: x, mig-enabled: true")))
+
+    err = shell("validate", "-f", file, "--gpu", "A30").err
+
+    assert err.count("layouts.yaml:") == 20
+    assert "40 more errors" in err
+
+
 # Leniently
 
 

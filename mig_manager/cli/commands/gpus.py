@@ -205,7 +205,7 @@ class GpuCommands:
             try:
                 results.append(self._validated(self._read(file), ()))
             except errors.ConfigError as error:
-                self._terminal.note(error.message)
+                self._terminal.note_error(error, error.own_remedy)
         is_good = len(results) == len(self._chosen.layouts) and all(r.is_good for r in results)
         self._answer(
             lambda: {

@@ -35,6 +35,7 @@ _INPUT_REASONS = frozenset(
     }
 )
 _MOST_DIGITS = 5  # of COLUMNS
+_MOST_ERRORS = 20  # of a document, before the rest is counted
 _DRAWN_WITH = "┌─┬│·→✓░"
 
 _Parsed = TypeVar("_Parsed")
@@ -175,6 +176,20 @@ class Console:
             lines.append(style.fitted(f"  remedy: {messages.printable(remedy, ' ')}"))
         self.remarks.put("\n".join(lines), priority)
 
+    def note_error(
+        self,
+        error: errors.MigManagerError,
+        remedy: str,
+        priority: log.Priority = log.Priority.NOTICE,
+    ) -> None:
+        """Write the message of an error, and those of the later errors of its document."""
+        *texts, last = error.message, *error.others
+        if len(texts) >= _MOST_ERRORS:
+            last = f"{len(texts) + 1 - _MOST_ERRORS} more errors"
+        for message in texts[:_MOST_ERRORS]:
+            self.note(message, priority=priority)
+        self.note(last, remedy=remedy, priority=priority)
+
     def configure_log(
         self, level: node_settings.LogLevel, *, is_debug: bool, is_json: bool = False
     ) -> None:
@@ -204,7 +219,7 @@ class Console:
         try:
             return run()
         except errors.MigManagerError as error:
-            self.note(error.message, remedy=remedy(error), priority=priority)
+            self.note_error(error, remedy(error), priority)
             status = UNUSABLE if error.reason in _INPUT_REASONS else FAILED
             return UNKNOWN_COMMAND if isinstance(error, errors.UnknownCommandError) else status
         except KeyboardInterrupt:

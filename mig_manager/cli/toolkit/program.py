@@ -117,6 +117,7 @@ class Program:
     statuses: Mapping[str, str]
     other_statuses: str = ""
     environment: str = ""  # a paragraph about variables; empty without any
+    values: str = ""  # a paragraph about values, for the manual
     refuses_empty: bool = True  # whether the value of an option must not be empty
     respell: Respell | None = None
 

@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.core import json_text, messages, model
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, gpu_recovery
+from mig_manager.core.records import gpu_codec, gpu_recovery, journals
 from mig_manager.core.records import status as run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
@@ -76,6 +76,22 @@ class Node:
     def applied(self) -> str:
         """The layout last verified; empty for none."""
         return self.view.labels.get(cluster.APPLIED_LABEL, "")
+
+    @property
+    def applied_before(self) -> str:
+        """The layout applied before the change under way, which removes the label; or empty."""
+        text = self.view.annotations.get(cluster.JOURNAL_ANNOTATION)
+        if self.applied or text is None:
+            return ""
+        try:
+            return journals.Journal.from_json(text).applied
+        except ValueError:
+            return ""
+
+    @property
+    def applied_text(self) -> str:
+        """The applied layout for people, or the one before the change; empty for none."""
+        return self.applied or (f"{self.applied_before} (before)" if self.applied_before else "")
 
     @property
     def strategy(self) -> str:

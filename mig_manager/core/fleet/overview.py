@@ -68,7 +68,7 @@ def _mig_requests(pod: cluster.Pod) -> Mapping[str, int]:
 def _headline(report: nodes.Report, width: int, style: bar.Style) -> str:
     """Return a node's name, state, layout and current activity in one line."""
     node, state, run = report.node, report.state, report.node.status
-    layout = node.applied or "-"
+    layout = node.applied or node.applied_before or "-"
     if node.requested and node.requested != node.applied:
         layout += f" → {node.requested}"
     words = [layout]

@@ -29,14 +29,19 @@ KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 def parse(text: str, *, source: str, is_lenient: bool = False) -> layouts.Document:
     """Parse a config document; an empty one has no layouts.
 
-    If lenient, warn about input that mig-parted ignores. ConfigError has a location and a remedy.
+    If lenient, warn about input that mig-parted ignores. ConfigError about the first error, with
+    location and remedy; it has the messages of the others.
     """
     diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
-    root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
-    is_empty = root is None or yaml_tree.is_null(root)
+    parsed: dict[str, layouts.Layout] = {}
+    with diagnostics.continuing():
+        root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
+        if root is not None and not yaml_tree.is_null(root):
+            parsed = _layouts(root, diagnostics)
+    diagnostics.raise_errors()
     return layouts.Document(
         source=source,
-        layouts={} if root is None or is_empty else _layouts(root, diagnostics),
+        layouts=parsed,
         warnings=yaml_tree.in_order(diagnostics.warnings),
         extensions=yaml_tree.in_order(diagnostics.extensions),
     )
@@ -49,10 +54,10 @@ def _layouts(
         fields.fail(
             root, f"expected a mapping with 'version: {layouts.VERSION}' and 'mig-configs'"
         )
-    fields.check_keys(root, DOCUMENT_KEYS)
-    fields.check_version(
-        fields.required(root, "version", example=layouts.VERSION), layouts.VERSION
-    )
+    with diagnostics.continuing():
+        fields.check_keys(root, DOCUMENT_KEYS)
+        version = fields.required(root, "version", example=layouts.VERSION)
+        fields.check_version(version, layouts.VERSION)
     configs = root.get("mig-configs")
     if configs is None:
         return {}
@@ -61,17 +66,25 @@ def _layouts(
         fields.fail(configs, problem)
     parsed: dict[str, layouts.Layout] = {}
     for entry in configs.entries:
-        if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
-            problem = f"layout '{entry.key}' must be a list of rules (- devices: ...)"
-            fields.fail(entry.value, problem)
-        rules = tuple(_rule(item, diagnostics) for item in entry.value.items)
-        parsed[entry.key] = layouts.Layout(
-            name=entry.key,
-            rules=rules,
-            is_lenient=diagnostics.is_lenient,
-            location=entry.location,
-        )
+        with diagnostics.continuing():
+            parsed[entry.key] = _layout(entry, diagnostics)
     return parsed
+
+
+def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layouts.Layout:
+    if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
+        problem = f"layout '{entry.key}' must be a list of rules (- devices: ...)"
+        fields.fail(entry.value, problem)
+    rules: list[layouts.Rule] = []
+    for item in entry.value.items:
+        with diagnostics.continuing():
+            rules.append(_rule(item, diagnostics))
+    return layouts.Layout(
+        name=entry.key,
+        rules=tuple(rules),
+        is_lenient=diagnostics.is_lenient,
+        location=entry.location,
+    )
 
 
 def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Rule:
@@ -79,16 +92,27 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
         shown = fields.shown(node)
         problem = f"a rule must be a mapping with 'devices' and 'mig-enabled', not {shown}"
         fields.fail(node, problem)
-    fields.check_keys(node, KEYS)
+    with diagnostics.continuing():
+        fields.check_keys(node, KEYS)
+        fields.required(node, "devices", example="all")
+        fields.required(node, "mig-enabled", example="true")
     filters: dict[layouts.Filter, errors.Location] = {}
     listed = node.get("device-filter")
     # Nothing, null, "" and [] all mean "every model" to mig-parted.
     is_any = isinstance(listed, yaml_tree.Scalar) and listed.value in (None, "")
     if listed is not None and not is_any:
         for item in listed.items if isinstance(listed, yaml_tree.Sequence) else (listed,):
-            filters.setdefault(_filter(item, diagnostics), item.location)
-    indices, identities = _gpus(fields.required(node, "devices", example="all"), diagnostics)
-    mode = _mode(fields.required(node, "mig-enabled", example="true"))
+            with diagnostics.continuing():
+                filters.setdefault(_filter(item, diagnostics), item.location)
+    indices: tuple[int, ...] | None = None
+    identities: tuple[str, ...] = ()
+    if gpus := node.get("devices"):
+        with diagnostics.continuing():
+            indices, identities = _gpus(gpus, diagnostics)
+    mode: model.MigMode | None = None
+    if enabled := node.get("mig-enabled"):
+        with diagnostics.continuing():
+            mode = _mode(enabled)
     desired, locations = _devices(node, mode, diagnostics)
     return layouts.Rule(
         # As text: None and a number do not compare.
@@ -188,39 +212,53 @@ def _mode(node: yaml_tree.Node) -> model.MigMode:
 
 
 def _devices(
-    rule: yaml_tree.Mapping, mode: model.MigMode, diagnostics: yaml_tree.Diagnostics
+    rule: yaml_tree.Mapping, mode: model.MigMode | None, diagnostics: yaml_tree.Diagnostics
 ) -> tuple[model.DesiredGpu, dict[model.Profile, errors.Location]]:
-    """Return the desired state of a rule, and the locations of its profiles."""
+    """Return the desired state of a rule, and the locations of its profiles.
+
+    ``mode`` is None if it is invalid.
+    """
     node = rule.get("mig-devices")
-    if (node is None or yaml_tree.is_null(node)) and mode is model.MigMode.DISABLED:
-        return model.DesiredGpu.of(mode, {}), {}
+    if (node is None or yaml_tree.is_null(node)) and mode is not model.MigMode.ENABLED:
+        return model.DesiredGpu.of(model.MigMode.DISABLED, {}), {}
     if not isinstance(node, yaml_tree.Mapping):
         problem = "mig-devices must map profiles to counts when mig-enabled is true; {} for none"
         fields.fail(node or rule, problem)
     counts: dict[model.Profile, int] = {}
     pins: dict[model.Pin, int] = {}
     locations: dict[model.Profile, errors.Location] = {}
+    errors_before = len(diagnostics.errors)
     for entry in node.entries:
-        name, at, start = entry.key.partition("@")
-        try:
-            profile = profile_name.parse(name)
-        except ValueError as error:
-            raise errors.ConfigError(str(error), location=entry.location) from None
-        locations.setdefault(profile, entry.location)
-        is_null = yaml_tree.is_null(entry.value)
-        count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
-        if at:
-            pin = model.Pin(profile=profile, start=_start(start, entry, diagnostics))
-            pins[pin] = pins.get(pin, 0) + count
-            _check_room(pin, pins, entry)
-        else:
-            # Two spellings of one profile add up, as in mig-parted.
-            counts[profile] = counts.get(profile, 0) + count
-    if node.entries and not (any(counts.values()) or any(pins.values())):
+        with diagnostics.continuing():
+            profile, pin = _profile(entry, diagnostics)
+            locations.setdefault(profile, entry.location)
+            is_null = yaml_tree.is_null(entry.value)
+            count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
+            if pin:
+                pins[pin] = pins.get(pin, 0) + count
+                _check_room(pin, pins, entry)
+            else:
+                # Two spellings of one profile add up, as in mig-parted.
+                counts[profile] = counts.get(profile, 0) + count
+    is_valid = len(diagnostics.errors) == errors_before
+    if is_valid and node.entries and not (any(counts.values()) or any(pins.values())):
         fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
     if node.entries and mode is model.MigMode.DISABLED:
         fields.fail(node, "mig-devices must be empty when mig-enabled is false")
-    return model.DesiredGpu.of(mode, counts, pins), locations
+    return model.DesiredGpu.of(mode or model.MigMode.ENABLED, counts, pins), locations
+
+
+def _profile(
+    entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics
+) -> tuple[model.Profile, model.Pin | None]:
+    name, at, start = entry.key.partition("@")
+    try:
+        profile = profile_name.parse(name)
+    except ValueError as error:
+        raise errors.ConfigError(str(error), location=entry.location) from None
+    if not at:
+        return profile, None
+    return profile, model.Pin(profile=profile, start=_start(start, entry, diagnostics))
 
 
 def _start(text: str, entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> int:
