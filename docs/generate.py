@@ -16,6 +16,11 @@ COMMON = "Options of several commands"
 LEAST_COMMON = 3  # commands
 SERVICES = {"agent": "settings of the agent", "partitioner": "settings of the partitioner"}
 """Commands whose options docs/settings.md lists, under a heading with these words."""
+_MANUAL = (
+    "The manual page of a command, and `mig-manager help COMMAND`, have the same text.\n"
+    "After `uv tool install`, name the tool's folder: "
+    "`MANPATH=$(uv tool dir)/mig-manager/share/man: man mig-manager-apply`."
+)
 MADE_BY = "Made by docs/generate.py from the program's own declarations; change those."
 
 
@@ -81,9 +86,7 @@ def _reference() -> str:
             ),
         ),
         _examples(program),
-        "The manual page of a command, and `mig-manager help COMMAND`, have the same text.\n"
-        "After `uv tool install`, `man` does not search the tool's folder; name it: "
-        "`MANPATH=$(uv tool dir)/mig-manager/share/man: man mig-manager-apply`.",
+        _MANUAL,
         "## Options and variables",
         _sentences(f"{registry.PROGRAM.environment} {registry.PROGRAM.values}"),
         "These options stand before a command:",

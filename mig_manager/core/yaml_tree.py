@@ -142,8 +142,8 @@ Node = Scalar | Sequence | Mapping
 def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> Node | None:
     """Parse one YAML document; None if it has only white space and comments.
 
-    ``diagnostics`` collects duplicate keys: errors of which the last key counts, or warnings if it
-    is lenient. A lenient one ignores a second document.
+    ``diagnostics`` collects duplicate keys as errors, or as warnings if it is lenient; the last
+    key counts. A lenient one ignores a second document.
 
     Raises:
         ConfigError: Invalid YAML, too large, an alias without anchor, a tag beyond plain data;

@@ -235,8 +235,8 @@ def test_every_error_of_a_file_is_reported_with_its_place(shell: Shell) -> None:
     for words in (("validate", "-f", file), ("validate", "--files", file)):
         answer = shell(*words, "--gpu", "A30", COLUMNS="500")
 
-        places = re.findall(rf"{re.escape(file)}:([0-9]+):[0-9]+: (.*)", answer.err)
-        assert [(line, text[:40]) for line, text in places] == [
+        listed = re.findall(rf"{re.escape(file)}:([0-9]+):[0-9]+: (.*)", answer.err)
+        assert [(line, text[:40]) for line, text in listed] == [
             ("4", "'1g.5bg' is not a MIG profile; did you me"[:40]),
             ("4", "'2g10gb' is not a MIG profile; did you me"[:40]),
             ("4", "the count of 1g.5gb must be a whole number"[:40]),

@@ -10,7 +10,7 @@ import pytest
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes, overview
 from mig_manager.core.node import cluster
-from mig_manager.core.records import capacity, gpu_codec
+from mig_manager.core.records import capacity, gpu_codec, journals
 from tests.unit import samples
 
 PLAIN = bar.Style(columns=100)
@@ -22,7 +22,11 @@ ONE_FREE = samples.gpu(samples.A100, "3g.20gb@4")
 
 
 def node(
-    gpu: model.Gpu, *in_use: model.Placement, applied: str = "balanced", **status: str
+    gpu: model.Gpu,
+    *in_use: model.Placement,
+    applied: str = "balanced",
+    before: str = "",
+    **status: str,
 ) -> nodes.Node:
     annotations = {
         cluster.GPUS_ANNOTATION: gpu_codec.to_json([gpu]),
@@ -30,6 +34,9 @@ def node(
             {"config": "balanced", "state": "success", "phase": "Done", "startedAt": AT} | status
         ),
     }
+    if before:
+        journal = journals.Journal(config="balanced", applied=before)
+        annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
     if in_use:
         annotations[cluster.CAPACITY_ANNOTATION] = capacity.to_json(
             [gpu], {gpu.uuid: in_use}, at=AT
@@ -96,6 +103,10 @@ def test_an_instance_in_use_is_filled_as_pods_request_it(
         (
             node(BALANCED, applied="", state="pending", phase="Drain", message="1 pod to evict"),
             "  a  changing    - → balanced  Drain: 1 pod to evict",
+        ),
+        (
+            node(BALANCED, applied="", before="halves", state="pending", phase="Execute"),
+            "  a  changing    halves → balanced  Execute",
         ),
         (
             node(BALANCED, state="failed", reason="DrainTimeout", message="waiting " * 20),
