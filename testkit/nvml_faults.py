@@ -14,7 +14,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mig_manager.sandbox.driver import calls, library, state_file, states, transitions
@@ -260,9 +260,30 @@ class CountingLibrary(InstrumentedLibrary):
         return super()._call(name, function, arguments)
 
 
-def install(path: pathlib.Path) -> CountingLibrary:
+Alteration = Callable[..., int]
+"""Makes a call otherwise: takes the driver's own function, then the arguments."""
+
+
+class AlteredLibrary(CountingLibrary):
+    """A library of a driver that does some things otherwise, by the C function's name."""
+
+    def __init__(self, state: SharedState, alterations: Mapping[str, Alteration]) -> None:
+        super().__init__(state)
+        self._alterations = alterations
+
+    def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
+        own = super()._call
+        alter = self._alterations.get(name)
+        if alter is None:
+            return own(name, function, arguments)
+        return alter(lambda *changed: own(name, function, changed), *arguments)
+
+
+def install(
+    path: pathlib.Path, alterations: Mapping[str, Alteration] | None = None
+) -> CountingLibrary:
     """Replace pynvml's library in this process by a simulated one that counts its calls."""
-    counting = CountingLibrary(SharedState(path))
+    counting = AlteredLibrary(SharedState(path), alterations or {})
     library.load(counting)
     return counting
 

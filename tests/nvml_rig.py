@@ -6,7 +6,7 @@ Through our adapter (``Rig``), or through the binding alone (``Start``).
 import contextlib
 import ctypes
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pynvml
@@ -88,9 +88,10 @@ def rig(
     in_use_timeout_s: float = 10.0,
     options: states.Options | None = None,
     faults: Sequence[nvml_faults.Fault] = (),
+    alterations: Mapping[str, nvml_faults.Alteration] | None = None,
 ) -> Iterator[Rig]:
     simulated.create(spec, path, options=options)
-    library = nvml_faults.install(path)
+    library = nvml_faults.install(path, alterations)
     for fault in faults:
         library.state.add_fault(fault)
     try:

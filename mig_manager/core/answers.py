@@ -295,6 +295,11 @@ class _CapturedAnswer(TypedDict):
     is_handled: bool  # whether mig-manager expects this answer
 
 
+class _CapturedFabric(TypedDict):
+    state: Annotated[str, "core.acceptance.survey.Fabric"]
+    consequence: str
+
+
 class CapturedGpu(TypedDict):
     """A GPU without what identifies it: no UUID, no PCI address, no serial number."""
 
@@ -307,6 +312,7 @@ class CapturedGpu(TypedDict):
     pending_mig_mode: MigMode | None
     mode_change_needs_reset: bool
     virtualization: Annotated[str, "core.model.Virtualization"]
+    fabric: _CapturedFabric | None  # null: not behind an NVSwitch, or unknown
     profiles: list[CapturedProfile] | None  # null: the driver lists none
     instances: list[_CapturedInstance]
     rules: dict[str, bool]  # whether the GPU follows each rule

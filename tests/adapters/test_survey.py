@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import ctypes
 import json
 import pathlib
 import platform
@@ -15,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mig_manager.adapters.nvml import survey as nvml_survey
-from mig_manager.catalogue import hardware
+from mig_manager.catalogue import captured, hardware
 from mig_manager.cli.commands import acceptance
 from mig_manager.core import model, steps
-from mig_manager.core.acceptance import differences, survey
-from mig_manager.sandbox import twin
+from mig_manager.core.acceptance import survey
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import nvml_rig
 from tests.nvml_rig import rig
 
@@ -109,91 +110,150 @@ def test_a_name_with_a_uuid_in_it_is_cut() -> None:
     assert survey.plain("Board 0123ABCD-0123-4567-89ab-0123456789ab") == "Board [removed]"
 
 
-def _row(gpu: Any, name: str) -> Any:
-    return next(row for row in gpu["profiles"] if row["name"] == name)
+# -- planted differences ----------------------------------------------------------------------
+#
+# Each is planted in the driver; the catalogue stays as it is.
+
+
+def _row(product: Any, name: str) -> Any:
+    return next(row for row in product["profiles"] if row["name"] == name)
 
 
 def _set(profile: str, **values: Any) -> Callable[[Any], None]:
-    return lambda gpu: _row(gpu, profile).update(values)
+    return lambda product: _row(product, profile).update(values)
 
 
-PLANTED: dict[str, tuple[Callable[[Any], object], str, str]] = {
-    "another profile id": (_set("2g.10gb", id=98), "profile-id", "none"),
-    "another attribute": (_set("1g.5gb+me", name="1g.5gb+gfx"), "profile-name", "simulation"),
-    "fewer slices": (_set("4g.20gb", slices=3), "slices", "simulation"),
-    "less memory in a profile": (_set("3g.20gb", memory_mib=19000), "profile-memory", "none"),
-    "a placement less": (_set("3g.20gb", placements=["0:4"]), "placement-missing", "simulation"),
-    "a placement more": (
-        _set("4g.20gb", placements=["0:4", "4:4"]),
-        *("placement-added", "simulation"),
+PRODUCTS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
+    "another profile id": (_set("2g.10gb", id=98), {"profile-id"}),
+    "another profile name": (_set("4g.20gb", slices=5), {"slices", "profile-name"}),
+    "less memory in a profile": (_set("3g.20gb", memory_mib=19456), {"profile-memory"}),
+    "a placement less": (_set("3g.20gb", placements="0:4"), {"placement-missing"}),
+    "a placement more": (_set("4g.20gb", placements="0:4 4:4"), {"placement-added"}),
+    "another count": (_set("1g.5gb", max=6), {"instance-capacity"}),
+    "another pack of compute instances": (
+        lambda product: _row(product, "3g.20gb")["compute"].pop(1),
+        {"compute-profiles"},
     ),
-    "another capacity": (_set("1g.5gb", max_instances=6), "instance-capacity", "none"),
-    "another compute profile": (
-        lambda gpu: _row(gpu, "3g.20gb")["compute_profiles"].pop(),
-        *("compute-profiles", "changes"),
-    ),
-    "more decoders": (_set("1g.5gb", engines=[1, 2, 0, 0, 0]), "engines", "simulation"),
-    "fewer multiprocessors": (_set("1g.5gb", multiprocessors=12), "multiprocessors", "none"),
-    "a profile less": (lambda gpu: gpu["profiles"].pop(), "profile-missing", "simulation"),
+    "other media engines": (_set("2g.10gb", engines=[2, 2, 0, 0, 0]), {"engines"}),
+    "fewer multiprocessors": (_set("1g.5gb", sms=12), {"multiprocessors"}),
+    "a profile less": (lambda product: product["profiles"].pop(), {"profile-missing"}),
     "a profile more": (
-        lambda gpu: gpu["profiles"].append({**gpu["profiles"][0], "enum": 15, "name": "1g.5gb+x"}),
-        *("profile-added", "simulation"),
-    ),
-    "profiles withheld": (lambda gpu: gpu.update(profiles=None), "profiles-withheld", "changes"),
-    "another name": (lambda gpu: gpu.update(name="NVIDIA A100"), "name", "simulation"),
-    "another generation": (
-        lambda gpu: gpu.update(architecture="hopper"),
-        *("architecture", "changes"),
-    ),
-    "another memory": (lambda gpu: gpu.update(memory_mib=40536), "memory", "none"),
-    "a mode change without a reset": (
-        lambda gpu: gpu.update(mode_change_needs_reset=False),
-        *("mode-change", "simulation"),
-    ),
-    "no MIG": (lambda gpu: gpu.update(mig_mode=None), "mig", "changes"),
-    "another instance id": (
-        lambda gpu: gpu["instances"][0].update(id=12),
-        *("instance-id", "none"),
-    ),
-    "another order of MIG devices": (
-        lambda gpu: gpu["rules"].update(
-            {"MIG devices are in the order of their instances": False}
+        lambda product: product["profiles"].append(
+            {**_row(product, "4g.20gb"), "enum": 13, "id": 47}
         ),
-        *("rule", "none"),
+        {"profile-added"},
     ),
-    "a broken UUID rule": (
-        lambda gpu: gpu["rules"].update({"no two GPUs have the same UUID": False}),
-        *("rule", "changes"),
+    "another product name": (lambda product: product.update(names=["NVIDIA A100"]), {"name"}),
+    "another generation": (
+        lambda product: product.update(architecture="hopper"),
+        {"architecture"},
     ),
+    "another memory": (
+        lambda product: product.update(memory_total_mib=40536),
+        {"memory"},
+    ),
+    "a mode change without a reset": (
+        lambda product: product["mode"].update(needs_reset=False),
+        {"mode-change"},
+    ),
+    "no MIG": (lambda product: product.update(mig_capable=False), {"mig"}),
 }
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """Return the capture of a divided GPU, and what is expected of it."""
-    with rig(tmp_path_factory.mktemp("node") / "node") as found:
+def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Return the subjects that are named for each GPU of a driver with other products."""
+    folder = tmp_path_factory.mktemp("node")
+    with rig(folder / "source"):
+        (row,) = captured.rows(report())
+    rows = [copy.deepcopy(row) for _ in PRODUCTS]
+    for product, (plant, _) in zip(rows, PRODUCTS.values(), strict=True):
+        plant(product)
+    with rig(folder / "node", json.dumps(rows)) as found:
+        found.fill("3g.20gb", index=[*PRODUCTS].index("another pack of compute instances"))
+        answer = report()
+    assert all(each["consequence"] for each in answer["differences"])
+    return {
+        name: {each["subject"] for each in answer["differences"] if each["gpu"] == number}
+        for number, name in enumerate(PRODUCTS)
+    }
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_planted_difference_is_the_only_one_named(named: dict[str, set[str]], name: str) -> None:
+    assert named[name] == PRODUCTS[name][1]
+
+
+def _other_id(call: Callable[..., int], handle: Any, info: Any) -> int:
+    code = call(handle, info)
+    ctypes.cast(info, ctypes.POINTER(pynvml.c_nvmlGpuInstanceInfo_t)).contents.id += 20
+    return code
+
+
+def _old_form(call: Callable[..., int], handle: Any, text: Any, length: Any) -> int:
+    code = call(handle, text, length)
+    if text.value.startswith(b"MIG-"):
+        text.value = b"MIG-GPU-" + text.value[4:] + b"/1/0"
+    return code
+
+
+BEHAVIOUR: dict[str, tuple[dict[str, nvml_faults.Alteration], str, str]] = {
+    "another order of MIG devices": (
+        {
+            "nvmlDeviceGetMigDeviceHandleByIndex": lambda call, gpu, index, device: call(
+                gpu, abs(6 - index.value), device
+            )
+        },
+        "rule",
+        "MIG devices are in the order of their instances",
+    ),
+    "MIG UUIDs of another form": (
+        {"nvmlDeviceGetUUID": _old_form},
+        "rule",
+        "the UUIDs of MIG devices have NVIDIA's form",
+    ),
+    "another instance id": (
+        {"nvmlGpuInstanceGetInfo": _other_id},
+        "instance-id",
+        "id of the GPU instance 3g.20gb at 0:4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEHAVIOUR)
+def test_another_behaviour_of_the_driver_is_named(tmp_path: pathlib.Path, name: str) -> None:
+    alterations, subject, what = BEHAVIOUR[name]
+    with rig(tmp_path / "node", alterations=alterations) as found:
         found.fill("3g.20gb", "2g.10gb", "1g.5gb")
-        captured = survey.capture(nvml_survey.survey(None))
-    return captured[0], twin.of(captured, timeout_s=TIMEOUT_S).gpus[0]
+        answer = report()
+
+    assert (subject, what) in {(each["subject"], each["what"]) for each in answer["differences"]}
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_difference_is_the_only_one_named(compared: tuple[Any, Any], name: str) -> None:
-    plant, subject, effect = PLANTED[name]
-    captured, expected = compared
-    planted = copy.deepcopy(captured)
-    plant(planted)
-    product = twin.product_of(captured)
-    assert product is not None
+@pytest.mark.parametrize(
+    ("options", "subject"),
+    [
+        (states.Options(reports_profiles_while_mig_off=False), "profiles-withheld"),
+        (states.Options(fabric_state=2), "fabric"),
+    ],
+)
+def test_another_setup_of_the_machine_is_named(
+    tmp_path: pathlib.Path, options: states.Options, subject: str
+) -> None:
+    with rig(tmp_path / "node", options=options):
+        answer = report()
 
-    def ids(placement: model.Placement) -> frozenset[int]:
-        return twin.instance_ids(product, placement)
+    assert subject in {each["subject"] for each in answer["differences"]}
 
-    (found,) = differences.of_gpu(0, planted, expected, instance_ids=ids)
 
-    assert (found.subject.value, found.effect.value) == (subject, effect)
-    assert found.consequence
-    assert found.expected != found.actual
+def test_a_registered_fabric_is_no_difference_but_captured(tmp_path: pathlib.Path) -> None:
+    with rig(tmp_path / "node", options=states.Options(fabric_state=3)):
+        answer = report()
+
+    assert answer["differences"] == []
+    fabric = answer["gpus"][0]["fabric"]
+    assert fabric["state"] == "completed"
+    assert "do not use NVLink" in fabric["consequence"]
 
 
 ANSWERS = [
@@ -221,10 +281,11 @@ def test_another_answer_of_the_driver_is_named(
     assert answer["verdict"] == ("review" if effect == "changes" else "differs")
 
 
-def test_an_unknown_product_is_named(compared: tuple[Any, Any]) -> None:
-    unknown: Any = {**compared[0], "pci_device_id": "0x12345678"}
+def test_an_unknown_product_is_named(tmp_path: pathlib.Path) -> None:
+    with rig(tmp_path / "source"):
+        (row,) = captured.rows(report())
+    with rig(tmp_path / "node", json.dumps([{**row, "pci": ["0x12345678"]}])):
+        (found,) = report()["differences"]
 
-    assert twin.of([unknown], timeout_s=TIMEOUT_S).gpus == (None,)
-    (found,) = differences.of_gpu(0, unknown, None)
-    assert (found.subject.value, found.effect.value) == ("product", "simulation")
-    assert "Send the file" in found.consequence
+    assert (found["subject"], found["effect"]) == ("product", "simulation")
+    assert "Send the file" in found["consequence"]

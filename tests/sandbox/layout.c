@@ -14,6 +14,8 @@ int main(void) {
     F(nvmlMemory_v2_t, free) F(nvmlMemory_v2_t, used)
     WHOLE(nvmlFieldValue_t) F(nvmlFieldValue_t, fieldId) F(nvmlFieldValue_t, scopeId) F(nvmlFieldValue_t, timestamp)
     F(nvmlFieldValue_t, latencyUsec) F(nvmlFieldValue_t, valueType) F(nvmlFieldValue_t, nvmlReturn) F(nvmlFieldValue_t, value)
+    WHOLE(nvmlGpuFabricInfo_t) F(nvmlGpuFabricInfo_t, clusterUuid) F(nvmlGpuFabricInfo_t, status)
+    F(nvmlGpuFabricInfo_t, cliqueId) F(nvmlGpuFabricInfo_t, state)
     WHOLE(nvmlProcessInfo_t) F(nvmlProcessInfo_t, pid) F(nvmlProcessInfo_t, usedGpuMemory)
     F(nvmlProcessInfo_t, gpuInstanceId) F(nvmlProcessInfo_t, computeInstanceId)
     WHOLE(nvmlGpuInstancePlacement_t) F(nvmlGpuInstancePlacement_t, start) F(nvmlGpuInstancePlacement_t, size)

@@ -21,9 +21,10 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from mig_manager.sandbox.driver import library as simulated
+from mig_manager.adapters import cuda
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import programs
@@ -33,6 +34,7 @@ NAME = "libnvidia-ml.so.1"
 SOURCE = pathlib.Path(__file__).with_name("nvml.c")
 _FLAGS = ("-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared", "-fPIC")
 _FUNCTION_NOT_FOUND = 13
+_CUDA_ERROR_NO_DEVICE = 100
 _GUARD = b"\xa5" * 256
 """Behind each memory argument: who writes past a struct of nvml.c overwrites it."""
 
@@ -52,6 +54,11 @@ def run(*line: str | pathlib.Path, folder: pathlib.Path | None = None, **environ
         check=True,
         timeout=600,
     ).stdout
+
+
+def add_cuda(library: pathlib.Path) -> None:
+    """Put CUDA's driver library beside NVML's: it is the same file."""
+    library.with_name(cuda.LIBRARY).symlink_to(library.name)
 
 
 def environ(folder: pathlib.Path) -> dict[str, str]:
@@ -82,7 +89,11 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def served(folder: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
+def served(
+    folder: pathlib.Path,
+    state: pathlib.Path,
+    alterations: Mapping[str, nvml_faults.Alteration] | None = None,
+) -> Iterator[pathlib.Path]:
     """Put the library into a folder and answer its calls for the body.
 
     Faults of the node that crash the process are not supported: they would end this one.
@@ -90,9 +101,10 @@ def served(folder: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
     Args:
         folder: Where the library and its socket are.
         state: The simulated node's state file; until it exists no driver is loaded.
+        alterations: What this driver does otherwise.
     """
     library = build(folder)
-    server = _Server(folder, state)
+    server = _Server(folder, state, alterations or {})
     try:
         yield library
     finally:
@@ -100,13 +112,39 @@ def served(folder: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
     assert not server.errors, server.errors
 
 
+class _Library(nvml_faults.AlteredLibrary):
+    """The simulated driver with CUDA's functions, by their C names."""
+
+    def cuInit(self, _flags: int) -> int:  # noqa: N802 - see above
+        return int(states.Code.SUCCESS)
+
+    def cuDeviceGet(self, _device: object, ordinal: int) -> int:  # noqa: N802 - see above
+        return _CUDA_ERROR_NO_DEVICE if ordinal else int(states.Code.SUCCESS)
+
+    def cuCtxCreate_v2(  # noqa: N802 - see above
+        self, _context: object, _flags: int, _device: int, visible: bytes | None, pid: int
+    ) -> int:
+        try:
+            uuid = (visible or b"").decode()
+            self.state.add_client(uuid, name="python3", pid=pid, is_process=True)
+        except LookupError:
+            return _CUDA_ERROR_NO_DEVICE
+        return int(states.Code.SUCCESS)
+
+
 class _Server:
     """Answers all clients of one library file; one thread a connection."""
 
-    def __init__(self, folder: pathlib.Path, state: pathlib.Path) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        state: pathlib.Path,
+        alterations: Mapping[str, nvml_faults.Alteration],
+    ) -> None:
         self._state = state
+        self._alterations = alterations
         self._lock = threading.Lock()
-        self._sessions: dict[bytes, nvml_faults.CountingLibrary] = {}
+        self._sessions: dict[bytes, _Library] = {}
         self._connections: dict[socket.socket, bytes] = {}
         self.errors: list[str] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -138,7 +176,7 @@ class _Server:
             process = _received(connection, 16)
             with self._lock:
                 session = self._sessions.setdefault(
-                    process, nvml_faults.CountingLibrary(nvml_faults.SharedState(self._state))
+                    process, _Library(nvml_faults.SharedState(self._state), self._alterations)
                 )
                 self._connections[connection] = process
             try:
@@ -186,7 +224,7 @@ def _answer(session: nvml_faults.CountingLibrary, request: bytes) -> bytes:
     return struct.pack("=i", code) + b"".join(bytes(block)[: -len(_GUARD)] for block in memory)
 
 
-def _call(entry: simulated.EntryPoint, function: str, arguments: list[object]) -> int:
+def _call(entry: Callable[..., Any], function: str, arguments: list[object]) -> int:
     if function != "nvmlErrorString":
         return int(entry(*arguments))
     code, buffer = arguments

@@ -45,6 +45,7 @@ typedef struct {
     nvmlReturn_t nvmlReturn;
     nvmlValue_t value;
 } nvmlFieldValue_t;
+typedef struct { unsigned char clusterUuid[16]; nvmlReturn_t status; uint cliqueId, state; } nvmlGpuFabricInfo_t;
 typedef struct {
     uint multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount;
     uint sharedJpegCount, sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
@@ -323,6 +324,7 @@ API nvmlDeviceGetCudaComputeCapability(handle_t device, int *major, int *minor) 
 API nvmlDeviceGetFieldValues(handle_t device, int count, nvmlFieldValue_t *values) {
     CALL(V(device), V(count), M(values, count * sizeof *values));
 }
+GET(nvmlDeviceGetGpuFabricInfo, nvmlGpuFabricInfo_t)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
@@ -388,4 +390,12 @@ API nvmlEventSetWait(handle_t set, nvmlEventData_t *data, uint timeout_ms) {
 }
 API nvmlEventSetWait_v2(handle_t set, nvmlEventData_t *data, uint timeout_ms) {
     CALL(V(set), M(data, sizeof *data), V(timeout_ms));
+}
+
+/* CUDA's driver library, if this file is named libcuda.so.1: a context is a client of its process. */
+
+API cuInit(uint flags) { CALL(V(flags)); }
+API cuDeviceGet(int *device, int ordinal) { CALL(M(device, sizeof *device), V(ordinal)); }
+API cuCtxCreate_v2(handle_t *context, uint flags, int device) {
+    CALL(M(context, sizeof *context), V(flags), V(device), S(getenv("CUDA_VISIBLE_DEVICES")), V(getpid()));
 }

@@ -4,6 +4,7 @@ Changes nothing. The adapter's own classes observe the GPUs, so that its own cal
 """
 
 import contextlib
+import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -89,6 +90,7 @@ def _surveyed(index: int, earlier_uuid: str) -> surveys.SurveyedGpu:
         gpu=gpu,
         earlier_uuid=earlier_uuid,
         is_found_by_address=_is_found(gpu),
+        fabric=_fabric(device),
         facts=_facts(device, gpu),
         mig_devices=tuple(_mig_devices(device, gpu)),
         probes=tuple(_probes(device)),
@@ -102,6 +104,15 @@ def _is_found(gpu: model.Gpu) -> bool:
     except errors.HardwareError:
         return False
     return True
+
+
+def _fabric(device: gpu_device.Device) -> surveys.Fabric:
+    """Return the state of the NVSwitch fabric, which older drivers do not report."""
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    with contextlib.suppress(errors.HardwareError):
+        library.call(pynvml.nvmlDeviceGetGpuFabricInfo, device.handle, ctypes.byref(info))
+    states = tuple(surveys.Fabric)
+    return states[info.state] if info.state < len(states) else surveys.Fabric.IN_PROGRESS
 
 
 def _facts(device: gpu_device.Device, gpu: model.Gpu) -> dict[int, surveys.ProfileFacts]:

@@ -4,7 +4,7 @@ import collections
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import mig_manager
@@ -144,10 +144,7 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
         f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
         tables.count(len(answer["differences"]), "difference"),
     ]
-    lines += [
-        style.wrapped(each, indent="  ", further="    ")
-        for each in _grouped(answer["differences"])
-    ]
+    lines += [style.wrapped(each, indent="  ", further="    ") for each in _notes(answer)]
     if answer["course"] is not None:
         counts = collections.Counter(each["outcome"] for each in answer["course"])
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
@@ -159,13 +156,21 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
     return "\n".join(lines)
 
 
-def _grouped(differences: "Sequence[answers.Difference]") -> list[str]:
-    """Return one text for each difference that several GPUs share."""
-    groups: dict[str, list[str]] = {}
-    for each in differences:
-        text = (
-            f"{each['what']}: {each['actual']}, expected {each['expected']}. {each['consequence']}"
+def _notes(answer: "answers.Acceptance") -> list[str]:
+    """Return one text for each difference or fabric that several GPUs share."""
+    notes = [
+        (
+            "NVML" if each["gpu"] is None else f"GPU {each['gpu']}",
+            "{what}: {actual}, expected {expected}. {consequence}".format_map(each),
         )
-        where = "NVML" if each["gpu"] is None else f"GPU {each['gpu']}"
+        for each in answer["differences"]
+    ]
+    notes += [
+        (f"GPU {number}", f"NVSwitch fabric completed. {fabric['consequence']}")
+        for number, gpu in enumerate(answer["gpus"])
+        if (fabric := gpu["fabric"]) and fabric["state"] == surveys.Fabric.COMPLETED.value
+    ]
+    groups: dict[str, list[str]] = {}
+    for where, text in notes:
         groups.setdefault(messages.printable(text, " "), []).append(where)
     return [f"{', '.join(where)}: {text}" for text, where in groups.items()]

@@ -23,13 +23,15 @@ class Verdict(enum.Enum):
     """Changes of layouts may be affected."""
 
 
-_BY_INSTANCES = {
+_UNCOMPARED = {
     "nvmlDeviceGetComputeInstanceId",
     "nvmlDeviceGetGpuInstanceById",
     "nvmlDeviceGetGpuInstanceId",
     "nvmlDeviceGetMigDeviceHandleByIndex",
+    # Of the board, not of the product.
+    "nvmlDeviceGetGpuFabricInfo",
 }
-"""Functions whose answers depend on the instances, which the simulated GPU lacks."""
+"""Functions whose answers depend on instances, which the simulated GPU lacks, or on the board."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,11 @@ def of_gpu(
     if expected is None:
         what = f"{actual['name']}, PCI device id {actual['pci_device_id']}"
         yield found.of(Subject.PRODUCT, "the product", "in the catalogue", what)
+    elif (actual["mig_mode"] is None) is not (expected["mig_mode"] is None):
+        # All else that differs follows from it.
+        with_mig = {True: "without MIG", False: "with MIG"}
+        known, here = (with_mig[each["mig_mode"] is None] for each in (expected, actual))
+        yield found.of(Subject.MIG, "the GPU", known, here)
     else:
         yield from _facts(found, actual, expected)
         yield from _profiles(found, actual, expected)
@@ -162,14 +169,9 @@ def _facts(
         (Subject.MODE_CHANGE, "a change of MIG mode resets it", "mode_change_needs_reset"),
     )
     yield from found.of_fields(rows, actual, expected)
-    if (actual["mig_mode"] is None) is not (expected["mig_mode"] is None):
-        has = {True: "without MIG", False: "with MIG"}
-        yield found.of(
-            Subject.MIG,
-            "the GPU",
-            has[expected["mig_mode"] is None],
-            has[actual["mig_mode"] is None],
-        )
+    if (fabric := actual["fabric"]) is not None and fabric["state"] != "completed":
+        what = "its registration with the NVSwitch fabric"
+        yield found.of(Subject.FABRIC, what, "completed", fabric["state"])
 
 
 def _profiles(
@@ -261,7 +263,7 @@ def _functions(
     found: Comparison, actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
 ) -> Iterator[Difference]:
     """Yield functions with other answers."""
-    for function in sorted((actual.keys() & expected.keys()) - _BY_INSTANCES):
+    for function in sorted((actual.keys() & expected.keys()) - _UNCOMPARED):
         one, other = actual[function], expected[function]
         if one != other:
             consequence = meanings.FUNCTIONS.get(function, meanings.WORKS)

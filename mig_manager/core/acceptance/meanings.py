@@ -41,8 +41,23 @@ class Subject(enum.Enum):
     RULE = "rule"
     ANSWER = "answer"
     FUNCTION = "function"
+    FABRIC = "fabric"
     COURSE = "course"
 
+
+_WAITS = (
+    "CUDA on the whole GPU fails until the Fabric Manager has registered it. MIG devices do not "
+    "use NVLink."
+)
+FABRIC: Mapping[str, str] = {
+    "not-started": _WAITS,
+    "in-progress": _WAITS,
+    "completed": (
+        "MIG devices do not use NVLink. After a reset, and after MIG is disabled, CUDA on the "
+        "whole GPU fails until the Fabric Manager has registered it again."
+    ),
+}
+"""What the state of an NVSwitch fabric means; see ``docs/reconfiguration.md``, "Resets"."""
 
 USUAL: Mapping[Subject, tuple[Effect, str]] = {
     Subject.COURSE: (
@@ -151,6 +166,7 @@ USUAL: Mapping[Subject, tuple[Effect, str]] = {
         Effect.NONE,
         "Layouts are unaffected: instances are identified by placement.",
     ),
+    Subject.FABRIC: (Effect.NONE, FABRIC["in-progress"]),
     Subject.RULE: (
         Effect.CHANGES,
         (

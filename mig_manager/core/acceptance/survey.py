@@ -5,12 +5,14 @@ process ids stay out: GPUs are numbered in their order, and rules about UUIDs ar
 """
 
 import dataclasses
+import enum
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mig_manager.core import model
+from mig_manager.core.acceptance import meanings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -58,6 +60,15 @@ class Probe(NamedTuple):
     is_handled: bool  # whether the adapter expects this answer, among others
 
 
+class Fabric(enum.Enum):
+    """How far a GPU has registered with the NVSwitch fabric (``nvmlGpuFabricState_t``)."""
+
+    NONE = "none"
+    NOT_STARTED = "not-started"
+    IN_PROGRESS = "in-progress"
+    COMPLETED = "completed"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFacts:
     """Facts of a GPU-instance profile that ``model.GpuInstanceProfile`` leaves out."""
@@ -77,6 +88,7 @@ class SurveyedGpu:
     gpu: model.Gpu | model.UnreachableGpu
     earlier_uuid: str = ""  # in the session before
     is_found_by_address: bool = False
+    fabric: Fabric = Fabric.NONE
     facts: Mapping[int, ProfileFacts] = dataclasses.field(default_factory=dict)  # by enum index
     mig_devices: tuple[tuple[int, int], ...] = ()
     """Ids of GPU instance and compute instance, in the driver's order."""
@@ -166,6 +178,7 @@ def _captured(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGpu":
             "pending_mig_mode": None,
             "mode_change_needs_reset": False,
             "virtualization": model.Virtualization.NONE.value,
+            "fabric": None,
             "profiles": None,
             "instances": [],
             "rules": {},
@@ -182,6 +195,9 @@ def _captured(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGpu":
         "pending_mig_mode": gpu.pending_mode.value if gpu.pending_mode else None,
         "mode_change_needs_reset": gpu.mode_change_needs_reset,
         "virtualization": gpu.virtualization.value,
+        "fabric": None
+        if each.fabric is Fabric.NONE
+        else {"state": each.fabric.value, "consequence": meanings.FABRIC[each.fabric.value]},
         "profiles": None
         if gpu.profiles is None
         else [_profile(row, each.facts[row.enum_index]) for row in gpu.profiles],

@@ -215,6 +215,12 @@ def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
         entry.value.uiVal = known.get(entry.fieldId, 0)
 
 
+@calls.function("nvmlDeviceGetGpuFabricInfo", takes=calls.GPU)
+def _fabric_info(view: calls.DeviceView, info: Any) -> None:
+    target = calls.struct(info, pynvml.c_nvmlGpuFabricInfo_t)
+    calls.fill(target, status=states.Code.SUCCESS, state=view.node.options.fabric_state)
+
+
 @calls.function(
     "nvmlDeviceGetComputeRunningProcesses_v2",
     "nvmlDeviceGetComputeRunningProcesses_v3",

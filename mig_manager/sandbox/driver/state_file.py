@@ -90,7 +90,7 @@ class SharedState:
             and cached.writes == self._count_writes()
             and time.monotonic() < cached.good_until_s
         ):
-            return cached.node
+            return _living(cached.node)
         return self.read_uncached()
 
     def read_uncached(self) -> states.MachineState:
@@ -105,7 +105,7 @@ class SharedState:
                 version = _version(os.fstat(file.fileno()))
                 node = _decode(json.load(file))
         self._keep(version, node, writes)
-        return node
+        return _living(node)
 
     def _keep(self, version: _Version, node: states.MachineState, writes: int) -> None:
         good_s = time.monotonic() + _GOOD_S
@@ -164,6 +164,7 @@ class SharedState:
         name: str,
         kind: states.ClientKind = states.ClientKind.COMPUTE,
         pid: int | None = None,
+        is_process: bool = False,
     ) -> states.Client:
         """Add a process that uses a whole GPU or the instance behind a MIG device.
 
@@ -184,6 +185,7 @@ class SharedState:
                 gpu_uuid=board.uuid,
                 gpu_instance_id=instance.instance_id if instance else None,
                 compute_instance_id=compute.instance_id if compute else None,
+                is_process=is_process,
             )
             clients, serial = (*node.clients, client), node.next_serial + 1
             return dataclasses.replace(node, clients=clients, next_serial=serial), client
@@ -245,6 +247,22 @@ class SharedState:
         with self.beside(suffix).open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _living(node: states.MachineState) -> states.MachineState:
+    """Return the node without clients whose process has ended."""
+    if not any(client.is_process for client in node.clients):
+        return node
+    kept = tuple(each for each in node.clients if not each.is_process or _is_running(each.pid))
+    return dataclasses.replace(node, clients=kept)
+
+
+def _is_running(pid: int) -> bool:
+    # The file is empty once a process has ended, and gone once it is reaped (``proc(5)``).
+    try:
+        return bool(pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def _shown(spec: str) -> str:

@@ -89,6 +89,8 @@ class Client:
     """None: it uses the whole GPU."""
     compute_instance_id: int | None = None
     """None: it uses the whole GPU, or a GPU instance regardless of compute instances."""
+    is_process: bool = False
+    """Whether ``pid`` is a process of this machine, with whose end it ends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,8 @@ class Options:
     """``NVML_GPU_INSTANCE_PROFILE_COUNT`` of the driver; enums from here on are invalid."""
     absent_functions: tuple[str, ...] = ()
     """C functions that this driver's library does not export."""
+    fabric_state: int = 0
+    """``nvmlGpuFabricState_t`` of every GPU; 0: no NVSwitch."""
     driver_version: str = "580.95.05"
 
 
