@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import ctypes
 import json
 import pathlib
 import platform
@@ -22,7 +21,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.acceptance import survey
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import nvml_rig
+from tests import alterations, nvml_rig
 from tests.nvml_rig import rig
 
 ADAPTER = pathlib.Path(nvml_survey.__file__).parent
@@ -184,46 +183,24 @@ def test_a_planted_difference_is_the_only_one_named(named: dict[str, set[str]], 
     assert named[name] == PRODUCTS[name][1]
 
 
-def _other_id(call: Callable[..., int], handle: Any, info: Any) -> int:
-    code = call(handle, info)
-    ctypes.cast(info, ctypes.POINTER(pynvml.c_nvmlGpuInstanceInfo_t)).contents.id += 20
-    return code
-
-
-def _old_form(call: Callable[..., int], handle: Any, text: Any, length: Any) -> int:
-    code = call(handle, text, length)
-    if text.value.startswith(b"MIG-"):
-        text.value = b"MIG-GPU-" + text.value[4:] + b"/1/0"
-    return code
-
-
-BEHAVIOUR: dict[str, tuple[dict[str, nvml_faults.Alteration], str, str]] = {
-    "another order of MIG devices": (
-        {
-            "nvmlDeviceGetMigDeviceHandleByIndex": lambda call, gpu, index, device: call(
-                gpu, abs(6 - index.value), device
-            )
-        },
-        "rule",
-        "MIG devices are in the order of their instances",
+BEHAVIOUR = [
+    (alterations.REVERSED_DEVICES, "rule", "MIG devices are in the order of their instances"),
+    (alterations.OLD_MIG_UUIDS, "rule", "the UUIDs of MIG devices have NVIDIA's form"),
+    (
+        alterations.OTHER_INSTANCE_IDS,
+        *("instance-id", "id of the GPU instance 3g.20gb at 0:4"),
     ),
-    "MIG UUIDs of another form": (
-        {"nvmlDeviceGetUUID": _old_form},
-        "rule",
-        "the UUIDs of MIG devices have NVIDIA's form",
-    ),
-    "another instance id": (
-        {"nvmlGpuInstanceGetInfo": _other_id},
-        "instance-id",
-        "id of the GPU instance 3g.20gb at 0:4",
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("name", BEHAVIOUR)
-def test_another_behaviour_of_the_driver_is_named(tmp_path: pathlib.Path, name: str) -> None:
-    alterations, subject, what = BEHAVIOUR[name]
-    with rig(tmp_path / "node", alterations=alterations) as found:
+@pytest.mark.parametrize(("altered", "subject", "what"), BEHAVIOUR)
+def test_another_behaviour_of_the_driver_is_named(
+    tmp_path: pathlib.Path,
+    altered: dict[str, nvml_faults.Alteration],
+    subject: str,
+    what: str,
+) -> None:
+    with rig(tmp_path / "node", alterations=altered) as found:
         found.fill("3g.20gb", "2g.10gb", "1g.5gb")
         answer = report()
 

@@ -1,5 +1,6 @@
 """Captured GPUs as products: a replay behaves as its source, and planted differences are named."""
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -11,7 +12,7 @@ from mig_manager.cli import main
 from mig_manager.sandbox import replay
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import nvml_rig
+from tests import alterations, nvml_rig
 from tests.sandbox import library as c_library
 from tests.shell import commandline
 
@@ -142,23 +143,30 @@ def test_a_command_prints_the_rows_of_a_capture_for_a_review(tmp_path: pathlib.P
     assert all(row["sources"]["profiles"].startswith("capture by") for row in rows)
 
 
+COMPUTE = [
+    {"id": 0, "slices": 1, "multiprocessors": 14, "max_instances": 3, "placements": ["0:1"]},
+    {"id": 2, "slices": 3, "multiprocessors": 42, "max_instances": 1, "placements": ["0:3"]},
+]
 PLANTED: dict[str, dict[str, Any]] = {
     "p1g_5gb": {"id": 91, "max_instances": 6, "multiprocessors": 12},
     "p1g_5gb_me": {"engines": [1, 2, 0, 1, 1]},
     "p1g_10gb": {"placements": ["0:2", "2:2", "4:2"]},
     "p2g_10gb": {"placements": ["0:2", "2:2", "4:2", "6:2"]},
-    "p3g_20gb": {"memory_mib": 19456},
+    "p3g_20gb": {"memory_mib": 19456, "compute_profiles": COMPUTE},
     "p4g_20gb": {"slices": 5},
 }
 FAULTS = {
     "nvmlDeviceGetGpuInstanceById": 2,  # an error code
-    "nvmlDeviceGetHandleByPciBusId*": 6,  # an identity
     "nvmlDeviceRegisterEvents": 3,  # a function that the driver lacks
 }
 NAMED = {
     *("profile-id", "instance-capacity", "multiprocessors", "engines", "placement-missing"),
-    *("placement-added", "profile-memory", "slices", "profile-name", "answer", "rule"),
-    *("function", "mode-change"),
+    *("placement-added", "profile-memory", "slices", "profile-name", "compute-profiles"),
+    *("answer", "function", "mode-change", "fabric"),
+}
+RULES = {
+    "MIG devices are in the order of their instances",
+    "the UUIDs of MIG devices have NVIDIA's form",
 }
 
 
@@ -168,19 +176,24 @@ def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib
     data = json.loads(changed.read_text("utf-8"))
     data["gpus"][0] |= {"mode_change_needs_reset": False}
     changed.write_text(json.dumps(data), "utf-8")
-    state = tmp_path / "planted"
-    assert shell("status", "--simulate", str(changed), "--simulate-state", str(state)).status == 0
-    node = nvml_faults.SharedState(state)
+    state = ("--simulate-state", str(tmp_path / "planted"))
+    applied = shell("apply", "all-3g.20gb", "--simulate", str(changed), *state)
+    assert applied.status == 0, applied.err
+    node = nvml_faults.SharedState(tmp_path / "planted")
+    node.set_options(dataclasses.replace(node.read().options, fabric_state=1))
     for function, code in FAULTS.items():
         node.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
 
-    with c_library.served(tmp_path / "lib", state) as library:
+    altered = {**alterations.REVERSED_DEVICES, **alterations.OLD_MIG_UUIDS}
+    with c_library.served(tmp_path / "lib", node.path, altered) as library:
         answer = shell(
             *("acceptance", "--library-path", str(library), "-o", "-"),
             **c_library.environ(tmp_path),
         )
 
     assert answer.status == 1, answer.err
-    assert {each["subject"] for each in answer.data["differences"]} == NAMED
+    found = answer.data["differences"]
+    assert {each["subject"] for each in found} == {*NAMED, "rule"}
+    assert {each["what"] for each in found if each["subject"] == "rule"} == RULES
     assert answer.data["verdict"] == "review"
-    assert all(each["consequence"] for each in answer.data["differences"])
+    assert all(each["consequence"] for each in found)
