@@ -67,16 +67,15 @@ class Course:
         return self.success_s - self.waited_s
 
 
-def measure(*, repeats: int, scale: float) -> tuple[Course, ...]:
+def measure(*, repeats: int, latency: states.Latency) -> tuple[Course, ...]:
     """Reconfigure a node back and forth.
 
     Args:
         repeats: Number of measurements, after two more that fill caches.
-        scale: Factor of the driver's latencies.
+        latency: The driver's.
     """
     if transitions.MEMORY.is_dir():
         tempfile.tempdir = str(transitions.MEMORY)
-    latency = transitions.scaled(states.REALISTIC, scale)
     courses: list[Course] = []
     options = ("--poll-interval-s", "1")
     with stages.Stage(

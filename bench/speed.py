@@ -1,18 +1,21 @@
 """Measure the speed of the executor, of the agent and of the planner.
 
     python -m bench.speed [--repeats 3] [--scale 0.4] [--serial-scale 0.1] [--runs 9]
-                          [--only transitions|agent|planner]
+                          [--only transitions|agent|planner] [--latencies FILE.json]
 
 All but our own time is simulated. Figures of docs/performance.md come from here.
 """
 
 import argparse
+import pathlib
 import statistics
 import sys
 from collections.abc import Sequence
 
 from bench import planning, reconfiguration, transitions
 from mig_manager.adapters.host import log
+from mig_manager.sandbox import replay
+from mig_manager.sandbox.driver import states
 from testkit import matrix
 
 _PARTS = ("transitions", "agent", "planner")
@@ -37,19 +40,30 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=9, help="through the agent (default: 9)")
     parser.add_argument("--only", choices=_PARTS, help="measure only this part")
+    parser.add_argument(
+        "--latencies",
+        type=pathlib.Path,
+        metavar="FILE.json",
+        help="play the durations that 'mig-manager acceptance' wrote; those it lacks are the "
+        "usual ones",
+    )
     arguments = parser.parse_args()
     log.configure(level="error", is_json=True, stream=sys.stderr)
     parts = (arguments.only,) if arguments.only else _PARTS
+    driver = states.REALISTIC
+    if arguments.latencies is not None:
+        driver = replay.latency(arguments.latencies, usual=driver)
+        print(f"the driver's durations are those of {arguments.latencies}: {driver}\n")
     if "planner" in parts:
         _planner()
     if "transitions" in parts:
-        _transitions(arguments.scale, arguments.serial_scale, arguments.repeats)
+        _transitions(driver, arguments.scale, arguments.serial_scale, arguments.repeats)
     if "agent" in parts:
-        _agent(arguments.runs)
+        _agent(driver, arguments.runs)
 
 
-def _transitions(scale: float, serial_scale: float, repeats: int) -> None:
-    query_s = transitions.query_s()
+def _transitions(driver: states.Latency, scale: float, serial_scale: float, repeats: int) -> None:
+    query_s = max(transitions.query_s(), driver.query_s)
     print(
         f"a worker starts in {transitions.start_up_s(repeats) * 1000:.0f} ms, ahead of its work;"
     )
@@ -68,7 +82,7 @@ def _transitions(scale: float, serial_scale: float, repeats: int) -> None:
         )
         measured = []
         for each in transitions.measure(
-            matrix.TRANSITIONS, is_serial=is_serial, scale=factor, repeats=times
+            matrix.TRANSITIONS, is_serial=is_serial, scale=factor, repeats=times, driver=driver
         ):
             measured.append(each)
             print(_row(each, query_s), flush=True)
@@ -108,8 +122,8 @@ def _summary(measured: Sequence[transitions.Measured], query_s: float) -> None:
     )
 
 
-def _agent(runs: int) -> None:
-    courses = reconfiguration.measure(repeats=runs, scale=1.0)
+def _agent(driver: states.Latency, runs: int) -> None:
+    courses = reconfiguration.measure(repeats=runs, latency=driver)
 
     def ms(name: str) -> str:
         seconds = [getattr(course, name) * 1000 for course in courses]

@@ -77,6 +77,8 @@ class Measured:
     """The time of our executor beyond the limit; median."""
     observe_s: float
     """The time of the observation beyond its session, and of planning; median."""
+    init_s: float
+    """The driver's time for a session."""
 
     @property
     def ratio(self) -> float:
@@ -86,7 +88,7 @@ class Measured:
     @property
     def whole_ratio(self) -> float:
         """The ratio for observation and change together, with a limit of two sessions."""
-        return 1 + (self.overhead_s + self.observe_s) / (self.limit_s + states.REALISTIC.init_s)
+        return 1 + (self.overhead_s + self.observe_s) / (self.limit_s + self.init_s)
 
     def net_ratio(self, query_s: float) -> float:
         """Return ``ratio`` without the simulation's time for queries, which the model lacks."""
@@ -95,7 +97,7 @@ class Measured:
     def net_whole_ratio(self, query_s: float) -> float:
         """Return ``whole_ratio`` without the simulation's own time for queries."""
         queries = self.calls.others + self.calls.observing
-        return self.whole_ratio - queries * query_s / (self.limit_s + states.REALISTIC.init_s)
+        return self.whole_ratio - queries * query_s / (self.limit_s + self.init_s)
 
 
 class Counts(ports.Telemetry):
@@ -141,6 +143,7 @@ def measure(
     is_serial: bool,
     scale: float,
     repeats: int,
+    driver: states.Latency = states.REALISTIC,
 ) -> Iterable[Measured]:
     """Measure transitions, and yield each as soon as it is measured.
 
@@ -150,12 +153,13 @@ def measure(
         scale: Factor of the driver's latencies in transitions of more than a second; our own time
             is not scaled.
         repeats: Number of measurements of each.
+        driver: The driver's latencies.
     """
     for transition in transitions:
         with _folder() as path:
             start = matrix.prepare(transition, path)
-            factor = _factor(transition, path, is_serial=is_serial, scale=scale)
-            latency = scaled(states.REALISTIC, factor)
+            is_short = _driver_s(transition, path, driver, is_serial=is_serial) <= 1
+            latency = scaled(driver, 1.0 if is_short else scale)
             options = states.Options(latency=latency, serialise_all_gpus=is_serial)
             start = dataclasses.replace(start, options=options)
             runs = [_run(transition, path, start) for _ in range(repeats)]
@@ -164,14 +168,15 @@ def measure(
         yield Measured(
             transition=transition,
             calls=runs[0].calls,
-            limit_s=limit_s(plan, states.REALISTIC, is_serial=is_serial),
+            limit_s=limit_s(plan, driver, is_serial=is_serial),
             overhead_s=statistics.median(run.change_s for run in runs) - played_s,
             observe_s=statistics.median(run.observe_s for run in runs) - latency.init_s,
+            init_s=driver.init_s,
         )
 
 
-def _factor(
-    transition: matrix.Transition, path: pathlib.Path, *, is_serial: bool, scale: float
+def _driver_s(
+    transition: matrix.Transition, path: pathlib.Path, driver: states.Latency, *, is_serial: bool
 ) -> float:
     nvml_faults.install(path)
     try:
@@ -179,7 +184,7 @@ def _factor(
     finally:
         simulated.load(None)
     plan = planner.plan(gpus, transition.desired(gpus))
-    return 1.0 if limit_s(plan, states.REALISTIC, is_serial=is_serial) <= 1 else scale
+    return limit_s(plan, driver, is_serial=is_serial)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ kill.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,12 +20,15 @@ from mig_manager.core.records import journals
 
 NAME = "acceptance"  # of the layout in the journal
 _KILLED_AFTER = 2  # steps
-_NOT_TRIED = "mig-manager starts no program that uses a device"
 _NO_MIG = "MIG mode could not be enabled"
 
 
 class WorkerKilledError(Exception):
     """The GPU worker was killed in the middle of a plan, as the course asked."""
+
+
+class _NotTriedError(Exception):
+    """A stage is not possible on this machine; the text identifies no machine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +43,12 @@ class Result:
 KillingAfter = Callable[[int], contextlib.AbstractContextManager[None]]
 """Makes the context in which the GPU worker is killed after so many steps of a plan, so that the
 change raises ``WorkerKilledError``."""
+Using = Callable[[str], contextlib.AbstractContextManager[str]]
+"""Makes the context in which a process uses the MIG device of a UUID, and which returns why none
+does, or an empty text."""
 
 
-def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter) -> Result:
+def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter, using: Using) -> Result:
     """Play the course on an idle GPU, and restore the GPU whatever happens.
 
     Never resets a GPU beyond what the driver does by itself when MIG mode changes.
@@ -69,6 +76,7 @@ def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter) -> Res
             journal=journal,
             initial=gpu.snapshot,
             killing_after=killing_after,
+            using=using,
             observed=observed,
         )
         done = []
@@ -104,6 +112,7 @@ class _Course:
     journal: local.LocalJournal
     initial: model.GpuSnapshot
     killing_after: KillingAfter
+    using: Using
     observed: model.ObservedGpus  # after the last change
     compute_profiles: dict[int, tuple[model.ComputeInstanceProfile, ...]] = dataclasses.field(
         default_factory=dict
@@ -115,29 +124,32 @@ class _Course:
 
     def play(self) -> Iterator[stages.Stage]:
         """Yield the stages as they end."""
-        empty = model.DesiredGpu.of(model.MigMode.ENABLED, {})
-        enabled = self._try("enable MIG mode", lambda: self._change(empty))
+        enabled = self._try("enable MIG mode", lambda: self._change(_desired()))
         yield enabled
         if enabled.outcome is not stages.Outcome.DONE:
             yield stages.Stage(name="instances", outcome=stages.Outcome.NOT_TRIED, why=_NO_MIG)
             return
-        profiles = self.gpu.profiles or ()
-        for name, desired in (
-            *stages.single_profiles(profiles),
-            *stages.full_layouts(profiles),
-        ):
-            yield self._try(name, lambda desired=desired: self._change(desired))  # type: ignore[misc]
-        yield stages.Stage(name="refusal in use", outcome=stages.Outcome.NOT_TRIED, why=_NOT_TRIED)
+        for name, act in self._acts(self.gpu.profiles or ()):
+            yield self._try(name, act)
+
+    def _acts(
+        self, profiles: tuple[model.GpuInstanceProfile, ...]
+    ) -> Iterator[tuple[str, Callable[[], object]]]:
+        full = tuple(stages.full_layouts(profiles))
+        for name, desired in (*stages.single_profiles(profiles), *full):
+            yield name, functools.partial(self._change, desired)
         if pair := stages.disjoint_pair(profiles):
-            yield self._try("keep a foreign instance", lambda: self._keep_foreign(*pair))
-        if filled := list(stages.full_layouts(profiles)):
-            killed = filled[-1][1]
-            yield self._try("restore after kill -9", lambda: self._survive_kill(killed))
-        yield self._try("restore the GPU", self.undo)
+            yield "refuse to destroy an instance in use", lambda: self._refuse_in_use(*pair)
+            yield "keep a foreign instance", lambda: self._keep_foreign(*pair)
+        if full:
+            yield "restore after kill -9", lambda: self._survive_kill(full[-1][1])
+        yield "restore the GPU", self.undo
 
     def _try(self, name: str, act: Callable[[], object]) -> stages.Stage:
         try:
             act()
+        except _NotTriedError as reason:
+            return stages.Stage(name=name, outcome=stages.Outcome.NOT_TRIED, why=str(reason))
         except errors.MigManagerError as error:
             self.observed = self.deps.gpus.observe()
             return stages.Stage(name=name, outcome=stages.Outcome.FAILED, why=_cause(error))
@@ -171,17 +183,52 @@ class _Course:
             if row.compute_profiles:
                 self.compute_profiles[row.enum_index] = row.compute_profiles
 
+    def _refuse_in_use(self, used: model.Pin, free: model.Pin) -> None:
+        """Check that neither instance of a device in use can be destroyed, and another can."""
+        self._change(_desired(used, free))
+        observed = self.observed
+        (device,) = next(
+            each.compute_instances
+            for each in self.gpu.gpu_instances
+            if each.placement.start == used.start
+        )
+        # The driver answers IN_USE for a compute instance with a context, and for its GPU instance
+        # (nvml.h, ``nvmlGpuInstanceDestroy``); ``requires_idle`` refuses before the first call.
+        refused = dataclasses.replace(
+            planner.plan(observed, {self.uuid: _desired(free)}), in_use_timeout_s=0.0
+        )
+        (gpu,) = refused.gpus
+        attempts = [
+            dataclasses.replace(refused, gpus=(dataclasses.replace(gpu, steps=(step,)),))
+            for step in gpu.steps
+        ]
+        with self.using(device.uuid or "") as problem:
+            if problem:
+                raise _NotTriedError(problem)
+            for attempt in (dataclasses.replace(refused, requires_idle=True), *attempts):
+                self._require_refusal(attempt)
+            self.deps.gpus.execute(planner.plan(observed, {self.uuid: _desired(used)}), observed)
+        self.observed = self.deps.gpus.observe()
+        self._change(_desired())
+
+    def _require_refusal(self, attempt: steps.Plan) -> None:
+        try:
+            self.deps.gpus.execute(attempt, self.observed)
+        except errors.HardwareError as error:
+            if error.reason is errors.Reason.IN_USE:
+                return
+            raise
+        raise errors.HardwareError(
+            "an instance in use was destroyed",
+            reason=errors.Reason.VERIFY_FAILED,
+            operation="destroy an instance in use",
+        )
+
     def _keep_foreign(self, mine: model.Pin, foreign: model.Pin) -> None:
         """Check that a rollback names and keeps an instance that its change did not create."""
-        self._change(model.DesiredGpu.of(model.MigMode.ENABLED, {}))
+        self._change(_desired())
         observed = self.observed
-        plans = [
-            planner.plan(
-                observed,
-                {self.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, {}, {pin: 1})},
-            )
-            for pin in (mine, foreign)
-        ]
+        plans = [planner.plan(observed, {self.uuid: _desired(pin)}) for pin in (mine, foreign)]
         before = planner.baseline(plans[0], observed)
         # The journal of the course has both, so that a kill leaves neither.
         snapshot = self.journal.entries.snapshot
@@ -202,7 +249,7 @@ class _Course:
 
     def _survive_kill(self, desired: model.DesiredGpu) -> None:
         """Kill the worker in the middle of a change, and undo it from the journal."""
-        self._change(model.DesiredGpu.of(model.MigMode.ENABLED, {}))
+        self._change(_desired())
         with contextlib.suppress(WorkerKilledError), self.killing_after(_KILLED_AFTER):
             self._change(desired)
         # As the next command does, from what the file has.
@@ -241,6 +288,11 @@ class _Unkept:
         self.entries = dataclasses.replace(self.entries, **entries)
 
     announce = note
+
+
+def _desired(*pins: model.Pin) -> model.DesiredGpu:
+    """Return a GPU with MIG, and with these instances alone."""
+    return model.DesiredGpu.of(model.MigMode.ENABLED, {}, dict.fromkeys(pins, 1))
 
 
 def _with_creations(

@@ -1,6 +1,7 @@
 """Simulate captured GPUs: ``--simulate FILE`` takes what ``acceptance`` wrote as products."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -45,9 +46,7 @@ def node(spec: str) -> Node:
     if not spec.endswith(_SUFFIX):
         return Node(spec, states.Latency())
     path = pathlib.Path(spec)
-    found = rows(path)
-    with _parsing(path) as data:
-        return Node(json.dumps(found), _latency(data["latencies"]))
+    return Node(json.dumps(rows(path)), latency(path))
 
 
 def rows(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -61,6 +60,28 @@ def rows(path: pathlib.Path) -> list[dict[str, Any]]:
         return captured.rows(data)
 
 
+def latency(path: pathlib.Path, *, usual: states.Latency | None = None) -> states.Latency:
+    """Return the durations of a capture.
+
+    Args:
+        path: The file.
+        usual: Durations of what was not called; None: no time.
+
+    Raises:
+        UsageError: The file is no capture.
+        ConfigError: It cannot be read.
+    """
+    with _parsing(path) as data:
+        median_s = {row["function"]: float(row["median_ms"]) / 1000 for row in data["latencies"]}
+    seconds: dict[str, float] = {}
+    for function, fields in _FIELDS.items():
+        for field in fields if function in median_s else ():
+            seconds[field] = median_s[function]
+    if queries := [each for name, each in median_s.items() if name not in _NOT_QUERIES]:
+        seconds["query_s"] = statistics.median(queries)
+    return dataclasses.replace(usual or states.Latency(), **seconds)
+
+
 @contextlib.contextmanager
 def _parsing(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     text = files.ConfigFile(path).read()
@@ -69,15 +90,3 @@ def _parsing(path: pathlib.Path) -> Iterator[dict[str, Any]]:
             yield json_text.parse_object(text)
     except ValueError as error:
         raise errors.UsageError(f"{path} is {error}") from error
-
-
-def _latency(rows: list[dict[str, Any]]) -> states.Latency:
-    """Return the captured durations; what was not called takes no time."""
-    median_s = {row["function"]: float(row["median_ms"]) / 1000 for row in rows}
-    seconds: dict[str, float] = {}
-    for function, fields in _FIELDS.items():
-        for field in fields if function in median_s else ():
-            seconds[field] = median_s[function]
-    if queries := [each for name, each in median_s.items() if name not in _NOT_QUERIES]:
-        seconds["query_s"] = statistics.median(queries)
-    return states.Latency(**seconds)

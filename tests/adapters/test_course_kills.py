@@ -65,6 +65,14 @@ class Host:
         yield
         self.remaining = 0
 
+    @contextlib.contextmanager
+    def using(self, uuid: str) -> Iterator[str]:
+        client = self.library.state.add_client(uuid, name="user")
+        try:
+            yield ""
+        finally:
+            self.library.state.remove_client(client)
+
     def on_step(self, _index: int) -> None:
         self.remaining -= 1
         if self.remaining == 0:
@@ -89,7 +97,7 @@ def host(folder: pathlib.Path) -> Iterator[Host]:
 def calls(tmp_path_factory: pytest.TempPathFactory) -> int:
     """Return how many NVML calls the course makes."""
     with host(tmp_path_factory.mktemp("node")) as found:
-        course.run(found.deps, found.uuid, found.killing_after)
+        course.run(found.deps, found.uuid, found.killing_after, found.using)
         return found.library.calls
 
 
@@ -103,7 +111,7 @@ def test_after_a_kill_in_any_call_the_gpu_can_be_restored(
         found.library.dies_at = max(1, calls * permille // 1000)
         found.library.acts_first = acts_first
         with contextlib.suppress(scenes.Killed):
-            course.run(found.deps, found.uuid, found.killing_after)
+            course.run(found.deps, found.uuid, found.killing_after, found.using)
         assert found.library.is_dead
         found.library.dies_at = found.remaining = 0
         simulated.load(MortalLibrary(found.library.state))

@@ -95,6 +95,9 @@ def test_captured_durations_are_those_of_the_replay(tmp_path: pathlib.Path) -> N
     assert latency.destroy_gpu_instance_s == 0.25
     assert latency.init_s > 0
     assert latency.create_gpu_instance_s == states.Latency().create_gpu_instance_s
+    completed = replay.latency(file, usual=states.REALISTIC)
+    assert completed.destroy_gpu_instance_s == 0.25
+    assert completed.create_gpu_instance_s == states.REALISTIC.create_gpu_instance_s
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ import pytest
 from mig_manager.change import course, local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import Outcome
-from tests import scenes
+from tests import scenes, waiting
 from tests.adapters import kubelet_rig
+from tests.sandbox import library as c_library
 from tests.shell import applying_rig, commandline, shell_node
 
 A30 = "1xA30"
+IN_USE = "refuse to destroy an instance in use"
 
 
 class Host(applying_rig.Node):
@@ -53,8 +55,28 @@ class Host(applying_rig.Node):
         yield
         self._worker_dies_at = 0
 
-    def play(self) -> course.Result:
-        return course.run(self.deps, self.uuid, self.killing_after)
+    @contextlib.contextmanager
+    def using(self, uuid: str) -> Iterator[str]:
+        """Have the driver refuse to destroy the instances of a MIG device."""
+        (used,) = (
+            instance.instance_id
+            for instance in self.gpus[1].gpu_instances
+            if uuid in [each.uuid for each in instance.compute_instances]
+        )
+        others, self.fails = (
+            self.fails,
+            lambda step: (
+                isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
+                and step.gpu_instance_id == used
+            ),
+        )
+        try:
+            yield ""
+        finally:
+            self.fails = others
+
+    def play(self, using: course.Using | None = None) -> course.Result:
+        return course.run(self.deps, self.uuid, self.killing_after, using or self.using)
 
 
 @pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H100-SXM5-80GB", "RTX-PRO-6000"])
@@ -69,9 +91,8 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
         f"{row.profile} at {at}" for row in host.gpus[1].profiles or () for at in row.placements
     }
     assert placed < outcomes.keys()
-    assert [name for name, each in outcomes.items() if each is not Outcome.DONE] == [
-        "refusal in use"
-    ]
+    assert {*outcomes.values()} == {Outcome.DONE}
+    assert IN_USE in outcomes
     assert host.shape == before
     assert host.journal.text is None
     assert host.boot_layout.text is None
@@ -84,7 +105,7 @@ def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
 
     result = host.play()
 
-    assert {stage.outcome for stage in result.stages} == {Outcome.DONE, Outcome.NOT_TRIED}
+    assert {stage.outcome for stage in result.stages} == {Outcome.DONE}
     assert all(gpu.current_mode is model.MigMode.ENABLED for gpu in host.gpus)
 
 
@@ -101,6 +122,24 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
     assert {stage.name for stage in failed} >= {"2g.12gb+me at 0:2", "2g.12gb+me at 2:2"}
     assert all(stage.why.startswith("InUse") for stage in failed)
     assert host.shape == before
+
+
+def test_a_driver_that_destroys_an_instance_in_use_is_named() -> None:
+    host = Host()
+    before = host.shape
+
+    result = host.play(using=lambda _uuid: contextlib.nullcontext(""))
+
+    (failed,) = (stage for stage in result.stages if stage.outcome is Outcome.FAILED)
+    assert (failed.name, failed.why) == (IN_USE, "VerifyFailed: destroy an instance in use")
+    assert host.shape == before
+
+
+def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
+    result = Host().play(using=lambda _uuid: contextlib.nullcontext("no CUDA driver library"))
+
+    (stage,) = (stage for stage in result.stages if stage.outcome is Outcome.NOT_TRIED)
+    assert (stage.name, stage.why) == (IN_USE, "no CUDA driver library")
 
 
 def test_without_mig_mode_no_instance_is_tried() -> None:
@@ -164,7 +203,7 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
     data = json.loads(file.read_text("utf-8"))
     assert answer.status == 0, answer.err + answer.out
     assert data["differences"] == []
-    assert {each["outcome"] for each in data["course"]} == {"done", "not-tried"}
+    assert {each["outcome"] for each in data["course"]} == {"done"}
     assert all(row["compute_profiles"] for row in data["gpus"][0]["profiles"])
     called = {each["function"] for each in data["latencies"]}
     assert {"nvmlDeviceSetMigMode", "nvmlGpuInstanceDestroy"} <= called
@@ -180,6 +219,8 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
         ("nvmlDeviceCreateGpuInstanceWithPlacement", 2),
         ("nvmlGpuInstanceCreateComputeInstance", 3),
         ("nvmlGpuInstanceDestroy", 2),
+        # Only while a process uses the GPU.
+        ("nvmlSystemGetProcessName", 1),
     ],
 )
 def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
@@ -191,12 +232,32 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
     assert commandline.run(("checkpoint", "-f", checkpoint, *state), {}).status == 0
     line = ("acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes")
     node.kill(*line, function=function, first=first)
+    waiting.until(lambda: node.state.read().clients == ())
 
     answer = commandline.run(("restore", "-f", checkpoint, *state), {})
 
     assert answer.status == 0, answer.err
     assert node.shape == before
     assert not node.journal.exists()
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_a_process_of_the_loaded_cuda_library_keeps_its_instance(
+    node: shell_node.Node, tmp_path: pathlib.Path, *, has_cuda: bool
+) -> None:
+    before, uuid = node.shape, node.state.boards[0].uuid
+    with c_library.served(tmp_path / "lib", node.path) as library:
+        if has_cuda:
+            c_library.add_cuda(library)
+        line = ["acceptance", "--change-gpu", uuid, "--yes", "--library-path", str(library)]
+        answer = commandline.run([*line, "-o", "-"], c_library.environ(tmp_path))
+
+    assert answer.status == 0, answer.err
+    (stage,) = (each for each in answer.data["course"] if each["name"] == IN_USE)
+    expected = ("done", "") if has_cuda else ("not-tried", "no CUDA driver library")
+    assert (stage["outcome"], stage["why"]) == expected
+    assert node.shape == before
+    assert node.state.read().clients == ()
 
 
 def _use(node: shell_node.Node) -> None:

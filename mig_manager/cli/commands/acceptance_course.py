@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from mig_manager import errors
+from mig_manager.adapters import cuda
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.change import course, local
@@ -15,6 +17,7 @@ from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.acceptance import survey as surveys
+from mig_manager.sandbox.driver import cuda as simulated_cuda
 
 
 class Played(NamedTuple):
@@ -77,7 +80,13 @@ def play(
     _require_no_users(gpu, gpus, access)
     if not chosen.is_confirmed:
         _ask(gpu, terminal)
-    result = course.run(deps, uuid, observer.killing_after)
+    line = cuda.command(
+        library_path=chosen.gpus.library_path,
+        driver_roots=chosen.gpus.driver_roots,
+        program=simulated_cuda.program(chosen.gpus.simulate_state),
+    )
+    using = functools.partial(cuda.using, line)
+    result = course.run(deps, uuid, observer.killing_after, using)
     number = next(n for n, each in enumerate(survey.gpus) if each.gpu.uuid == uuid)
     survey = surveys.with_compute_profiles(survey, uuid, result.compute_profiles)
     survey = dataclasses.replace(survey, later_calls=tuple(observer.calls))
