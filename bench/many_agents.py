@@ -25,9 +25,10 @@ from mig_manager.agent import main as agent_main
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from tests import fakes, waiting
+from tests import waiting
 from tests.cluster import envtest
 from tests.fleet import agents
+from tests.node import fakes
 
 _LAYOUT = "all-1g.5gb"
 

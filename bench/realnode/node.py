@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from testkit import matrix, nvml_faults
-from tests import simulated_rig, waiting
+from tests import waiting
+from tests.node import simulated_rig
 from tests.realnode import judging, manifests, nvidia_manager, operator, rig
 
 _CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from tests import fakes, scenes, swept_scenes
+from tests.node import fakes, scenes, swept_scenes
 
 Make = Callable[[], fakes.NodeRig]
 Move = tuple[model.Phase, model.Phase]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import apiserver
-from tests import nvml_rig
 from tests.adapters import kubelet_rig, proc_tree, processes
-from tests.sandbox import apirig
+from tests.node import nvml_rig
+from tests.stage import apirig
 
 kube = apirig.kube
 

@@ -10,8 +10,7 @@ import pytest
 from mig_manager.change import course, local
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
-from tests import fakes, nvml_rig, scenes, simulated_rig
-from tests.shell import applying_rig
+from tests.node import applying_rig, fakes, nvml_rig, scenes, simulated_rig
 
 A30 = "2xA30"
 

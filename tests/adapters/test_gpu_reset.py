@@ -14,9 +14,9 @@ from mig_manager.core import model
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi
-from tests import nvml_rig
 from tests.adapters import proc_tree, stand_ins
-from tests.nvml_rig import OFF, ON, Rig, mode_step
+from tests.node import nvml_rig
+from tests.node.nvml_rig import OFF, ON, Rig, mode_step
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")

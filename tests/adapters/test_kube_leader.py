@@ -11,10 +11,10 @@ from mig_manager.adapters.kubernetes import leader
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes, scenes
 from tests.adapters import kube_rig
+from tests.node import fakes, scenes
 from tests.partitioner.rig import MortalApi
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-partitioner"

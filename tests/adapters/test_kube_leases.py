@@ -14,9 +14,10 @@ from mig_manager.core import timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes, waiting
+from tests import waiting
 from tests.adapters import kube_rig
-from tests.sandbox import apirig
+from tests.node import fakes
+from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-slot-0"

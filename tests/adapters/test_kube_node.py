@@ -14,7 +14,7 @@ from mig_manager.core.node import cluster, quantity
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes
+from tests.node import fakes
 
 HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}

@@ -16,7 +16,7 @@ from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.core.node import policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes, waiting
+from tests import waiting
 from tests.adapters import kube_pods, watch_rig
 from tests.adapters.watch_rig import (
     BRISK,
@@ -25,7 +25,8 @@ from tests.adapters.watch_rig import (
     label,
     wait_for_watch,
 )
-from tests.sandbox import apirig
+from tests.node import fakes
+from tests.stage import apirig
 from tests.unit import machine
 
 server, kube = watch_rig.server, watch_rig.kube

@@ -17,7 +17,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from tests import fakes
+from tests.node import fakes
 
 HOLDER = """
 import pathlib, sys

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import events
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import nvml_rig
+from tests.node import nvml_rig
 
 SOON_S = 10.0
 

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
 from mig_manager.core import model
-from tests.nvml_rig import Boot, Rig, ci_step, everything, gi_step, names
+from tests.node.nvml_rig import Boot, Rig, ci_step, everything, gi_step, names
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import states
-from tests.nvml_rig import ON, Rig
+from tests.node.nvml_rig import ON, Rig
 
 
 @pytest.fixture

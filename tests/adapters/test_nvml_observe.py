@@ -17,8 +17,8 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import matrix, nvml_faults
-from tests import nvml_rig
-from tests.nvml_rig import OFF, Boot, Rig, ci_step, end_steps, gi_step
+from tests.node import nvml_rig
+from tests.node.nvml_rig import OFF, Boot, Rig, ci_step, end_steps, gi_step
 
 PRODUCTS = [
     pytest.param(product, id=product.key)

@@ -5,7 +5,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.sandbox.driver import states
-from tests.nvml_rig import OFF, ON, Boot, Rig, ci_step, end_steps, gi_step, mode_step, names
+from tests.node.nvml_rig import OFF, ON, Boot, Rig, ci_step, end_steps, gi_step, mode_step, names
 
 # An instance to be destroyed is in use.
 

@@ -11,7 +11,7 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 SOON_S = 20.0
 

@@ -17,8 +17,9 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import agent_stage, journals, operator_pod, waiting
+from tests import operator_pod, waiting
 from tests.cluster import envtest
+from tests.stage import agent_stage, journals
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

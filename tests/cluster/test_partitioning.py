@@ -14,9 +14,10 @@ import pytest
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from testkit import day
-from tests import agent_stage, waiting
+from tests import waiting
 from tests.cluster import clusters, device_watch, pods_of_a_day, sandbox_nodes
 from tests.realnode import audit
+from tests.stage import agent_stage
 
 pytestmark = pytest.mark.cluster
 

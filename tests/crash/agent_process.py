@@ -21,8 +21,8 @@ from mig_manager.agent import intake, main, settings
 from mig_manager.core import ports, standbys
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
-from tests import simulated_rig
 from tests.crash import points as points_
+from tests.node import simulated_rig
 
 IDLE = "idle"
 """Noted whenever the agent begins to wait for a request."""

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import objects
-from tests import changes, journals
+from tests import changes
 from tests.crash import points as points_
 from tests.crash import scenarios, stage
-from tests.simulated_rig import devices
+from tests.node.simulated_rig import devices
+from tests.stage import journals
 
 _MOST_PLAYS = 4
 _GRACE_S = 30.0

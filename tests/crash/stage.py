@@ -16,8 +16,9 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states, transitions
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
-from tests import changes, simulated_rig
+from tests import changes
 from tests.crash import agent_process, scenarios
+from tests.node import simulated_rig
 from tests.sandbox import monitors
 
 WAIT_S = 60.0

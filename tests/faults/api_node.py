@@ -27,7 +27,8 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
-from tests import journals, simulated_rig
+from tests.node import simulated_rig
+from tests.stage import journals
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 DEADLINE_S = 60.0

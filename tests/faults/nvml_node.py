@@ -17,8 +17,9 @@ from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
-from tests import changes, fakes, scenes, simulated_rig
+from tests import changes
 from tests.faults import nvml_codes
+from tests.node import fakes, scenes, simulated_rig
 
 
 class Scenario(NamedTuple):

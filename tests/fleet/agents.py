@@ -19,8 +19,8 @@ from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import fakes, scenes
-from tests.sandbox import apirig
+from tests.node import fakes, scenes
+from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0

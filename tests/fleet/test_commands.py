@@ -15,11 +15,12 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import fakes, scenes, waiting
+from tests import waiting
 from tests.fleet import agents, census, standins
-from tests.sandbox import apirig
+from tests.node import fakes, scenes
 from tests.shell import commandline
 from tests.shell.commandline import Answer
+from tests.stage import apirig
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"

@@ -20,8 +20,9 @@ from mig_manager.core.records import capacity, gpu_codec
 from mig_manager.partitioner import main, settings
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests import fakes, gpu_values, scenes, waiting
-from tests.sandbox import apirig
+from tests import waiting
+from tests.node import fakes, gpu_values, scenes
+from tests.stage import apirig
 from tests.unit import samples
 
 BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)

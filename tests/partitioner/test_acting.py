@@ -12,7 +12,8 @@ from mig_manager.core.node import cluster
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
-from tests import scenes, waiting
+from tests import waiting
+from tests.node import scenes
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, Rig
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fakes import NodeRig
+from tests.node.fakes import NodeRig
 from tests.pipeline.drains import empty, gpu_pod
 
 

@@ -6,7 +6,7 @@ from mig_manager.agent import outcomes, reconcile
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 
 ON = {"has_custom_layouts": True}
 

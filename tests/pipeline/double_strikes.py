@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from mig_manager.agent import outcomes
 from mig_manager.core.node import clients, cluster
-from tests import changes, scenes
+from tests import changes
+from tests.node import scenes
 from tests.pipeline import played_changes
 from tests.pipeline.played_changes import Change, End, Play
 

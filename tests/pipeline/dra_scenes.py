@@ -1,7 +1,7 @@
 """Nodes with NVIDIA's DRA driver, and a layout that only one of two pods outlives."""
 
 from mig_manager.core.node import claims
-from tests import fakes
+from tests.node import fakes
 
 KEEP_ONE = """
 version: v1

@@ -11,8 +11,8 @@ from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
 from mig_manager.core.node import clients, policies
-from tests import fakes
-from tests.fakes import NodeRig
+from tests.node import fakes
+from tests.node.fakes import NodeRig
 from tests.unit import machine
 
 DOOMED = machine.mig_uuid("doomed")

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.core import model, steps
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 
 
 def process(owner: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:

@@ -14,7 +14,8 @@ from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, cluster
-from tests import changes, fakes, scenes
+from tests import changes
+from tests.node import fakes, scenes
 from tests.pipeline import custom_requests
 
 _MOST_ATTEMPTS = 8

@@ -2,8 +2,8 @@
 
 from mig_manager.core import steps
 from mig_manager.errors import Reason
-from tests import scenes
-from tests.scenes import assert_ends
+from tests.node import scenes
+from tests.node.scenes import assert_ends
 
 SIX = """
 version: v1

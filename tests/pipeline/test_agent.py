@@ -14,7 +14,8 @@ from mig_manager.agent import capacity, drift, intake, loop, outcomes, reconcile
 from mig_manager.core import liveness, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
-from tests import fake_ports, waiting
+from tests import waiting
+from tests.node import fake_ports
 
 
 class Capacity(capacity.CapacityReport):

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import objects
-from tests import agent_stage
+from tests.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
 POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")

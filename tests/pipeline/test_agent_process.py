@@ -7,7 +7,7 @@ import pytest
 from mig_manager.sandbox import scenarios
 from mig_manager.sandbox.node import device_plugin
 from testkit import apiserver
-from tests import agent_stage
+from tests.stage import agent_stage
 
 SPEC = "2xA100-SXM4-40GB"
 

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 
 
 @dataclasses.dataclass

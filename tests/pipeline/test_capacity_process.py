@@ -5,7 +5,7 @@ import json
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
-from tests import agent_stage
+from tests.stage import agent_stage
 
 SMALL, LARGE = [0, 2], [4, 4]
 

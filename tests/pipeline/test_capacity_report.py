@@ -12,7 +12,7 @@ from mig_manager.agent import reconcile
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 
 GPU_0 = 0
 

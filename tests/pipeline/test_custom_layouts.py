@@ -11,7 +11,7 @@ from mig_manager.core.layout import served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 from tests.pipeline.custom_requests import (
     BALANCED,
     CHANGED,

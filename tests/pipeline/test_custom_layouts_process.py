@@ -3,7 +3,7 @@
 from mig_manager.core import model
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
-from tests import agent_stage
+from tests.stage import agent_stage
 
 
 def document(instances: str, *, gpu: int = 0) -> str:

@@ -10,8 +10,8 @@ from mig_manager import errors
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
-from tests import fake_ports, fakes
-from tests.scenes import (
+from tests.node import fake_ports, fakes
+from tests.node.scenes import (
     BROKEN,
     assert_ends,
     assert_nothing_taken,
@@ -24,7 +24,7 @@ from tests.scenes import (
     refuse,
     run,
 )
-from tests.swept_scenes import DCGM, SCENARIOS, SWEPT, monitored_node
+from tests.node.swept_scenes import DCGM, SCENARIOS, SWEPT, monitored_node
 
 
 @pytest.mark.parametrize("ends_well", [True, False])

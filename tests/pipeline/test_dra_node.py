@@ -9,9 +9,8 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import claims, cluster, policies, resources
 from mig_manager.errors import Reason
-from tests import fake_ports, fakes, gpu_values
-from tests.pipeline.dra_scenes import KEEP_ONE, published, without_driver, without_pods
-from tests.scenes import (
+from tests.node import fake_ports, fakes, gpu_values
+from tests.node.scenes import (
     DRA_MONITORS,
     Killed,
     assert_ends,
@@ -24,6 +23,7 @@ from tests.scenes import (
     resume,
     run,
 )
+from tests.pipeline.dra_scenes import KEEP_ONE, published, without_driver, without_pods
 
 
 def starts(rig: fakes.NodeRig) -> list[str]:

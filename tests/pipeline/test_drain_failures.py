@@ -9,8 +9,8 @@ from mig_manager import errors
 from mig_manager.agent.pods import survey
 from mig_manager.core.node import cluster, policies
 from mig_manager.errors import Reason
-from tests import fake_ports, fakes
-from tests.fakes import NodeRig
+from tests.node import fake_ports, fakes
+from tests.node.fakes import NodeRig
 from tests.pipeline.drains import (
     FORBIDDEN,
     FORCE,

@@ -10,8 +10,8 @@ from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
-from tests import fakes, scenes
-from tests.scenes import assert_ends
+from tests.node import fakes, scenes
+from tests.node.scenes import assert_ends
 
 LAYOUT = "all-balanced"
 

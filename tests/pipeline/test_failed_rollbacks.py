@@ -9,9 +9,9 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests import fakes, scenes
-from tests.scenes import LAYOUT, assert_ends
-from tests.swept_scenes import IMPOSSIBLE, assert_says_the_truth
+from tests.node import fakes, scenes
+from tests.node.scenes import LAYOUT, assert_ends
+from tests.node.swept_scenes import IMPOSSIBLE, assert_says_the_truth
 
 
 def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:

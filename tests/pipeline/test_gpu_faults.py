@@ -13,7 +13,8 @@ from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from testkit import nvml_faults
-from tests import agent_stage, fakes, observed_agent, scenes
+from tests.node import fakes, scenes
+from tests.stage import agent_stage, observed_agent
 
 LAYOUT = "all-balanced"
 RESET = model.RecoveryAction.GPU_RESET

@@ -9,7 +9,7 @@ import pytest
 from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.errors import Reason
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.unit import machine
 

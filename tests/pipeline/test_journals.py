@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, journals
-from tests import gpu_values, scenes
+from tests.node import gpu_values, scenes
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])

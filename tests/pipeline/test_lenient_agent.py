@@ -8,8 +8,8 @@ import structlog.testing
 from mig_manager.agent import reconcile, resolving
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from tests import fakes, scenes
-from tests.scenes import assert_ends
+from tests.node import fakes, scenes
+from tests.node.scenes import assert_ends
 
 TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from testkit import nvml_faults
-from tests import agent_stage, lost_stderr, waiting
-from tests.shell.applying_rig import LAYOUTS_TEXT
+from tests import lost_stderr, waiting
+from tests.node.applying_rig import LAYOUTS_TEXT
 from tests.shell.shell_node import Node
+from tests.stage import agent_stage
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 

@@ -8,8 +8,8 @@ from mig_manager.core import liveness, model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests import gpu_values, scenes, swept_scenes
-from tests.scenes import assert_ends
+from tests.node import gpu_values, scenes, swept_scenes
+from tests.node.scenes import assert_ends
 
 ALL_1G = "all-1g.5gb"
 

@@ -18,7 +18,7 @@ from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.errors import Reason
-from tests import fakes, gpu_values, scenes
+from tests.node import fakes, gpu_values, scenes
 
 NOW = 1_700_000_000.0
 

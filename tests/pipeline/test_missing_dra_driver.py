@@ -11,14 +11,8 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests import fake_ports, fakes
-from tests.pipeline.dra_scenes import (
-    KEEP_ONE,
-    published,
-    without_driver,
-    without_pods,
-)
-from tests.scenes import (
+from tests.node import fake_ports, fakes
+from tests.node.scenes import (
     Killed,
     assert_ends,
     assert_nothing_taken,
@@ -29,6 +23,12 @@ from tests.scenes import (
     reconciler,
     resume,
     run,
+)
+from tests.pipeline.dra_scenes import (
+    KEEP_ONE,
+    published,
+    without_driver,
+    without_pods,
 )
 
 

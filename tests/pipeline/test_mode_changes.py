@@ -17,9 +17,9 @@ from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests import fakes, scenes
 from tests.adapters import proc_tree
 from tests.faults import nvml_codes, nvml_node
+from tests.node import fakes, scenes
 
 LAYOUTS = """\
 version: v1

@@ -5,8 +5,8 @@ import pytest
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, policies, resources
 from mig_manager.errors import Reason
-from tests import fakes
-from tests.scenes import (
+from tests.node import fakes
+from tests.node.scenes import (
     BROKEN,
     CONFIG,
     assert_ends,
@@ -17,7 +17,7 @@ from tests.scenes import (
     refuse,
     run,
 )
-from tests.swept_scenes import (
+from tests.node.swept_scenes import (
     DCGM,
     EXPORTER,
     GFD,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
-from tests import agent_stage, observed_agent
+from tests.stage import agent_stage, observed_agent
 
 LAYOUT = "all-1g.5gb"
 

@@ -10,7 +10,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import cluster, policies
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
-from tests import fakes, scenes, swept_scenes
+from tests.node import fakes, scenes, swept_scenes
 from tests.pipeline.custom_requests import (
     BALANCED,
     ON,

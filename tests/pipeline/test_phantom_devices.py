@@ -9,7 +9,7 @@ from mig_manager.agent import drift, metrics, outcomes, reconcile
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 
 LAYOUT = "all-1g.5gb"
 PHANTOM = "nvidia.com/mig-3g.20gb"

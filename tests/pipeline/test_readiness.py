@@ -11,7 +11,8 @@ from mig_manager.agent import drift, intake, loop
 from mig_manager.core.node import policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes, scenes, waiting
+from tests import waiting
+from tests.node import fakes, scenes
 
 LAYOUT = "all-balanced"
 STARTUP = "example.com/mig-not-ready"

@@ -10,8 +10,8 @@ from mig_manager.agent import reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster, policies
 from mig_manager.errors import Reason
-from tests import fakes, gpu_values, scenes
-from tests.scenes import assert_ends
+from tests.node import fakes, gpu_values, scenes
+from tests.node.scenes import assert_ends
 
 LAYOUT = "all-1g.5gb"
 

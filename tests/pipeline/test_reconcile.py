@@ -10,8 +10,8 @@ from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, journals, status
 from mig_manager.errors import Reason
-from tests import fakes, gpu_values, scenes
-from tests.scenes import (
+from tests.node import fakes, gpu_values, scenes
+from tests.node.scenes import (
     assert_ends,
     busy_node,
     device,
@@ -19,7 +19,7 @@ from tests.scenes import (
     reconciler,
     run,
 )
-from tests.swept_scenes import guarded_node, whole_node
+from tests.node.swept_scenes import guarded_node, whole_node
 
 
 @pytest.mark.parametrize("gated", [True, False])

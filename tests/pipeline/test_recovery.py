@@ -12,9 +12,9 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
-from tests import fakes, gpu_values, scenes, swept_scenes
-from tests.scenes import LAYOUT
-from tests.swept_scenes import IMPOSSIBLE, assert_says_the_truth
+from tests.node import fakes, gpu_values, scenes, swept_scenes
+from tests.node.scenes import LAYOUT
+from tests.node.swept_scenes import IMPOSSIBLE, assert_says_the_truth
 from tests.unit import machine
 
 

@@ -10,9 +10,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import cluster, policies, resources
 from mig_manager.errors import Reason
-from tests import fakes, scenes
+from tests.node import fakes, scenes
+from tests.node.scenes import CONFIG
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
-from tests.scenes import CONFIG
 
 Make = Callable[[], fakes.NodeRig]
 

@@ -12,7 +12,8 @@ from mig_manager.core import ports, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
-from tests import contract, fakes, scenes
+from tests import contract
+from tests.node import fakes, scenes
 from tests.pipeline import gpu_processes
 from tests.pipeline.custom_requests import CHANGED
 

@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients
 from mig_manager.errors import Reason
-from tests import fake_ports, fakes, gpu_values, scenes
+from tests.node import fake_ports, fakes, gpu_values, scenes
 
 FILE = """
 version: v1

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster, policies
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 
 
 class Deployment:

@@ -6,8 +6,8 @@ from mig_manager.core import ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests import fakes, scenes
-from tests.scenes import LAYOUT, assert_ends
+from tests.node import fakes, scenes
+from tests.node.scenes import LAYOUT, assert_ends
 
 START, MODE, CONFIG, EXIT = "start", "mode", "config", "exit"
 

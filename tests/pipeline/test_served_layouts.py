@@ -11,7 +11,7 @@ from mig_manager.agent import drift, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import cluster
-from tests import fakes, scenes
+from tests.node import fakes, scenes
 
 OWN = """
 version: v1

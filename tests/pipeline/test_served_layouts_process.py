@@ -12,8 +12,8 @@ from mig_manager.core import model
 from mig_manager.core.layout import served
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import objects
-from tests import agent_stage
 from tests.sandbox import library
+from tests.stage import agent_stage
 
 UNKNOWN = "NVIDIA Q900-SXM9-120GB"
 GENERATED = "generated for NVIDIA A100-SXM4-40GB"

@@ -9,7 +9,7 @@ import pytest
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import plain_node
+from tests.stage import plain_node
 
 STARTUP = "example.com/mig-not-ready"
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import agent_stage
 from tests.sandbox import library
+from tests.stage import agent_stage
 
 LAYOUT = "all-1g.10gb"
 

@@ -15,7 +15,7 @@ from typing import Any
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
-from tests import simulated_rig
+from tests.node import simulated_rig
 from tests.sandbox import library
 
 _GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8

@@ -9,10 +9,10 @@ import pytest
 
 from mig_manager.sandbox.driver import state_file
 from testkit import apiserver
-from tests import plain_node
 from tests.cluster import clusters
 from tests.realnode import container, images, namespaces, rig
 from tests.shipped import dockerfile, overlays
+from tests.stage import plain_node
 
 pytestmark = pytest.mark.realnode
 

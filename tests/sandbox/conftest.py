@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from testkit import apiserver
-from tests import nvml_rig
-from tests.sandbox import apirig
+from tests.node import nvml_rig
+from tests.stage import apirig
 
 kube = apirig.kube
 

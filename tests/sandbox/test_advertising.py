@@ -14,7 +14,7 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox import advertising
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fake_ports, fakes
+from tests.node import fake_ports, fakes
 
 PROFILES = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 NODE = {

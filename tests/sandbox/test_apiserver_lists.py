@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 NODE = f"{apirig.NODES}/n1"
 POD = f"{apirig.PODS}/p1"

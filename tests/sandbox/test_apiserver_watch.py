@@ -13,7 +13,7 @@ import pytest
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 DEADLINE_S = 5
 

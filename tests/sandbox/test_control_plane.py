@@ -9,7 +9,7 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import cluster_view, control_plane, objects
 from testkit import apiserver
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPERATOR = objects.plugin_daemon_set(objects.DeployStyle.GPU_OPERATOR)

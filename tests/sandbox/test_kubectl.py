@@ -10,7 +10,7 @@ import pytest
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import programs
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 KUBECTL = shutil.which("kubectl")
 

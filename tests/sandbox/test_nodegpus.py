@@ -8,7 +8,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
 from mig_manager.sandbox.node import device_plugin
-from tests import nvml_rig
+from tests.node import nvml_rig
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import nvml_rig
+from tests.node import nvml_rig
 
 
 def test_calls_outside_a_session_are_refused_and_old_handles_void(start: nvml_rig.Start) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 
 from mig_manager.sandbox.driver import states
-from tests import nvml_rig
+from tests.node import nvml_rig
 
 CHANGE = pynvml.nvmlEventMigConfigChange
 SOON_MS = 5000

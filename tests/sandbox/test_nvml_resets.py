@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
-from tests import nvml_rig
+from tests.node import nvml_rig
 
 FIRST, SECOND = "00000000:07:00.0", "00000000:0F:00.0"
 Run = Callable[..., tuple[int, str]]

@@ -18,7 +18,7 @@ from mig_manager import errors
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import nvml_rig
+from tests.node import nvml_rig
 
 OPENING = """
 import pathlib, sys, pynvml

@@ -8,7 +8,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
 from tests import waiting
-from tests.sandbox import apirig
+from tests.stage import apirig
 
 _POD = objects.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"

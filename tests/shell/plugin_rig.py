@@ -17,7 +17,8 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
-from tests import gpu_values, programs
+from tests import programs
+from tests.node import gpu_values
 from tests.shell import commandline
 
 BIN = pathlib.Path(sys.executable).parent

@@ -10,8 +10,8 @@ from mig_manager.change import local, transaction
 from mig_manager.core import model, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
-from tests import fakes, gpu_values, scenes
-from tests.shell.applying_rig import Node, is_creation, once
+from tests.node import fakes, gpu_values, scenes
+from tests.node.applying_rig import Node, is_creation, once
 
 OFF = model.MigMode.DISABLED
 

@@ -12,8 +12,7 @@ from mig_manager.change import apply, boot
 from mig_manager.core import steps
 from mig_manager.core.layout import config
 from mig_manager.core.records import journals
-from tests import nvml_rig
-from tests.shell import applying_rig
+from tests.node import applying_rig, nvml_rig
 from tests.unit import samples
 
 PROFILES = {

@@ -10,8 +10,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config, layouts, plans, validate
-from tests import fake_ports, gpu_values
-from tests.shell.applying_rig import Node
+from tests.node import fake_ports, gpu_values
+from tests.node.applying_rig import Node
 
 A100 = hardware.find("A100-SXM4-40GB")
 A30 = hardware.find("A30")

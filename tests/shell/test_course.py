@@ -10,10 +10,11 @@ import pytest
 from mig_manager.change import course, local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import Outcome
-from tests import scenes, waiting
+from tests import waiting
 from tests.adapters import kubelet_rig
+from tests.node import applying_rig, scenes
 from tests.sandbox import library as c_library
-from tests.shell import applying_rig, commandline, shell_node
+from tests.shell import commandline, shell_node
 
 A30 = "1xA30"
 IN_USE = "refuse to destroy an instance in use"

@@ -10,9 +10,8 @@ from mig_manager import errors
 from mig_manager.core import steps
 from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
-from tests import scenes
-from tests.shell import applying_rig
-from tests.shell.applying_rig import is_creation
+from tests.node import applying_rig, scenes
+from tests.node.applying_rig import is_creation
 
 STEPS = {
     steps.SetMode: "MODE",

@@ -12,8 +12,8 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
-from tests import fake_ports
-from tests.shell.applying_rig import Node
+from tests.node import fake_ports
+from tests.node.applying_rig import Node
 
 THEN = Node("split")
 CHECKPOINT = checkpoint.render(THEN.gpus)

@@ -12,8 +12,8 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import nvml_faults
-from tests import observed_agent
 from tests.shell import shell_node
+from tests.stage import observed_agent
 
 SPEC = "8xA100-SXM4-40GB"
 LOST = 3

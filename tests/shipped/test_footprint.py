@@ -10,8 +10,9 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.sandbox import stages
-from tests import agent_stage, programs
+from tests import programs
 from tests.shell import commandline
+from tests.stage import agent_stage
 
 _LIMIT_KIB = 45 << 10
 _UNWANTED = frozenset(

@@ -23,7 +23,8 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
-from tests import fakes, programs, scenes
+from tests import programs
+from tests.node import fakes, scenes
 from tests.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]

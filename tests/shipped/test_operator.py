@@ -18,10 +18,11 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import operator_pod, plain_node, programs
+from tests import operator_pod, programs
 from tests.cluster import clusters
 from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
 from tests.shipped.unit_files import agent_settings
+from tests.stage import plain_node
 
 LAYOUT = "all-1g.5gb"
 

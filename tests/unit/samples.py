@@ -14,7 +14,7 @@ from typing import Any
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
-from tests import gpu_values
+from tests.node import gpu_values
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:([+-])(.+))?")
 _INSTANCE = re.compile(r"(?P<profile>[^@]+)@(?P<start>\d+)(?:\[(?P<inside>[^]]*)\])?")

@@ -13,7 +13,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
-from tests import gpu_values
+from tests.node import gpu_values
 from tests.unit import drawn_gpus, machine, oracle, samples
 
 LAYOUTS = config.parse(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.node import claims, clients, cluster, gpu_use, resources
-from tests import gpu_values
+from tests.node import gpu_values
 from tests.unit import machine, samples
 from tests.unit.samples import a_device
 

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.planner import planner
-from tests import gpu_values
+from tests.node import gpu_values
 from tests.unit import machine, samples
 from tests.unit.samples import pod
 

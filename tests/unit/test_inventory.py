@@ -14,7 +14,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import bar, model, picture
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
-from tests import gpu_values
+from tests.node import gpu_values
 from tests.unit import samples
 
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, timing
-from tests import fakes
+from tests.node import fakes
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 

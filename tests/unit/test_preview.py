@@ -12,7 +12,7 @@ from mig_manager.core.fleet import nodes, preview
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
-from tests import gpu_values, scenes
+from tests.node import gpu_values, scenes
 from tests.unit import samples
 
 A100 = hardware.find("A100-SXM4-40GB")

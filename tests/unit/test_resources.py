@@ -10,7 +10,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import device_plugin
-from tests import gpu_values
+from tests.node import gpu_values
 from tests.unit import samples
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"

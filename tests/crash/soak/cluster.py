@@ -7,8 +7,8 @@ from mig_manager.core.node import clients, cluster, policies
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import fake_ports, simulated_rig
 from tests.crash.soak import driver, script
+from tests.node import fake_ports, simulated_rig
 
 MONITOR_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dcgm"
 PLUGIN_LABEL = cluster.PLUGIN_DEPLOY_LABEL

@@ -11,7 +11,7 @@ from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model, steps, timing
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
-from tests import simulated_rig
+from tests.node import simulated_rig
 
 
 class MemoryState(nvml_faults.SharedState):

@@ -31,8 +31,8 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import sandbox_node
-from tests import fakes, simulated_rig
 from tests.crash.soak import cluster, script
+from tests.node import fakes, simulated_rig
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")

@@ -13,9 +13,9 @@ from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import fakes, simulated_rig
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
+from tests.node import fakes, simulated_rig
 
 CONFESSED = ("failed as well", "could not be rolled back", "to restore once it is back")
 """How a message says that the former instances are not restored."""

@@ -15,9 +15,9 @@ from mig_manager.agent import intake, main, settings
 from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
-from tests import fakes, scenes, simulated_rig
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
+from tests.node import fakes, scenes, simulated_rig
 
 _MOST_TRIES = 12
 """Tries in a row that an agent gets to publish its outcome: faults strike once."""

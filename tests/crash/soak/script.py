@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.sandbox.driver import states
-from tests import scenes
 from tests.crash.soak import layouts
+from tests.node import scenes
 
 
 class Kind(enum.Enum):

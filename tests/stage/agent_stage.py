@@ -12,10 +12,10 @@ from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import apiserver
-from tests import journals
 from tests.sandbox import library
+from tests.stage import journals
 
-PACKAGED = pathlib.Path(__file__).parents[1] / "profiles" / "mig-parted.yaml"
+PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
 QUICK = sandbox_node.NodeOptions(
     tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05

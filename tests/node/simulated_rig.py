@@ -8,7 +8,7 @@ from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
-from tests import fakes
+from tests.node import fakes
 
 
 def processes() -> dict[str, tuple[steps.GpuProcess, ...]]:

@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import claims as dra
 from mig_manager.core.node import clients, cluster, policies, resources
-from tests import fake_ports
+from tests.node import fake_ports
 from tests.unit import samples
 
 

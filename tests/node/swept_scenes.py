@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager.core.node import cluster, policies
-from tests import fakes
-from tests.scenes import busy_node, dra_node, has_layout, hooked, hosted_node, node
+from tests.node import fakes
+from tests.node.scenes import busy_node, dra_node, has_layout, hooked, hosted_node, node
 
 
 def guarded_node() -> fakes.NodeRig:

@@ -9,7 +9,8 @@ from mig_manager import errors
 from mig_manager.core import host_files, model, steps
 from mig_manager.core.node import claims, cluster, policies
 from mig_manager.core.records import readiness
-from tests import contract, fakes, gpu_values
+from tests import contract
+from tests.node import fakes, gpu_values
 from tests.unit import machine
 
 

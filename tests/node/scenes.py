@@ -14,7 +14,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name, steps
 from mig_manager.core.node import claims, clients, cluster
 from mig_manager.core.records import journals
-from tests import changes, fakes, gpu_values
+from tests import changes
+from tests.node import fakes, gpu_values
 
 CONFIG = (
     changes.document(("all-disabled", "all-1g.5gb", "all-balanced", "one-slice-changed"))

@@ -19,7 +19,7 @@ from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import fakes
+from tests.node import fakes
 
 ON = model.MigMode.ENABLED
 OFF = model.MigMode.DISABLED

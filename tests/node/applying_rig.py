@@ -11,7 +11,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import boot, local
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
-from tests import fakes, gpu_values, scenes
+from tests.node import fakes, gpu_values, scenes
 
 LAYOUTS_TEXT = """
 version: v1
