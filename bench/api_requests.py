@@ -16,7 +16,7 @@ from typing import Any
 from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from testkit import apiserver
@@ -53,7 +53,7 @@ def main() -> None:
 def _has_ended(node: Callable[[], Mapping[str, Any]]) -> bool:
     conditions = node()["status"]["conditions"]
     return any(
-        each["type"] == cluster.READY_CONDITION and each["reason"] != "Pending"
+        each["type"] == well_known.READY_CONDITION and each["reason"] != "Pending"
         for each in conditions
     )
 

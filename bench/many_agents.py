@@ -24,7 +24,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import main as agent_main
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests import waiting
 from tests.cluster import envtest
 from tests.fleet import agents
@@ -59,7 +59,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
     print(f"{count} agents at rest for 10 s: {(_requests(server) - idle).total()} requests")
     before, cpu, began = _requests(server), _cpu_s(server), time.monotonic()
     for name in names:
-        change = {"metadata": {"labels": {cluster.CONFIG_LABEL: _LAYOUT}}}
+        change = {"metadata": {"labels": {well_known.CONFIG_LABEL: _LAYOUT}}}
         admin.patch(f"/api/v1/nodes/{name}", change)
     labelled = time.monotonic()
     waiting.until(lambda: _applied(admin) == count, "success on every node")
@@ -91,7 +91,7 @@ def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.Servic
 
 def _applied(admin: api.KubeApi) -> int:
     success = model.State.SUCCESS.value
-    selector = f"{cluster.APPLIED_LABEL}={_LAYOUT},{cluster.STATE_LABEL}={success}"
+    selector = f"{well_known.APPLIED_LABEL}={_LAYOUT},{well_known.STATE_LABEL}={success}"
     return len(admin.get("/api/v1/nodes", {"labelSelector": selector})["items"])
 
 

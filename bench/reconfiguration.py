@@ -19,7 +19,7 @@ import time
 from bench import transitions
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
@@ -99,10 +99,10 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
     def note(kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
         if kind is cluster_view.Kind.NODE:
             now = time.monotonic()
-            status_text = objects.annotations(obj).get(cluster.STATUS_ANNOTATION)
+            status_text = objects.annotations(obj).get(well_known.STATUS_ANNOTATION)
             status = json.loads(status_text) if status_text else {}
             if status.get("config") == layout:
-                first.setdefault(objects.labels(obj).get(cluster.STATE_LABEL, ""), now)
+                first.setdefault(objects.labels(obj).get(well_known.STATE_LABEL, ""), now)
                 begins.setdefault(str(status.get("phase")), now)
 
     gpus = stage.gpus.observe()

@@ -10,17 +10,17 @@ import jsonschema
 
 import mig_manager
 from mig_manager.core import yaml_tree
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 
 GOLDEN = pathlib.Path(__file__).parent / "shipped/golden/v1"
 """Answers and annotations that each release promised to write."""
 ANNOTATIONS = {
-    cluster.CAPACITY_ANNOTATION: "CapacityAnnotation",
-    cluster.GPUS_ANNOTATION: "GpusAnnotation",
-    cluster.JOURNAL_ANNOTATION: "JournalAnnotation",
-    cluster.LAYOUTS_ANNOTATION: "LayoutsAnnotation",
-    cluster.REQUEST_ANNOTATION: "RequestAnnotation",
-    cluster.STATUS_ANNOTATION: "StatusAnnotation",
+    well_known.CAPACITY_ANNOTATION: "CapacityAnnotation",
+    well_known.GPUS_ANNOTATION: "GpusAnnotation",
+    well_known.JOURNAL_ANNOTATION: "JournalAnnotation",
+    well_known.LAYOUTS_ANNOTATION: "LayoutsAnnotation",
+    well_known.REQUEST_ANNOTATION: "RequestAnnotation",
+    well_known.STATUS_ANNOTATION: "StatusAnnotation",
 }
 
 

@@ -9,7 +9,7 @@ import prometheus_client
 
 import mig_manager
 from mig_manager.agent import metrics
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.partitioner import metrics as partitioner
 
 PACKAGE = pathlib.Path(mig_manager.__file__).parent
@@ -108,10 +108,10 @@ def node_keys() -> dict[str, str]:
         "PREFIX": "labels",
     }
     found: dict[str, str] = {}
-    for name, value in vars(cluster).items():
+    for name, value in vars(well_known).items():
         kind = kinds.get(name.rpartition("_")[2])
         if kind is None or name[0] == "_" or name in {"RESOURCE_PREFIX", "PLUGIN_DEPLOY_LABEL"}:
             continue
         found[f"{value}*" if kind == "labels" else value] = kind
-    found[cluster.KEEP_ANNOTATION] = "annotation on pods"
+    found[well_known.KEEP_ANNOTATION] = "annotation on pods"
     return found

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.node import fakes, scenes, swept_scenes
 
 Make = Callable[[], fakes.NodeRig]
@@ -56,13 +56,13 @@ class _Recorder:
     def __init__(self, node: fakes.NodeRig, story: Story) -> None:
         self._node = node
         self._story = story
-        self._seen = node.annotations.get(cluster.STATUS_ANNOTATION)
+        self._seen = node.annotations.get(well_known.STATUS_ANNOTATION)
         self._phase = model.Phase.RESOLVE
         node.on_call = self.record
 
     def record(self) -> None:
         """Record what was published since the last call."""
-        text = self._node.annotations.get(cluster.STATUS_ANNOTATION)
+        text = self._node.annotations.get(well_known.STATUS_ANNOTATION)
         if text is None or text == self._seen:
             return
         self._seen = text
@@ -81,9 +81,9 @@ class _Recorder:
         return Marks(
             state=state,
             is_tainted=node.has_hold_taint,
-            is_paused=cluster.PAUSED_VALUE in node.labels.values(),
-            has_snapshot="snapshot" in node.annotations.get(cluster.JOURNAL_ANNOTATION, ""),
-            names_layout=cluster.APPLIED_LABEL in node.labels,
+            is_paused=well_known.PAUSED_VALUE in node.labels.values(),
+            has_snapshot="snapshot" in node.annotations.get(well_known.JOURNAL_ANNOTATION, ""),
+            names_layout=well_known.APPLIED_LABEL in node.labels,
         )
 
     def superseded(self) -> None:

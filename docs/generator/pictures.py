@@ -18,7 +18,7 @@ from mig_manager.core import bar, messages
 from mig_manager.core.fleet import nodes, overview
 from mig_manager.core.layout import config as layouts
 from mig_manager.core.layout import served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import gpu_codec
 
 _TIME = re.compile(r"\d+\.\d\d s")
@@ -93,12 +93,12 @@ def top() -> str:
                 "name": name,
                 "uid": name,
                 "labels": {
-                    cluster.CONFIG_LABEL: requested or layout,
-                    cluster.APPLIED_LABEL: layout,
+                    well_known.CONFIG_LABEL: requested or layout,
+                    well_known.APPLIED_LABEL: layout,
                 },
                 "annotations": {
-                    cluster.GPUS_ANNOTATION: gpu_codec.to_json(fit.gpus),
-                    cluster.STATUS_ANNOTATION: json.dumps(run),
+                    well_known.GPUS_ANNOTATION: gpu_codec.to_json(fit.gpus),
+                    well_known.STATUS_ANNOTATION: json.dumps(run),
                 },
             },
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
@@ -107,10 +107,10 @@ def top() -> str:
         assert now is not None  # noqa: S101 - our own
         return nodes.report(nodes.parse(item), now)
 
-    def pods(node: str, profile: str, count: int) -> list[cluster.Pod]:
+    def pods(node: str, profile: str, count: int) -> list[pod_object.Pod]:
         container = {"name": "c", "resources": {"limits": {f"nvidia.com/{profile}": "1"}}}
         return [
-            cluster.parse_pod(
+            pod_object.parse_pod(
                 {
                     "metadata": {"name": f"{profile}-{i}", "namespace": "ml", "uid": f"{i}"},
                     "spec": {"nodeName": node, "containers": [container]},

@@ -15,7 +15,7 @@ from mig_manager.adapters import rest
 from mig_manager.core import messages
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values, pod_object
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
@@ -51,10 +51,10 @@ class Search:
 class Pods:
     """The pods of nodes, or why they are unknown."""
 
-    by_node: Mapping[str, tuple[cluster.Pod, ...]] | None
+    by_node: Mapping[str, tuple[pod_object.Pod, ...]] | None
     why_not: str = ""
 
-    def of(self, name: str) -> tuple[cluster.Pod, ...] | None:
+    def of(self, name: str) -> tuple[pod_object.Pod, ...] | None:
         """Return the pods of a node that request GPUs; None if unknown."""
         return None if self.by_node is None else self.by_node.get(name, ())
 
@@ -142,23 +142,23 @@ class ClusterReader:
         except errors.ClusterError as error:
             return Pods(by_node=None, why_not=error.message)
 
-    def gpu_pods(self, names: Sequence[str]) -> Mapping[str, tuple[cluster.Pod, ...]]:
+    def gpu_pods(self, names: Sequence[str]) -> Mapping[str, tuple[pod_object.Pod, ...]]:
         """Return the pods that request GPUs, by the name of their node."""
         selectors = [f"spec.nodeName={name}" for name in names]
         if len(names) > _MOST_NODE_QUERIES:
             selectors = ["spec.nodeName!="]
-        by_node: dict[str, list[cluster.Pod]] = {name: [] for name in names}
+        by_node: dict[str, list[pod_object.Pod]] = {name: [] for name in names}
         for selector in selectors:
             query = {"fieldSelector": selector}
-            for pod in rest.listed(self._get, _PODS, query, cluster.parse_pod):
+            for pod in rest.listed(self._get, _PODS, query, pod_object.parse_pod):
                 if pod.node_name in by_node and (pod.gpu_resources or pod.has_claims):
                     by_node[pod.node_name].append(pod)
         return {name: tuple(pods) for name, pods in by_node.items()}
 
-    def every_gpu_pod(self) -> tuple[cluster.Pod, ...]:
+    def every_gpu_pod(self) -> tuple[pod_object.Pod, ...]:
         """Return the running or pending pods that request GPUs, also without a node yet."""
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-        pods = rest.listed(self._get, _PODS, query, cluster.parse_pod)
+        pods = rest.listed(self._get, _PODS, query, pod_object.parse_pod)
         return tuple(pod for pod in pods if pod.gpu_resources or pod.has_claims)
 
     def events(self, node_name: str) -> tuple[Moment, ...]:
@@ -193,8 +193,8 @@ class ClusterReader:
                 if error.is_not_found and not config_map:
                     continue
                 raise
-            with cluster.as_cluster_error(source):
-                data = cluster.strings(item.get("data"))
+            with api_values.as_cluster_error(source):
+                data = api_values.strings(item.get("data"))
             if _DOCUMENT_KEY not in data and len(data) != 1:
                 raise errors.ConfigError(
                     f"{source} has no entry {_DOCUMENT_KEY}",

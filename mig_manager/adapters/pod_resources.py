@@ -19,7 +19,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters import lean_imports
 from mig_manager.adapters.host import subprocesses
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object, well_known
 
 _LARGEST_ANSWER = 16 << 20
 """Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""
@@ -51,7 +51,7 @@ class PodResources:
         self._timeout_s = timeout_s
         self._sleep = sleep or threading.Event().wait
 
-    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
         """Return which pod has which devices; see ``ports.DeviceAllocations``.
 
         Kubelet reports app containers and sidecars only, not a running init container.
@@ -134,10 +134,10 @@ def load() -> types.ModuleType:
     return grpc
 
 
-def _pod_devices(pod: Any) -> cluster.PodDevices:
+def _pod_devices(pod: Any) -> pod_object.PodDevices:
     entries = [entry for container in pod.containers for entry in container.devices]
     names = {entry.resource_name for entry in entries}
-    return cluster.PodDevices(
+    return pod_object.PodDevices(
         namespace=pod.namespace,
         name=pod.name,
         device_ids=_plain_ids(each for entry in entries for each in entry.device_ids),
@@ -147,7 +147,7 @@ def _pod_devices(pod: Any) -> cluster.PodDevices:
             for claim in container.dynamic_resources
             for device in claim.claim_resources
         ),
-        gpu_resources=frozenset(n for n in names if n.startswith(cluster.RESOURCE_PREFIX)),
+        gpu_resources=frozenset(n for n in names if n.startswith(well_known.RESOURCE_PREFIX)),
     )
 
 
@@ -179,9 +179,9 @@ class WorkerPodResources:
         self._timeout_s = _START_S + 2 * timeout_s
         self._worker: _Worker | None = None
 
-    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
         """Return which pod has which devices, as ``PodResources`` does."""
-        pods: tuple[cluster.PodDevices, ...] = self._request("assigned")
+        pods: tuple[pod_object.PodDevices, ...] = self._request("assigned")
         return pods
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from mig_manager import errors
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values
 
 _PAGE = 500
 _MOST_PAGES = 1000
@@ -35,7 +35,7 @@ def pages(
     for _ in range(_MOST_PAGES):
         more = {"continue": token} if token else {}
         page = get(path, {**query, "limit": str(_PAGE), **more})
-        with cluster.as_cluster_error(what):
+        with api_values.as_cluster_error(what):
             following = str((page.get("metadata") or {}).get("continue") or "")
         yield page
         if not following:
@@ -56,6 +56,6 @@ def listed(
     what = f"the list of {path.rpartition('/')[2]}"
     items: list[_Item] = []
     for page in pages(get, path, query, what=what):
-        with cluster.as_cluster_error(what):
+        with api_values.as_cluster_error(what):
             items += map(parse, page["items"] or ())
     return items

@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.agent import publish
 from mig_manager.agent.pods import survey
 from mig_manager.core import model, ports, timing
-from mig_manager.core.node import cluster, gpu_use
+from mig_manager.core.node import gpu_use, well_known
 from mig_manager.core.records import capacity, gpu_codec
 
 _QUIET_S, _LONGEST_S = 1.0, 5.0
@@ -60,10 +60,10 @@ class CapacityReport:
             self._repeat()
         except Exception:  # noqa: BLE001 - a bug in a report must not fail a run
             _log.exception("capacity_error")
-        old = (present or {}).get(cluster.CAPACITY_ANNOTATION, "")
+        old = (present or {}).get(well_known.CAPACITY_ANNOTATION, "")
         if capacity.has_same_facts(old, text):
             text = old
-        return {cluster.CAPACITY_ANNOTATION: text or None}
+        return {well_known.CAPACITY_ANNOTATION: text or None}
 
     # -- at rest ----------------------------------------------------------------------------------
 
@@ -125,10 +125,10 @@ class CapacityReport:
         """Observe and publish; return whether only a pod event can change the use."""
         self._gpus = self._gpus or self._deps.gpus.observe()
         text = self._observe_use(self._gpus)
-        change: dict[str, str | None] = {cluster.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}
-        old = self._publisher.written(cluster.CAPACITY_ANNOTATION)
+        change: dict[str, str | None] = {well_known.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}
+        old = self._publisher.written(well_known.CAPACITY_ANNOTATION)
         if not capacity.has_same_facts(text, old):
-            change[cluster.CAPACITY_ANNOTATION] = text
+            change[well_known.CAPACITY_ANNOTATION] = text
         self._publisher.annotate(change)
         return math.isinf(self._retry_at_s)
 

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs, preparing, run_journal
 from mig_manager.agent.pods import drain, eviction, pausing, survey
 from mig_manager.core import messages, model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, pod_object, well_known
 
 
 def close(job: jobs.Job, change: preparing.Change) -> None:
@@ -29,13 +29,13 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
         count = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
         message = f"{count} to evict: {change.usage.named(affected)}"
 
-    def taint(view: cluster.NodeView) -> run_journal.Step:
+    def taint(view: node_object.NodeView) -> run_journal.Step:
         # An interrupted run has removed the label, and its journal names the layout.
-        applied = view.labels.get(cluster.APPLIED_LABEL) or job.journal.entries.applied
+        applied = view.labels.get(well_known.APPLIED_LABEL) or job.journal.entries.applied
         return run_journal.Step(
             message=message,
             entries=dataclasses.replace(job.journal.entries, hold_taint=True, applied=applied),
-            change=cluster.NodePatch(hold_taint=True),
+            change=node_object.NodePatch(hold_taint=True),
         )
 
     job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.TAINT, taint)
@@ -45,7 +45,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
 
 def drain_pods(
     job: jobs.Job, change: preparing.Change
-) -> tuple[drain.Drain, tuple[cluster.Pod, ...]]:
+) -> tuple[drain.Drain, tuple[pod_object.Pod, ...]]:
     """Evict the affected pods, and wait until they are gone.
 
     Returns:
@@ -67,8 +67,8 @@ def evict_or_refuse(
     job: jobs.Job,
     change: preparing.Change,
     pod_drain: drain.Drain,
-    listed: tuple[cluster.Pod, ...],
-) -> tuple[cluster.Pod, ...]:
+    listed: tuple[pod_object.Pod, ...],
+) -> tuple[pod_object.Pod, ...]:
     """Evict the pods that use devices to be removed, or refuse the change if none may be evicted.
 
     Raises as ``drain_pods``.
@@ -87,7 +87,7 @@ def pause_clients(
     job: jobs.Job,
     change: preparing.Change,
     pod_drain: drain.Drain,
-    pods: tuple[cluster.Pod, ...],
+    pods: tuple[pod_object.Pod, ...],
 ) -> pausing.Paused:
     """Pause the GPU clients, so that no pod gets a device any more.
 

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, resolving
 from mig_manager.agent.pods import drain, survey
 from mig_manager.core import model, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object
 
 _log = structlog.get_logger()
 
@@ -73,7 +73,7 @@ def act(
     memory: Memory,
     outcome: outcomes.Outcome,
     observation: Observation,
-    node: cluster.NodeView | None,
+    node: node_object.NodeView | None,
 ) -> tuple[Action, Memory]:
     """Publish changes since the last run; return the action and the new memory.
 
@@ -138,7 +138,7 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
 
 
 def _withdraw_phantoms(
-    job: jobs.Job, memory: Memory, observation: Observation, node: cluster.NodeView | None
+    job: jobs.Job, memory: Memory, observation: Observation, node: node_object.NodeView | None
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
     refused = job.clients.advertising.withdraw_phantoms(observation.gpus, node)

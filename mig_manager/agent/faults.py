@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import publish
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, gpu_recovery
 
 _XID_PAUSE_S = 3600.0
@@ -63,7 +63,7 @@ class FaultReport:
         faults = frozenset((gpu.uuid, gpu.recovery_action) for gpu in faulty)
         if faults == self._faults:
             return
-        self._publisher.annotate({cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus)})
+        self._publisher.annotate({well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)})
         self._faults = faults
         if faults:
             named = [

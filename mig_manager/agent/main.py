@@ -16,7 +16,7 @@ from mig_manager.agent import dependencies, intake, loop, reconcile
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import liveness, ports, standbys
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.sandbox.driver import worker as simulated_worker
 
 _JOIN_TIMEOUT_S = 5.0
@@ -182,9 +182,9 @@ class Service:
         self._stop.set()
         self._inbox.stop()
 
-    def _take(self, view: cluster.NodeView) -> None:
-        name = view.labels.get(cluster.CONFIG_LABEL) or None
-        is_on_demand = view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
+    def _take(self, view: node_object.NodeView) -> None:
+        name = view.labels.get(well_known.CONFIG_LABEL) or None
+        is_on_demand = view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
         self.reconciler.note_node(view)
         self._inbox.put_on_demand(is_on_demand=is_on_demand)
         custom = custom_layouts.requested(view) if self._settings.has_custom_layouts else None

@@ -9,7 +9,7 @@ from mig_manager.agent import drift, host, jobs, recovery, resolving
 from mig_manager.agent.pods import advertisers, drain, survey
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import clients, cluster, gpu_use, resources
+from mig_manager.core.node import clients, gpu_use, pod_object, resources
 
 _NOT_ASKED = gpu_use.Usage(pods=(), assigned=None)
 
@@ -43,7 +43,7 @@ class Change:
             has_begun=job.journal.entries.draining,
         )
 
-    def affected_pods(self, job: jobs.Job) -> tuple[cluster.Pod, ...]:
+    def affected_pods(self, job: jobs.Job) -> tuple[pod_object.Pod, ...]:
         """Return the pods to evict."""
         return self.order(job).affected_pods(self.usage)
 
@@ -147,7 +147,7 @@ def idle_wait(job: jobs.Job) -> timing.Wait:
     )
 
 
-def require_no_affected_pods(affected: tuple[cluster.Pod, ...]) -> None:
+def require_no_affected_pods(affected: tuple[pod_object.Pod, ...]) -> None:
     """Refuse a change that affects pods if none may be evicted.
 
     Raises:

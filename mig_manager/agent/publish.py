@@ -15,19 +15,19 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import ports
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import requests
 
 _STEADY = (
-    cluster.REQUEST_ANNOTATION,
-    cluster.GPUS_ANNOTATION,
-    cluster.LAYOUTS_ANNOTATION,
-    cluster.CAPACITY_ANNOTATION,
+    well_known.REQUEST_ANNOTATION,
+    well_known.GPUS_ANNOTATION,
+    well_known.LAYOUTS_ANNOTATION,
+    well_known.CAPACITY_ANNOTATION,
 )
 """Annotations that are not written again if unchanged. Status and journal are always written: a
 run depends on them, and another program may have changed them."""
 
-Decide = Callable[[cluster.NodeView], cluster.NodePatch]
+Decide = Callable[[node_object.NodeView], node_object.NodePatch]
 
 _log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ class Publisher:
         self._written: dict[str, str | None] = {}
         """Steady annotations as last written or read."""
 
-    def read(self) -> cluster.NodeView:
+    def read(self) -> node_object.NodeView:
         """Return the node, and treat its annotations as written."""
         view = self._node.read()
         self._written = _steady(view)
@@ -61,17 +61,17 @@ class Publisher:
         """Return an annotation as last written; empty if never."""
         return self._written.get(annotation) or ""
 
-    def patch(self, change: cluster.NodePatch) -> None:
+    def patch(self, change: node_object.NodePatch) -> None:
         """Write labels and annotations that only this agent writes, if they changed."""
         news = _without(change, self._written)
-        if news != cluster.NodePatch():
+        if news != node_object.NodePatch():
             # Until the API answers, it is unknown whether the change was made.
             self._written = {}
             self._written = _steady(self._node.patch(news))
 
     def annotate(self, annotations: Mapping[str, str | None]) -> None:
         """Write annotations."""
-        self.patch(cluster.NodePatch(annotations=annotations))
+        self.patch(node_object.NodePatch(annotations=annotations))
 
     def save_on_host(self, record: requests.Request) -> None:
         """Copy a published record to the host; a failure is logged."""
@@ -84,7 +84,7 @@ class Publisher:
             _log.warning("request_not_saved", error=error.message)
         self._on_host = text
 
-    def announce(self, change: cluster.NodePatch) -> None:
+    def announce(self, change: node_object.NodePatch) -> None:
         """Write in the background, and ignore errors."""
         self._written = {}
         self._node.announce(change)
@@ -101,14 +101,16 @@ class Publisher:
 
 def of_record(record: requests.Request) -> dict[str, str | None]:
     """Return the annotation with the record of a request; an empty record removes it."""
-    return {cluster.REQUEST_ANNOTATION: record.to_json() if record.config else None}
+    return {well_known.REQUEST_ANNOTATION: record.to_json() if record.config else None}
 
 
-def _steady(view: cluster.NodeView) -> dict[str, str | None]:
+def _steady(view: node_object.NodeView) -> dict[str, str | None]:
     return {key: view.annotations.get(key) for key in _STEADY}
 
 
-def _without(change: cluster.NodePatch, present: Mapping[str, str | None]) -> cluster.NodePatch:
+def _without(
+    change: node_object.NodePatch, present: Mapping[str, str | None]
+) -> node_object.NodePatch:
     annotations = {
         key: text
         for key, text in change.annotations.items()

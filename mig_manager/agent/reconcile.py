@@ -28,7 +28,7 @@ from mig_manager.agent.pods import advertisers, gpu_clients
 from mig_manager.change import local
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import journals, requests
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
@@ -52,7 +52,7 @@ class Reconciler:
         """The current request and its results; None: not read yet."""
         self._journal = journals.NONE
         """The journal of earlier runs, from which the next run resumes."""
-        self._watched_node: cluster.NodeView | None = None
+        self._watched_node: node_object.NodeView | None = None
         """The Node as last watched."""
         self._drift = drift.Memory()
         self.node = deps.node
@@ -205,7 +205,7 @@ class Reconciler:
         if not self._journal.is_empty:
             self._undo(self._journal)
         view = self._shared.publisher.read()
-        if self._journal.is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
+        if self._journal.is_closed or view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY:
             self._end_pending("the label was removed")
         if self._journal.is_empty:
             resting.admit_workloads(self._shared, view)
@@ -244,7 +244,7 @@ class Reconciler:
         if self._journal.is_closed and not self._journal.rebooted_from:
             self._end_pending("the agent stopped during a drain")
 
-    def note_node(self, view: cluster.NodeView) -> None:
+    def note_node(self, view: node_object.NodeView) -> None:
         """Record the Node from the watch; for any thread."""
         self._watched_node = view
 

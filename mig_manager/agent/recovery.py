@@ -16,7 +16,7 @@ from mig_manager.agent import jobs, publish
 from mig_manager.agent.pods import survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, node_object, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, requests, status
 
@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 
 
 def find_journal(
-    node: ports.Node, publisher: publish.Publisher, view: cluster.NodeView
+    node: ports.Node, publisher: publish.Publisher, view: node_object.NodeView
 ) -> journals.Journal:
     """Return the journal of an interrupted run.
 
@@ -38,7 +38,7 @@ def find_journal(
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
+    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None:
         try:
             return journals.without_foreign_labels(journals.Journal.from_json(text), view)
@@ -46,31 +46,31 @@ def find_journal(
             _log.warning("journal_unreadable", error=str(error))
             publisher.annotate(
                 {
-                    cluster.JOURNAL_ANNOTATION: None,
-                    cluster.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
+                    well_known.JOURNAL_ANNOTATION: None,
+                    well_known.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
                 }
             )
             node.emit(
                 reason="JournalUnreadable",
                 message=f"the journal of an interrupted run is invalid ({error}): labels and "
                 "taint that are marked as ours are restored; the text is kept in the annotation "
-                f"{cluster.UNREADABLE_JOURNAL_ANNOTATION}",
+                f"{well_known.UNREADABLE_JOURNAL_ANNOTATION}",
                 is_warning=True,
             )
     return journals.Journal(
         config="",
-        hold_taint=cluster.HOLD_TAINT in view.taint_keys,
+        hold_taint=well_known.HOLD_TAINT in view.taint_keys,
         paused_labels={
             key: "true"
             for key, value in view.labels.items()
-            if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and value == cluster.PAUSED_VALUE
+            if key.startswith(well_known.DEPLOY_LABEL_PREFIX) and value == well_known.PAUSED_VALUE
         },
     )
 
 
-def has_ended(journal: journals.Journal, view: cluster.NodeView) -> bool:
+def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     """Check whether the run ended and its snapshot only waits for an unreachable GPU."""
-    published = status.parse_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
+    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     return journal.is_restored or (
         status.was_active(published) and dataclasses.replace(journal, snapshot=()).is_restored
     )
@@ -78,7 +78,7 @@ def has_ended(journal: journals.Journal, view: cluster.NodeView) -> bool:
 
 def find_record(
     request_file: ports.KeptText | None,
-    view: cluster.NodeView,
+    view: node_object.NodeView,
     journal: journals.Journal,
 ) -> requests.Request:
     """Return the record of the request that an earlier agent served; ``NONE`` without one.
@@ -86,15 +86,15 @@ def find_record(
     If record and status name different requests, the status is newer: an agent version without
     records has served the node since.
     """
-    published = status.parse_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
-    record = _parse_record(view.annotations.get(cluster.REQUEST_ANNOTATION))
+    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
     if record is None and published is None and request_file is not None:
         try:
             record = _parse_record(request_file.read())
         except errors.ConfigError as error:
             _log.warning("request_not_read", error=error.message)
     elif record is None or _is_older(record, published):
-        applied = view.labels.get(cluster.APPLIED_LABEL, "")
+        applied = view.labels.get(well_known.APPLIED_LABEL, "")
         record = requests.of_status(published, journal, applied)
     return record or requests.NONE
 

@@ -15,7 +15,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.agent import outcomes, publish, run_status
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec, journals, requests
 
 
@@ -26,7 +26,7 @@ class Step:
     message: str
     entries: journals.Journal
     """The journal's entries once ``change`` is made."""
-    change: cluster.NodePatch = dataclasses.field(default_factory=cluster.NodePatch)
+    change: node_object.NodePatch = dataclasses.field(default_factory=node_object.NodePatch)
     """Taint and labels to write in the same patch."""
     reason: errors.Reason | None = None
 
@@ -70,7 +70,7 @@ class RunJournal:
     def announce(self, **entries: Any) -> None:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
-        self._publisher.announce(cluster.NodePatch(annotations=_annotation(self.entries)))
+        self._publisher.announce(node_object.NodePatch(annotations=_annotation(self.entries)))
 
     def note_awaited(self, deploy_labels: frozenset[str]) -> None:
         """Note the advertisers that must serve the node again; the next patch publishes them."""
@@ -79,7 +79,7 @@ class RunJournal:
     def publish_step(
         self,
         phase: model.Phase,
-        decide: Callable[[cluster.NodeView], Step],
+        decide: Callable[[node_object.NodeView], Step],
         *,
         state: model.State = model.State.PENDING,
     ) -> None:
@@ -89,7 +89,7 @@ class RunJournal:
         """
         after = self.entries
 
-        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+        def patch(view: node_object.NodeView) -> node_object.NodePatch:
             nonlocal after
             step = decide(view)
             after = step.entries
@@ -111,7 +111,7 @@ class RunJournal:
         phase: model.Phase,
         message: str,
         *,
-        change: cluster.NodePatch | None = None,
+        change: node_object.NodePatch | None = None,
         state: model.State = model.State.PENDING,
         reason: errors.Reason | None = None,
         **entries: Any,
@@ -119,13 +119,13 @@ class RunJournal:
         """Publish a new phase, with new entries if there are any."""
         if change is not None or entries:
             now = dataclasses.replace(self.entries, **entries)
-            change = change or cluster.NodePatch()
+            change = change or node_object.NodePatch()
             step = Step(message=message, entries=now, change=change, reason=reason)
             self.publish_step(phase, lambda _view: step, state=state)
             return
         self._status.end_phase()
         self._status.enter(phase, message, state=state, reason=reason)
-        self._publisher.patch(self._complete(cluster.NodePatch()))
+        self._publisher.patch(self._complete(node_object.NodePatch()))
         self._confirm()
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
@@ -133,7 +133,7 @@ class RunJournal:
         self.enter(
             model.Phase.EXECUTE,
             f"running {len(plan.steps)} steps on the GPUs",
-            change=cluster.NodePatch(labels={cluster.APPLIED_LABEL: None}),
+            change=node_object.NodePatch(labels={well_known.APPLIED_LABEL: None}),
             snapshot=before,
         )
 
@@ -163,17 +163,17 @@ class RunJournal:
         before = self.entries
         restored: dict[str, str] = {}
 
-        def decide(view: cluster.NodeView) -> Step:
+        def decide(view: node_object.NodeView) -> Step:
             own_entries = journals.without_foreign_labels(before, view)
             restored.clear()
             restored.update({k: v for k, v in own_entries.paused_labels.items() if k in keys})
             labels: dict[str, str | None] = dict(restored)
-            old = view.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+            old = view.labels.get(well_known.PLUGIN_CONFIG_LABEL)
             changed = None
             if plugin_config not in (None, old):
                 changed = journals.PluginConfig(before=old, now=str(plugin_config))
-                labels[cluster.PLUGIN_CONFIG_LABEL] = changed.now
-            names = ", ".join(key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in restored)
+                labels[well_known.PLUGIN_CONFIG_LABEL] = changed.now
+            names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in restored)
             return Step(
                 message=what or f"resuming {names or 'nothing'}",
                 entries=dataclasses.replace(
@@ -182,7 +182,7 @@ class RunJournal:
                     hold_taint=False,
                     plugin_config=changed or before.plugin_config,
                 ),
-                change=cluster.NodePatch(
+                change=node_object.NodePatch(
                     labels=labels, hold_taint=False if own_entries.hold_taint else None
                 ),
             )
@@ -241,14 +241,14 @@ class RunJournal:
         # Start-up taints kept workloads away until the first layout.
         removed_taints: frozenset[str] = frozenset()
         if outcome.state is model.State.SUCCESS:
-            labels[cluster.APPLIED_LABEL] = self._status.published.config
+            labels[well_known.APPLIED_LABEL] = self._status.published.config
             removed_taints = self._startup_taints
             verified = self._status.new_verification(is_from_owner=outcome.is_from_owner)
             self.record = dataclasses.replace(self.record, verified=verified, awaited=frozenset())
         elif outcome.reason is errors.Reason.DRIFTED:
-            labels[cluster.APPLIED_LABEL] = None
+            labels[well_known.APPLIED_LABEL] = None
 
-        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+        def patch(view: node_object.NodeView) -> node_object.NodePatch:
             change = journals.restore_patch(journal, view)
             change = dataclasses.replace(
                 change,
@@ -267,7 +267,7 @@ class RunJournal:
         """Undo all entries that a write to the Node can undo, and leave the state unchanged."""
         remaining = self.entries.remaining
 
-        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+        def patch(view: node_object.NodeView) -> node_object.NodePatch:
             change = journals.restore_patch(self.entries, view)
             annotations = {**change.annotations, **_annotation(remaining)}
             return dataclasses.replace(change, annotations=annotations)
@@ -278,8 +278,8 @@ class RunJournal:
         self._deps.telemetry.run_superseded()
 
     def _complete(
-        self, change: cluster.NodePatch, journal: journals.Journal | None = None
-    ) -> cluster.NodePatch:
+        self, change: node_object.NodePatch, journal: journals.Journal | None = None
+    ) -> node_object.NodePatch:
         """Add the status and the record of the request to a patch, and the journal if given."""
         self.record = self.record.with_status(self._status.published, self._deps.boot_id)
         status = self._status.patch
@@ -288,7 +288,7 @@ class RunJournal:
         if journal is not None:
             annotations |= _annotation(journal)
         if self._status.gpus is not model.NO_GPUS:
-            annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
+            annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
         labels = {**change.labels, **status.labels}
         return dataclasses.replace(change, labels=labels, annotations=annotations)
 
@@ -299,4 +299,4 @@ class RunJournal:
 
 
 def _annotation(journal: journals.Journal) -> dict[str, str | None]:
-    return {cluster.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}
+    return {well_known.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}

@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness, requests, status
 
 _log = structlog.get_logger()
@@ -70,11 +70,11 @@ class RunStatus:
             self.note(phase=model.Phase.DONE)
 
     @property
-    def patch(self) -> cluster.NodePatch:
+    def patch(self) -> node_object.NodePatch:
         """The label and the annotation with this status."""
-        return cluster.NodePatch(
-            labels={cluster.STATE_LABEL: self.published.state.value},
-            annotations={cluster.STATUS_ANNOTATION: self.published.to_json()},
+        return node_object.NodePatch(
+            labels={well_known.STATE_LABEL: self.published.state.value},
+            annotations={well_known.STATUS_ANNOTATION: self.published.to_json()},
         )
 
     def set_condition(self) -> None:

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.core import messages, model, ports, yaml_tree
 from mig_manager.core.layout import config, layouts, served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 
 _log = structlog.get_logger()
 
@@ -35,11 +35,11 @@ def find(
     try:
         return _find_in_file_or_generate(name, source, limits, observe)
     except errors.LayoutError as error:
-        if name != cluster.CUSTOM_LAYOUT:
+        if name != well_known.CUSTOM_LAYOUT:
             raise
         raise errors.LayoutError(
             f"{error.message}; this agent takes none from the annotation "
-            f"{cluster.LAYOUT_ANNOTATION}, because custom layouts are switched off",
+            f"{well_known.LAYOUT_ANNOTATION}, because custom layouts are switched off",
             reason=errors.Reason.CUSTOM_LAYOUTS_OFF,
         ) from error
 
@@ -89,7 +89,7 @@ def _merge(
     if not limits.has_custom_layouts:
         return document
     # A layout of this name in the file is unavailable: the name means the node's annotation.
-    others = {k: v for k, v in document.layouts.items() if k != cluster.CUSTOM_LAYOUT}
+    others = {k: v for k, v in document.layouts.items() if k != well_known.CUSTOM_LAYOUT}
     return dataclasses.replace(document, layouts=others)
 
 
@@ -123,7 +123,7 @@ class LayoutList:
             return {}
         entries = map(served.Entry.of, fitting)
         text = served.to_json(entries, takes_custom=self._limits.has_custom_layouts)
-        return {cluster.LAYOUTS_ANNOTATION: text}
+        return {well_known.LAYOUTS_ANNOTATION: text}
 
     def write(self, fitting: tuple[layouts.Layout, ...] | None) -> None:
         """Write a new list's document, for other programs."""

@@ -8,7 +8,7 @@ from mig_manager.agent import host, jobs, outcomes
 from mig_manager.agent.pods import pausing
 from mig_manager.core import model
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 
 
 def resume_and_verify(
@@ -65,7 +65,7 @@ def verify_unchanged(
     if is_stale:
         job.transaction().refresh()
     advertising = job.clients.advertising
-    config_now = job.deps.node.latest().labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    config_now = job.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = job.clients.resume_plugin(
             job.clients.find_plugin(job.journal, gpus, unrestored),

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, standbys, steps, timing
-from mig_manager.core.node import claims, clients, cluster, gpu_use, policies
+from mig_manager.core.node import claims, clients, evictions, gpu_use, node_object, pod_object
 from mig_manager.core.records import readiness
 
 
@@ -52,25 +52,27 @@ class Gpus(Protocol):
 class Node(Protocol):
     """Our own Node object; a method raises ClusterError if the API refuses or does not answer."""
 
-    def read(self) -> cluster.NodeView:
+    def read(self) -> node_object.NodeView:
         """Return the node as the API has it now."""
 
-    def latest(self) -> cluster.NodeView:
+    def latest(self) -> node_object.NodeView:
         """Return the node from the watch if it runs, without a request.
 
         Good enough to poll, and for decisions that ``update`` repeats.
         """
 
-    def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
+    def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
         """Write labels and annotations that only this agent writes; return the new node."""
 
-    def announce(self, change: cluster.NodePatch) -> None:
+    def announce(self, change: node_object.NodePatch) -> None:
         """Write as ``patch`` does, but in the background and without an error.
 
         The next read or write waits for it, to keep the order.
         """
 
-    def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
+    def update(
+        self, decide: Callable[[node_object.NodeView], node_object.NodePatch]
+    ) -> node_object.NodeView:
         """Write labels, annotations and taints in one patch; return the patched node.
 
         ``decide`` computes the patch, and computes it again with the newer node after a conflict.
@@ -83,7 +85,7 @@ class Node(Protocol):
         A refusal is logged, never raised.
         """
 
-    def remove_resources(self, names: Collection[str]) -> cluster.NodeView:
+    def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
         """Remove resources from the node's capacity and allocatable; return the patched node.
 
         Kubelet restores the resources of a running device plugin with its next status update.
@@ -118,35 +120,35 @@ class Node(Protocol):
 class Workloads(Protocol):
     """The pods on our node; a method raises ClusterError if the API refuses or does not answer."""
 
-    def list(self) -> tuple[cluster.Pod, ...]:
+    def list(self) -> tuple[pod_object.Pod, ...]:
         """Return all pods bound to our node, finished ones included."""
 
-    def watched(self) -> tuple[cluster.Pod, ...] | None:
+    def watched(self) -> tuple[pod_object.Pod, ...] | None:
         """Return the pods from the watch, without a request; they may be slightly outdated.
 
         Good enough to poll; decisions that evict or end a wait need ``list``. None without a
         watch, and from time to time to force a ``list``.
         """
 
-    def present(self) -> tuple[cluster.Pod, ...]:
+    def present(self) -> tuple[pod_object.Pod, ...]:
         """Return all pods bound to our node, from the watch if there is one.
 
         Good enough to publish. Requests only the data that the watch lacks.
         """
 
-    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         """Evict a pod with its own grace period, guarded by its UID."""
 
-    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         """Return the current answer to ``evict``, by a dry run."""
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[policies.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         """Return the PodDisruptionBudgets of some namespaces."""
 
-    def covered(self, budget: policies.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
         """Return all pods that a budget covers, on any node or unscheduled."""
 
-    def delete(self, pod: cluster.Pod) -> None:
+    def delete(self, pod: pod_object.Pod) -> None:
         """Delete a pod with its own grace period, guarded by its UID; done when it is gone.
 
         Budgets do not apply: for daemons, and for workloads only with a forced drain.
@@ -169,7 +171,7 @@ class DeviceAllocations(Protocol):
     Each method raises ClusterError POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
     """
 
-    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
         """Return the devices of each pod."""
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:

@@ -12,7 +12,7 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.core import bar, yaml_tree
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import custom_layouts, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.kubectl import plan
 
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
@@ -77,7 +77,7 @@ def apply(
     text = annotation(layout, now)
     custom_layouts.single(text, source=layout.location.source)
     plans = plan.plan(
-        cluster.CUSTOM_LAYOUT,
+        well_known.CUSTOM_LAYOUT,
         [report],
         document=layouts.Document(source=layout.origin, layouts={}),
         pods=cluster_reader.ClusterReader(api).pods([report.node.name]),
@@ -94,14 +94,14 @@ def apply(
     return Applied(
         plans=plans,
         is_requested=True,
-        outcome=f"Requested as layout {cluster.CUSTOM_LAYOUT}; 'kubectl mig status "
+        outcome=f"Requested as layout {well_known.CUSTOM_LAYOUT}; 'kubectl mig status "
         f"{report.node.name}' shows the outcome.",
     )
 
 
 def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
     """Return a document with only this layout; the time makes every request distinct."""
-    document = layouts.render([dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT)])
+    document = layouts.render([dataclasses.replace(layout, name=well_known.CUSTOM_LAYOUT)])
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
 
 
@@ -125,8 +125,8 @@ def _request(api: kubectl.Kubectl, report: nodes.Report, text: str, *, now: dt.d
     for _ in range(_ATTEMPTS):
         metadata = {
             "resourceVersion": node.version,
-            "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
-            "annotations": {cluster.LAYOUT_ANNOTATION: text},
+            "labels": {well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
+            "annotations": {well_known.LAYOUT_ANNOTATION: text},
         }
         try:
             api.patch_node(node.name, {"metadata": metadata})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.core import messages
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Tags:
         return {name: str(count) for name, count in self.devices.items() if count}
 
     def _facts(self) -> Iterator[tuple[str, str, str]]:
-        yield _LABELS, cluster.CONFIG_LABEL, self.layout
+        yield _LABELS, well_known.CONFIG_LABEL, self.layout
         for name, count in self.devices.items():
             # Write 0 too: from the instance type alone, the autoscaler expects whole GPUs.
             yield _RESOURCES, name, str(count)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.fleet import nodes
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
 from mig_manager.core.records import capacity as records
 
@@ -31,8 +31,8 @@ _LEGEND = (
     "STRANDED: free slices that no instance could use."
 )
 _OLD = (
-    f"Nodes without the label {cluster.PARTITIONING_LABEL}={cluster.ON_DEMAND} publish the use "
-    "only at the end of a run: pods may have come and gone since."
+    f"Nodes without the label {well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND} publish the "
+    "use only at the end of a run: pods may have come and gone since."
 )
 
 
@@ -173,8 +173,8 @@ def _of_node(report: nodes.Report) -> NodeCapacity:
     node, notes = report.node, list(report.notes)
     if node.is_ready and node.is_unavailable:
         notes.append("no new pods are scheduled to it: it is cordoned or changing")
-    is_on_demand = node.view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
-    text = node.view.annotations.get(cluster.CAPACITY_ANNOTATION)
+    is_on_demand = node.view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
+    text = node.view.annotations.get(well_known.CAPACITY_ANNOTATION)
     use: records.NodeUse | None = None
     try:
         use = records.from_json(text) if text else None

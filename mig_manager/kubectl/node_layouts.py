@@ -14,7 +14,7 @@ from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import status
 from mig_manager.kubectl import plan
 
@@ -128,7 +128,7 @@ def _entries(
     node: nodes.Node, generated: Mapping[_Key, layouts.Layout]
 ) -> tuple[Sequence[served.Entry], str]:
     """Return the published layouts, or else the layouts that can be generated, and a note."""
-    text = node.view.annotations.get(cluster.LAYOUTS_ANNOTATION)
+    text = node.view.annotations.get(well_known.LAYOUTS_ANNOTATION)
     if text is not None:
         try:
             return served.from_json(text), ""

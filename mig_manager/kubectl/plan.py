@@ -11,7 +11,7 @@ from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes, preview
 from mig_manager.core.layout import layouts, validate
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import resources, well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import status
 
@@ -111,7 +111,9 @@ def plan(
     """
     if layout is None:
         nodes.require_layout([report.node for report in reports], document, name)
-    is_custom = name == cluster.CUSTOM_LAYOUT and any(each.node.takes_custom for each in reports)
+    is_custom = name == well_known.CUSTOM_LAYOUT and any(
+        each.node.takes_custom for each in reports
+    )
     return Plans(
         layout=messages.printable(name),
         source="the node's annotation" if is_custom and layout is None else document.source,

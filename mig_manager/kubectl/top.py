@@ -14,7 +14,7 @@ from mig_manager.cli.toolkit import live
 from mig_manager.core import bar
 from mig_manager.core.fleet import nodes, overview
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object, well_known
 from mig_manager.kubectl import plan, status
 
 _UP, _DOWN = ("k", "\x1b[A"), ("j", "\x1b[B")
@@ -75,7 +75,7 @@ class Top:
         self._document = document
         self._style = style
         self._search = cluster_reader.Search(reports=(), missing=())
-        self._pods: tuple[cluster.Pod, ...] = ()
+        self._pods: tuple[pod_object.Pod, ...] = ()
         self._choice = _Choice()
 
     def refresh(self) -> live.View:
@@ -153,7 +153,7 @@ class Top:
         """Request the layout for the node, unless the node has changed since its last read."""
         change = {
             "resourceVersion": self._report().node.version,
-            "labels": {cluster.CONFIG_LABEL: choice.layout},
+            "labels": {well_known.CONFIG_LABEL: choice.layout},
         }
         try:
             self._writer.patch_node(choice.node, {"metadata": change})

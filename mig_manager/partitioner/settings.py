@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
 from mig_manager.core.fleet import partitioned, partitioning
-from mig_manager.core.node import policies
+from mig_manager.core.node import selectors
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -68,12 +68,12 @@ class PartitionerSettings:
         metavar="MODE",
         default=Mode.RECOMMEND,
     )
-    node_selector: tuple[policies.Requirement, ...] = options.declared(
+    node_selector: tuple[selectors.Requirement, ...] = options.declared(
         options.Option(
             name="node-selector",
             help="use only nodes with these labels and mig-manager.io/partitioning=on-demand",
             metavar="SELECTOR",
-            parse=policies.parse_selector,
+            parse=selectors.parse_selector,
             default=(),
             default_text="every opted-in node",
         )

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import api_values, node_object, resources
 
 _log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ class AdvertisingGpus:
     def _advertise(self) -> None:
         counts = resources.counts(self._observed)
         try:
-            uid = cluster.parse_node(self._kube.get(node.path(self._name))).uid
+            uid = node_object.parse_node(self._kube.get(node.path(self._name))).uid
             if (uid, counts) == self._advertised:
                 return
             publish_resources(self._kube, self._name, counts)
@@ -77,8 +77,8 @@ def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -
     change: dict[str, dict[str, str]] = {}
     # Kubelet derives allocatable from capacity, but only with its next heartbeat.
     for field in ("capacity", "allocatable"):
-        with cluster.as_cluster_error("the node"):
-            current = cluster.gpu_resources(status.get(field))
+        with api_values.as_cluster_error("the node"):
+            current = api_values.gpu_resources(status.get(field))
         desired = {key: 0 for key in current if resources.is_device(key)} | dict(counts)
         change[field] = {
             key: str(count) for key, count in desired.items() if current.get(key) != count

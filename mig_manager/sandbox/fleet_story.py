@@ -15,7 +15,7 @@ from mig_manager.adapters import host
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import overview
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import pod_object, resources, well_known
 from mig_manager.sandbox import ending, machines, scenarios, stages
 from mig_manager.sandbox.node import cluster_view, objects
 
@@ -98,9 +98,9 @@ class _Story:
 
     def _populate(self) -> None:
         """Apply a layout to every node, and fill it with pods; a budget guards one node's pods."""
-        self._board.say(f"kubectl label node --all {cluster.CONFIG_LABEL}={scenarios.BALANCED}")
+        self._board.say(f"kubectl label node --all {well_known.CONFIG_LABEL}={scenarios.BALANCED}")
         for name in self._names:
-            self._patch(name, {"labels": {cluster.CONFIG_LABEL: scenarios.BALANCED}})
+            self._patch(name, {"labels": {well_known.CONFIG_LABEL: scenarios.BALANCED}})
         self._wait_applied(scenarios.BALANCED, self._names)
         sizes = sorted(self._stage.allocatable())[-2:]
         for name in self._names:
@@ -115,8 +115,8 @@ class _Story:
         status = self._command(
             "rollout", scenarios.ONE_SLICE, "--max-unavailable", "2", "--pause-on-failure"
         )
-        failed = self._with_label(cluster.STATE_LABEL, model.State.FAILED.value)
-        changed = self._with_label(cluster.APPLIED_LABEL, scenarios.ONE_SLICE)
+        failed = self._with_label(well_known.STATE_LABEL, model.State.FAILED.value)
+        changed = self._with_label(well_known.APPLIED_LABEL, scenarios.ONE_SLICE)
         after = self._devices()
         unchanged = [pod for pod in before if before[pod] == after.get(pod)]
         evicted = before.keys() - after.keys()
@@ -139,7 +139,7 @@ class _Story:
 
     def _follow_demand(self) -> scenarios.Checks:
         """Let the partitioner change a node for pods whose devices no node has."""
-        label = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
+        label = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
         self._board.say(f"kubectl delete pod -l node={_ON_DEMAND}")
         pods = self._stage.workloads()
         deleted = {name for name, pod in pods.items() if objects.node_name(pod) == _ON_DEMAND}
@@ -162,7 +162,7 @@ class _Story:
             for name in pending:
                 self._run_pod(name, resource)
             self._wait_running(len(self._stage.workloads()))
-            self._wait_applied(cluster.CUSTOM_LAYOUT, [_ON_DEMAND])
+            self._wait_applied(well_known.CUSTOM_LAYOUT, [_ON_DEMAND])
         finally:
             partitioner.end()
         placed = {objects.node_name(self._stage.workloads()[name]) for name in pending}
@@ -222,7 +222,10 @@ class _Story:
         }
 
     def _wait_applied(self, layout: str, names: Sequence[str]) -> None:
-        labels = {cluster.APPLIED_LABEL: layout, cluster.STATE_LABEL: model.State.SUCCESS.value}
+        labels = {
+            well_known.APPLIED_LABEL: layout,
+            well_known.STATE_LABEL: model.State.SUCCESS.value,
+        }
 
         def are_applied() -> bool:
             return all(self._label(name, key) == labels[key] for name in names for key in labels)
@@ -284,7 +287,7 @@ class _Board:
         listed = self._stage.cluster.list(cluster_view.Kind.NODE)
         now = messages.parse_time(self._clock.now_iso())
         parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
-        pods = map(cluster.parse_pod, self._stage.cluster.list(cluster_view.Kind.POD))
+        pods = map(pod_object.parse_pod, self._stage.cluster.list(cluster_view.Kind.POD))
         assert now is not None  # noqa: S101 - our own format
         if not all(node.gpus for node in parsed):
             return ["  The agents are starting."]

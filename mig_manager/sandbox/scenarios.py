@@ -11,7 +11,7 @@ from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
 from mig_manager.core import bar, model, picture, yaml_tree
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import ending, replay, stages, timeline
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.driver import states
@@ -154,7 +154,7 @@ def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
     """Return pairs of a purpose and a command."""
     if options.is_kept:
         nodes = f"-l kubernetes.io/hostname={stages.NODE_NAME}"
-        label = f"kubectl label node {stages.NODE_NAME} {cluster.CONFIG_LABEL}={layout}"
+        label = f"kubectl label node {stages.NODE_NAME} {well_known.CONFIG_LABEL}={layout}"
         return (
             ("the layouts of this node", f"kubectl mig layouts {stages.NODE_NAME}"),
             ("what another layout costs", f"mig-manager rollout {layout} {nodes} --dry-run"),
@@ -188,7 +188,8 @@ def _show(
     say("")
     lines.begin()
     lines.add(
-        "you", f"kubectl label node {stages.NODE_NAME} {cluster.CONFIG_LABEL}={layout} --overwrite"
+        "you",
+        f"kubectl label node {stages.NODE_NAME} {well_known.CONFIG_LABEL}={layout} --overwrite",
     )
     checks = story.play(stage, layout, lambda text: lines.add("you", text))
     lines.end()
@@ -315,7 +316,7 @@ def _fill(stage: stages.Stage) -> None:
 
 def pod_name(resource: str) -> str:
     """Return a name for pods that request a resource."""
-    return resource.removeprefix(cluster.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
+    return resource.removeprefix(well_known.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
 
 
 def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
@@ -389,14 +390,17 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
     for gpu in layouts.select(document.layout(layout), stage.gpus.observe()).values():
         for profile, count in gpu.devices:
             name = str(profile).replace("+", ".")
-            expected[f"{cluster.RESOURCE_PREFIX}mig-{name}"] += count
+            expected[f"{well_known.RESOURCE_PREFIX}mig-{name}"] += count
     listed = ", ".join(f"{count} x {name}" for name, count in sorted(expected.items()))
-    published = {cluster.STATE_LABEL: model.State.SUCCESS.value, cluster.APPLIED_LABEL: layout}
+    published = {
+        well_known.STATE_LABEL: model.State.SUCCESS.value,
+        well_known.APPLIED_LABEL: layout,
+    }
     taints = {taint["key"] for taint in objects.taints(stage.node())}
-    is_closed = bool(taints & {cluster.HOLD_TAINT, objects.UNSCHEDULABLE_TAINT})
-    is_paused = cluster.PAUSED_VALUE in labels.values()
+    is_closed = bool(taints & {well_known.HOLD_TAINT, objects.UNSCHEDULABLE_TAINT})
+    is_paused = well_known.PAUSED_VALUE in labels.values()
     return {
-        f"{cluster.STATE_LABEL}=success and {cluster.APPLIED_LABEL}={layout}": (
+        f"{well_known.STATE_LABEL}=success and {well_known.APPLIED_LABEL}={layout}": (
             published.items() <= labels.items()
         ),
         f"{sum(expected.values())} devices are allocatable: {listed}": (

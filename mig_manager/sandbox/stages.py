@@ -15,7 +15,7 @@ from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object, well_known
 from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.driver import library as simulated
@@ -220,7 +220,7 @@ class Stage:
 
     def status(self) -> Mapping[str, Any]:
         """Return the status annotation of the first node; empty before its agent's first run."""
-        text = objects.annotations(self.node()).get(cluster.STATUS_ANNOTATION)
+        text = objects.annotations(self.node()).get(well_known.STATUS_ANNOTATION)
         return json.loads(text) if text else {}
 
     def workloads(self) -> dict[str, objects.JsonObject]:
@@ -235,7 +235,7 @@ class Stage:
         """Return the devices of every pod of the first node, by the pod's name."""
         return {pod.name: pod.device_ids for pod in self.assigned(self.machine)}
 
-    def assigned(self, machine: machines.Machine) -> tuple[cluster.PodDevices, ...]:
+    def assigned(self, machine: machines.Machine) -> tuple[pod_object.PodDevices, ...]:
         """Return the pods of a node with their devices, as its kubelet reports them."""
         return pod_resources.PodResources(str(machine.socket)).assigned()
 
@@ -243,7 +243,7 @@ class Stage:
 
     def label(self, layout: str | None) -> None:
         """Request a layout as ``kubectl label node`` does; None removes the label."""
-        change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
+        change = {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
         self.cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
     def wait_for_end(self, layout: str, *, timeout_s: float = 120.0) -> model.State:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from mig_manager.core import bar, timing
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 
 _WHO_TONES = {
@@ -79,12 +79,12 @@ class Timeline:
             self._fail(error)
 
     def _receive_node(self, node: objects.JsonObject) -> None:
-        is_tainted = any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node))
+        is_tainted = any(taint["key"] == well_known.HOLD_TAINT for taint in objects.taints(node))
         if self._is_new("taint", str(is_tainted), initial="False"):
             self.add(
                 "agent", "taints the node: no new pods" if is_tainted else "removes the taint"
             )
-        if text := objects.annotations(node).get(cluster.STATUS_ANNOTATION):
+        if text := objects.annotations(node).get(well_known.STATUS_ANNOTATION):
             status = json.loads(text)
             state = str(status["state"])
             reason = f" ({status['reason']})" if "reason" in status else ""
@@ -92,7 +92,7 @@ class Timeline:
             if self._is_new("status", message):
                 self.add("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
         for key, value in sorted(objects.labels(node).items()):
-            is_gate = key.startswith(cluster.DEPLOY_LABEL_PREFIX)
+            is_gate = key.startswith(well_known.DEPLOY_LABEL_PREFIX)
             if is_gate and self._is_new(key, value, initial="true"):
                 self.add("agent", f"sets {key}={value}")
         allocatable = objects.allocatable_devices(node)

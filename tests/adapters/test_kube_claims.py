@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, claims, pods
-from mig_manager.core.node import cluster, gpu_use
+from mig_manager.core.node import gpu_use, pod_object, well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests.adapters import kube_rig
@@ -14,7 +14,7 @@ from tests.adapters.kube_pods import make_pod
 from tests.adapters.kube_rig import answer, refuse
 from tests.unit.samples import a_device
 
-DRIVER = cluster.GPU_CLAIM_DRIVER
+DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})
 
 
@@ -118,7 +118,7 @@ def test_an_extended_resource_has_the_device_of_the_schedulers_claim(
     listed = workloads.list()
 
     # Kubelet shows the driver, and no device.
-    by_kubelet = cluster.PodDevices(
+    by_kubelet = pod_object.PodDevices(
         namespace="ns", name="p1", device_ids=frozenset(), claim_drivers=frozenset({DRIVER})
     )
     usage = gpu_use.Usage(pods=listed, assigned=(by_kubelet,))

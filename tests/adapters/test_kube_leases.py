@@ -11,7 +11,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import timing
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
@@ -182,7 +182,7 @@ def silent(rig: Rig) -> leases.LeaseSlots:
 def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
     rig: Rig, silent: leases.LeaseSlots
 ) -> None:
-    annotations = {cluster.JOURNAL_ANNOTATION: "{}"}
+    annotations = {well_known.JOURNAL_ANNOTATION: "{}"}
     rig.server.modify(
         resources.NODES, "a", lambda node: node["metadata"].update(annotations=annotations)
     )

@@ -10,13 +10,13 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.core.node import cluster, quantity
+from mig_manager.core.node import api_values, node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests.node import fakes
 
-HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
+HOLD = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
 OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
 RIVAL = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 NODE = {
@@ -24,7 +24,7 @@ NODE = {
     "kind": "Node",
     "metadata": {
         "name": "n1",
-        "labels": {cluster.CONFIG_LABEL: "all-1g.10gb"},
+        "labels": {well_known.CONFIG_LABEL: "all-1g.10gb"},
         "annotations": {"a": "b"},
     },
     "spec": {"taints": [OTHER], "unschedulable": True},
@@ -98,10 +98,10 @@ def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
 
 
 def test_a_read_returns_the_node_view(rig: Rig) -> None:
-    assert rig.own.read() == cluster.NodeView(
+    assert rig.own.read() == node_object.NodeView(
         name="n1",
         uid=rig.stored()["metadata"]["uid"],
-        labels={cluster.CONFIG_LABEL: "all-1g.10gb"},
+        labels={well_known.CONFIG_LABEL: "all-1g.10gb"},
         annotations={"a": "b"},
         is_unschedulable=True,
         taint_keys=frozenset({"dedicated"}),
@@ -121,18 +121,22 @@ def test_a_read_returns_the_node_view(rig: Rig) -> None:
 )
 def test_a_malformed_node_is_a_cluster_error(thing: dict[str, Any]) -> None:
     with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
-        cluster.parse_node(thing)
+        node_object.parse_node(thing)
 
 
 def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: Rig) -> None:
     seen = rig.own.patch(
-        cluster.NodePatch(
-            labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: None, "none": None},
-            annotations={cluster.STATUS_ANNOTATION: "{}"},
+        node_object.NodePatch(
+            labels={
+                well_known.STATE_LABEL: "pending",
+                well_known.CONFIG_LABEL: None,
+                "none": None,
+            },
+            annotations={well_known.STATUS_ANNOTATION: "{}"},
         )
     )
-    assert seen.labels == {cluster.STATE_LABEL: "pending"}
-    assert seen.annotations == {"a": "b", cluster.STATUS_ANNOTATION: "{}"}
+    assert seen.labels == {well_known.STATE_LABEL: "pending"}
+    assert seen.annotations == {"a": "b", well_known.STATUS_ANNOTATION: "{}"}
     assert rig.stored()["spec"] == NODE["spec"]
     assert len(rig.server.log.requests()) == 1
 
@@ -140,23 +144,23 @@ def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: Rig) -> None:
 def test_update_of_a_known_node_sends_one_request_with_differences(rig: Rig) -> None:
     rig.own.read()
     seen = rig.own.update(
-        lambda view: cluster.NodePatch(
-            labels={cluster.STATE_LABEL: view.labels[cluster.CONFIG_LABEL]},
+        lambda view: node_object.NodePatch(
+            labels={well_known.STATE_LABEL: view.labels[well_known.CONFIG_LABEL]},
             annotations={"a": None},
             hold_taint=True,
         )
     )
-    assert seen.labels[cluster.STATE_LABEL] == "all-1g.10gb"
+    assert seen.labels[well_known.STATE_LABEL] == "all-1g.10gb"
     assert seen.annotations == {}
     assert seen.is_unschedulable
-    assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
+    assert seen.taint_keys == {"dedicated", well_known.HOLD_TAINT}
     assert len(rig.server.log.requests()) == 2
 
     for is_tainted, taints in ((True, [OTHER, HOLD]), (False, [OTHER])):
-        rig.own.update(lambda _view: cluster.NodePatch(hold_taint=is_tainted))  # noqa: B023
+        rig.own.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
         stored = rig.stored()
         assert stored["spec"]["taints"] == taints
-        rig.own.update(lambda _view: cluster.NodePatch(hold_taint=is_tainted))  # noqa: B023
+        rig.own.update(lambda _view: node_object.NodePatch(hold_taint=is_tainted))  # noqa: B023
         assert rig.stored() == stored
 
 
@@ -170,10 +174,10 @@ def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: Rig) -> Non
     rig.kube.before_patch = lambda: rig.change(write)
     decided: list[str | None] = []
 
-    def decide(view: cluster.NodeView) -> cluster.NodePatch:
+    def decide(view: node_object.NodeView) -> node_object.NodePatch:
         decided.append(view.labels.get("x"))
         labels = {} if decided[-1] else {"x": "ours"}
-        return cluster.NodePatch(labels=labels, hold_taint=True)
+        return node_object.NodePatch(labels=labels, hold_taint=True)
 
     seen = rig.own.update(decide)
 
@@ -193,7 +197,7 @@ def test_an_update_outlasts_a_storm_of_other_writes(rig: Rig) -> None:
 
     rig.kube.before_patch = storm
 
-    rig.own.update(lambda _view: cluster.NodePatch(hold_taint=True))
+    rig.own.update(lambda _view: node_object.NodePatch(hold_taint=True))
 
     assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
     assert rig.patches() < 20
@@ -202,7 +206,7 @@ def test_an_update_outlasts_a_storm_of_other_writes(rig: Rig) -> None:
 def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
     with pytest.raises(errors.ClusterError, match="changes faster") as caught:
-        rig.own.update(lambda _view: cluster.NodePatch(hold_taint=True))
+        rig.own.update(lambda _view: node_object.NodePatch(hold_taint=True))
     assert caught.value.reason is errors.Reason.API_UNAVAILABLE
     assert caught.value.may_be_done
     assert rig.patches() < 40
@@ -213,9 +217,9 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
     decided: list[str | None] = []
 
-    def switch(view: cluster.NodeView) -> cluster.NodePatch:
+    def switch(view: node_object.NodeView) -> node_object.NodePatch:
         decided.append(view.labels.get("x"))
-        return cluster.NodePatch(labels={"x": "y"}, hold_taint=True)
+        return node_object.NodePatch(labels={"x": "y"}, hold_taint=True)
 
     assert rig.own.update(switch).labels["x"] == "y"
     assert decided == [None]
@@ -285,7 +289,7 @@ def test_condition_without_the_right_is_skipped_and_logged_once(rig: Rig) -> Non
 
     assert [entry["event"] for entry in logs] == ["condition_forbidden"]
     assert rig.server.log.count("patch", "nodes/status") == 2
-    assert rig.own.patch(cluster.NodePatch(labels={"x": "y"})).labels["x"] == "y"
+    assert rig.own.patch(node_object.NodePatch(labels={"x": "y"})).labels["x"] == "y"
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -355,7 +359,7 @@ def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: R
     rig.change(lambda thing: thing["spec"].update(taints=[*twice, OTHER, HOLD]))
 
     rig.own.update(
-        lambda _view: cluster.NodePatch(
+        lambda _view: node_object.NodePatch(
             labels={"x": "y"}, hold_taint=False, removed_taints=frozenset({"a.b/c", "not/there"})
         )
     )
@@ -368,7 +372,7 @@ def test_a_startup_taint_goes_although_another_writer_was_first(rig: Rig) -> Non
     rig.own.read()
     rig.kube.before_patch = lambda: rig.change(lambda thing: thing["spec"]["taints"].append(RIVAL))
 
-    rig.own.update(lambda _view: cluster.NodePatch(removed_taints=frozenset({OTHER["key"]})))
+    rig.own.update(lambda _view: node_object.NodePatch(removed_taints=frozenset({OTHER["key"]})))
 
     assert rig.stored()["spec"]["taints"] == [RIVAL]
 
@@ -376,18 +380,21 @@ def test_a_startup_taint_goes_although_another_writer_was_first(rig: Rig) -> Non
 def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", hang_s=0.5))
 
-    rig.own.announce(cluster.NodePatch(labels={"phase": "first"}))
+    rig.own.announce(node_object.NodePatch(labels={"phase": "first"}))
 
     assert "phase" not in rig.stored()["metadata"]["labels"]
-    assert rig.own.patch(cluster.NodePatch(labels={"phase": "second"})).labels["phase"] == "second"
+    assert (
+        rig.own.patch(node_object.NodePatch(labels={"phase": "second"})).labels["phase"]
+        == "second"
+    )
     assert rig.patches() == 2
 
 
 def test_an_announcement_waits_for_the_one_before(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", hang_s=0.5))
 
-    rig.own.announce(cluster.NodePatch(labels={"first": "yes"}))
-    rig.own.announce(cluster.NodePatch(labels={"second": "yes"}))
+    rig.own.announce(node_object.NodePatch(labels={"first": "yes"}))
+    rig.own.announce(node_object.NodePatch(labels={"second": "yes"}))
 
     assert "first" in rig.stored()["metadata"]["labels"]
     assert "second" in rig.own.read().labels
@@ -396,7 +403,7 @@ def test_an_announcement_waits_for_the_one_before(rig: Rig) -> None:
 def test_a_failed_announcement_does_not_fail_later_writes(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=403))
 
-    rig.own.announce(cluster.NodePatch(labels={"phase": "first"}))
+    rig.own.announce(node_object.NodePatch(labels={"phase": "first"}))
 
     assert "phase" not in rig.own.read().labels
 
@@ -451,7 +458,7 @@ def test_a_quantity_is_a_whole_number_rounded_up() -> None:
         "100E": 2**63 - 1,
         "-1e30": 1 - 2**63,
     }
-    assert {text: quantity.parse(text) for text in values} == values
+    assert {text: api_values.parse_quantity(text) for text in values} == values
 
 
 @pytest.mark.parametrize(
@@ -460,4 +467,4 @@ def test_a_quantity_is_a_whole_number_rounded_up() -> None:
 )
 def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
-        quantity.parse(text)
+        api_values.parse_quantity(text)

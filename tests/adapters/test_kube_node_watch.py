@@ -13,7 +13,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import responses, watch
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
@@ -48,9 +48,9 @@ def following(
 ) -> Iterator[Follower]:
     layouts: queue.Queue[str] = queue.Queue()
 
-    def on_node(view: cluster.NodeView) -> None:
-        listen(view.labels[cluster.CONFIG_LABEL])
-        layouts.put(view.labels[cluster.CONFIG_LABEL])
+    def on_node(view: node_object.NodeView) -> None:
+        listen(view.labels[well_known.CONFIG_LABEL])
+        layouts.put(view.labels[well_known.CONFIG_LABEL])
 
     stop = threading.Event()
     with watch_rig.connected(server, request_timeout_s=request_timeout_s) as kube:

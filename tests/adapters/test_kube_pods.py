@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, pods
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import evictions, pod_object, well_known
 from testkit import apiserver
 from tests.adapters.kube_pods import GPU, container, make_pod
 
@@ -17,7 +17,7 @@ def test_a_pod_is_parsed_with_the_fields_that_the_drain_uses() -> None:
     thing = make_pod(
         nodeSelector={"a": "b"}, containers=[x, container("y")], terminationGracePeriodSeconds=0
     )
-    thing["metadata"]["annotations"] = {cluster.KEEP_ANNOTATION: "true"}
+    thing["metadata"]["annotations"] = {well_known.KEEP_ANNOTATION: "true"}
     thing["metadata"]["ownerReferences"] = [
         {"kind": "Other", "name": "o", "uid": "1", "apiVersion": "v1"},
         {"kind": "DaemonSet", "name": "d", "uid": "2", "apiVersion": "apps/v1"}
@@ -26,7 +26,7 @@ def test_a_pod_is_parsed_with_the_fields_that_the_drain_uses() -> None:
     thing["status"]["conditions"] = [
         {"type": kind, "status": "True"} for kind in ("Initialized", "Ready")
     ]
-    assert cluster.parse_pod(thing) == cluster.Pod(
+    assert pod_object.parse_pod(thing) == pod_object.Pod(
         namespace="ns",
         name="p1",
         uid="uid-p1",
@@ -52,9 +52,9 @@ def test_a_terminating_bare_pod_is_marked_as_such() -> None:
     thing["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
     thing["metadata"]["annotations"] = {
         "kubernetes.io/config.mirror": "x",
-        cluster.KEEP_ANNOTATION: "false",
+        well_known.KEEP_ANNOTATION: "false",
     }
-    pod = cluster.parse_pod(thing)
+    pod = pod_object.parse_pod(thing)
     assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
     assert (pod.is_ready, pod.is_kept) == (False, False)
 
@@ -62,18 +62,18 @@ def test_a_terminating_bare_pod_is_marked_as_such() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        ("ErrImagePull", cluster.Waiting(reason="ErrImagePull", message="no such image")),
+        ("ErrImagePull", pod_object.Waiting(reason="ErrImagePull", message="no such image")),
         ("ContainerCreating", None),
     ],
 )
 @pytest.mark.parametrize("kind", ["initContainerStatuses", "containerStatuses"])
 def test_a_pod_has_the_reason_why_kubelet_cannot_start_it(
-    reason: str, expected: cluster.Waiting | None, kind: str
+    reason: str, expected: pod_object.Waiting | None, kind: str
 ) -> None:
     thing = make_pod()
     waiting = {"reason": reason, "message": "no such\nimage"}
     thing["status"][kind] = [{"state": {"running": {}}}, {"state": {"waiting": waiting}}]
-    assert cluster.parse_pod(thing).waiting == expected
+    assert pod_object.parse_pod(thing).waiting == expected
 
 
 SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
@@ -94,7 +94,7 @@ SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
 def test_device_plugins_strategy_is_in_its_options_or_its_variable(
     container_fields: dict[str, Any], strategy: str
 ) -> None:
-    pod = cluster.parse_pod(make_pod(containers=[container(**container_fields)]))
+    pod = pod_object.parse_pod(make_pod(containers=[container(**container_fields)]))
     assert pod.mig_strategy == strategy
 
 
@@ -128,7 +128,7 @@ def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
     """An init container may use them only while the pod starts."""
     for phase in ("Pending", "Running"):
         thing = make_pod(phase=phase, containers=containers, initContainers=inits)
-        pod = cluster.parse_pod(thing)
+        pod = pod_object.parse_pod(thing)
         assert pod.gpu_resources == ({GPU: total} if total else {})
         assert pod.may_run_gpu_init is (may_init and phase == "Pending")
 
@@ -173,7 +173,7 @@ def test_a_malformed_pod_is_an_error(
 
 
 @pytest.fixture
-def pod(server: apiserver.ApiServer, workloads: pods.KubeWorkloads) -> cluster.Pod:
+def pod(server: apiserver.ApiServer, workloads: pods.KubeWorkloads) -> pod_object.Pod:
     server.create(make_pod(terminationGracePeriodSeconds=0))
     return workloads.list()[0]
 
@@ -184,7 +184,7 @@ def pod(server: apiserver.ApiServer, workloads: pods.KubeWorkloads) -> cluster.P
 def test_eviction_refused_for_now_has_the_servers_retry_after(
     server: apiserver.ApiServer,
     workloads: pods.KubeWorkloads,
-    pod: cluster.Pod,
+    pod: pod_object.Pod,
     status: int,
     message: str,
     after_s: int | None,
@@ -193,12 +193,12 @@ def test_eviction_refused_for_now_has_the_servers_retry_after(
         apiserver.Fault(path="/eviction", status=status, message=message, retry_after_s=after_s)
     )
     verdict = workloads.evict(pod)
-    assert (verdict.answer, verdict.retry_after_s) == (policies.Eviction.BLOCKED, after_s or 0.0)
+    assert (verdict.answer, verdict.retry_after_s) == (evictions.Eviction.BLOCKED, after_s or 0.0)
 
 
 @pytest.mark.parametrize("status", [403, 500, 400])
 def test_any_other_refusal_is_an_error(
-    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: cluster.Pod, status: int
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: pod_object.Pod, status: int
 ) -> None:
     server.inject(apiserver.Fault(path="/pods/p1", status=status, times=2))
     for call in (workloads.evict, workloads.delete):
@@ -208,7 +208,7 @@ def test_any_other_refusal_is_an_error(
 
 
 def test_a_deletion_whose_response_was_lost_succeeds(
-    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: cluster.Pod
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: pod_object.Pod
 ) -> None:
     server.inject(apiserver.Fault(method="DELETE", reset=True, is_carried_out=True))
     workloads.delete(pod)

@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object
 from tests import programs
 from tests.adapters import processes
 from tests.adapters.kubelet_rig import GPU, Kubelet, devices, pod
@@ -150,19 +150,19 @@ def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(kubelet: K
     pods = served(kubelet, "list").assigned()
 
     assert pods == (
-        cluster.PodDevices(
+        pod_object.PodDevices(
             namespace="team-a",
             name="train-0",
             device_ids=frozenset({"MIG-1", "MIG-2"}),
             gpu_resources=frozenset({"nvidia.com/mig-1g.5gb"}),
         ),
-        cluster.PodDevices(
+        pod_object.PodDevices(
             namespace="team-b",
             name="claims-0",
             device_ids=frozenset(),
             claim_drivers=frozenset({"gpu.nvidia.com"}),
         ),
-        cluster.PodDevices(namespace="default", name="plain", device_ids=frozenset()),
+        pod_object.PodDevices(namespace="default", name="plain", device_ids=frozenset()),
     )
 
 

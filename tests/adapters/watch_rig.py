@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters.kubernetes import api, responses, watch
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
@@ -32,12 +32,12 @@ class FaultyApi(api.KubeApi):
 
 
 def a_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
-    return apirig.a_node(name, **{cluster.CONFIG_LABEL: layout})
+    return apirig.a_node(name, **{well_known.CONFIG_LABEL: layout})
 
 
 def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
     def change(node: dict[str, Any]) -> None:
-        node["metadata"]["labels"][cluster.CONFIG_LABEL] = layout
+        node["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
 
     server.modify(resources.NODES, name, change)
 

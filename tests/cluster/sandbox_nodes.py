@@ -12,7 +12,7 @@ from typing import Any
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import machines
 from mig_manager.sandbox.driver import library, states
 from mig_manager.sandbox.node import (
@@ -92,7 +92,7 @@ class Nodes:
     def apply(self, layouts: Mapping[str, str], *, within_s: float = 120.0) -> None:
         """Request a layout of each node; return when all are active and schedulable."""
         runs = self.runs().total() + len(layouts)
-        self.label({name: {cluster.CONFIG_LABEL: layout} for name, layout in layouts.items()})
+        self.label({name: {well_known.CONFIG_LABEL: layout} for name, layout in layouts.items()})
         for name, layout in layouts.items():
             is_active = functools.partial(self._is_active, name, layout)
             waiting.until(is_active, f"{layout} on {name}", within_s=within_s)
@@ -102,7 +102,7 @@ class Nodes:
     def status(self, name: str) -> Mapping[str, Any]:
         """Return the status that the agent of a node has published; empty before the first."""
         node = self.view.node(name)
-        text = objects.annotations(node).get(cluster.STATUS_ANNOTATION) if node else None
+        text = objects.annotations(node).get(well_known.STATUS_ANNOTATION) if node else None
         return json.loads(text) if text else {}
 
     def runs(self) -> collections.Counter[str]:
@@ -124,15 +124,15 @@ class Nodes:
 
     def opt_in(self) -> None:
         """Let the partitioner change all nodes."""
-        opted_in = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
+        opted_in = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
         self.label({machine.name: opted_in for machine in self.machines})
 
     def _is_active(self, name: str, layout: str) -> bool:
         node = self.view.node(name)
         labels = objects.labels(node) if node else {}
-        assert labels.get(cluster.STATE_LABEL) != model.State.FAILED.value, self.status(name)
-        is_applied = labels.get(cluster.APPLIED_LABEL) == layout
-        return is_applied and labels.get(cluster.STATE_LABEL) == model.State.SUCCESS.value
+        assert labels.get(well_known.STATE_LABEL) != model.State.FAILED.value, self.status(name)
+        is_applied = labels.get(well_known.APPLIED_LABEL) == layout
+        return is_applied and labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
 
 
 @contextlib.contextmanager

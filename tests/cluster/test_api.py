@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, leases, node, pods, responses
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import evictions, pod_object, well_known
 from tests import waiting
 from tests.cluster import clusters
 
@@ -35,7 +35,9 @@ def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
     return pods.KubeWorkloads(kube, node_name=NAME)
 
 
-def create(kube: api.KubeApi, workloads: pods.KubeWorkloads, name: str = "train") -> cluster.Pod:
+def create(
+    kube: api.KubeApi, workloads: pods.KubeWorkloads, name: str = "train"
+) -> pod_object.Pod:
     spec = {"nodeName": NAME, "containers": [{"name": "main", "image": "app:1"}]}
     kube.post(PODS, {"metadata": {"name": name, "labels": {"app": "train"}}, "spec": spec})
     running = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
@@ -44,7 +46,7 @@ def create(kube: api.KubeApi, workloads: pods.KubeWorkloads, name: str = "train"
 
 
 @pytest.fixture
-def pod(kube: api.KubeApi, workloads: pods.KubeWorkloads) -> cluster.Pod:
+def pod(kube: api.KubeApi, workloads: pods.KubeWorkloads) -> pod_object.Pod:
     """Run a pod that a budget may select by ``app=train``."""
     return create(kube, workloads)
 
@@ -69,17 +71,17 @@ def at_most(allowed: int) -> clusters.Object:
 
 @pytest.mark.parametrize("is_eviction", [True, False], ids=["evicted", "deleted"])
 def test_a_pod_stops_in_its_own_time_when_it_is(
-    kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: cluster.Pod, *, is_eviction: bool
+    kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: pod_object.Pod, *, is_eviction: bool
 ) -> None:
     namesake = dataclasses.replace(pod, uid=OTHERS_UID)
-    assert workloads.can_evict(pod).answer is policies.Eviction.ACCEPTED
-    assert workloads.evict(namesake).answer is policies.Eviction.GONE
+    assert workloads.can_evict(pod).answer is evictions.Eviction.ACCEPTED
+    assert workloads.evict(namesake).answer is evictions.Eviction.GONE
     workloads.delete(namesake)
     (seen,) = workloads.list()
     assert not seen.is_terminating
 
     if is_eviction:
-        assert workloads.evict(pod).answer is policies.Eviction.ACCEPTED
+        assert workloads.evict(pod).answer is evictions.Eviction.ACCEPTED
     else:
         workloads.delete(pod)
 
@@ -89,11 +91,11 @@ def test_a_pod_stops_in_its_own_time_when_it_is(
 
 
 def test_the_eviction_of_a_pod_that_has_gone_is_done(
-    kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: cluster.Pod
+    kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: pod_object.Pod
 ) -> None:
     kube.delete(f"{PODS}/train", {"gracePeriodSeconds": 0})
 
-    assert workloads.evict(pod).answer is policies.Eviction.GONE
+    assert workloads.evict(pod).answer is evictions.Eviction.GONE
     workloads.delete(pod)
     assert workloads.list() == ()
 
@@ -129,7 +131,7 @@ def test_budgets_block_the_eviction_of_a_running_pod_and_are_named(
 
     for ask in (workloads.can_evict, workloads.evict):
         verdict = ask(pod)
-        assert (verdict.answer is policies.Eviction.BLOCKED) is bool(words)
+        assert (verdict.answer is evictions.Eviction.BLOCKED) is bool(words)
         assert [text for text in words if text not in verdict.why] == []
 
 
@@ -141,10 +143,10 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     where.count_disruptions(kube, "guard", 1)
 
     for pod in (one, other, one):
-        assert workloads.can_evict(pod).answer is policies.Eviction.ACCEPTED
+        assert workloads.can_evict(pod).answer is evictions.Eviction.ACCEPTED
     (before,) = workloads.budgets({"default"})
-    assert workloads.evict(one).answer is policies.Eviction.ACCEPTED
-    assert workloads.evict(other).answer is policies.Eviction.BLOCKED
+    assert workloads.evict(one).answer is evictions.Eviction.ACCEPTED
+    assert workloads.evict(other).answer is evictions.Eviction.BLOCKED
 
     (after,) = workloads.budgets({"default"})
     assert (before.allowed, after.allowed) == (1, 0)
@@ -169,7 +171,7 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     where: clusters.Cluster,
     kube: api.KubeApi,
     workloads: pods.KubeWorkloads,
-    pod: cluster.Pod,
+    pod: pod_object.Pod,
     selector: clusters.Object | None,
     *,
     is_guarded: bool,
@@ -180,12 +182,12 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     (budget,) = workloads.budgets({"default"})
 
     assert budget.covers(pod) is is_guarded
-    assert (workloads.can_evict(pod).answer is policies.Eviction.BLOCKED) is is_guarded
+    assert (workloads.can_evict(pod).answer is evictions.Eviction.BLOCKED) is is_guarded
     assert bool(workloads.covered(budget)) is is_guarded
 
 
 @pytest.mark.parametrize(
-    ("driver", "may_be_gpu"), [("nic.example.com", False), (cluster.GPU_CLAIM_DRIVER, True)]
+    ("driver", "may_be_gpu"), [("nic.example.com", False), (well_known.GPU_CLAIM_DRIVER, True)]
 )
 def test_the_driver_of_a_pods_claim_is_read(
     kube: api.KubeApi, workloads: pods.KubeWorkloads, driver: str, *, may_be_gpu: bool

@@ -13,13 +13,13 @@ import pytest
 
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core import model
-from mig_manager.core.node import claims, cluster, resources
+from mig_manager.core.node import claims, resources, well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import cluster_view, objects
 from tests import waiting
 from tests.cluster import clusters
 
-DRIVER = cluster.GPU_CLAIM_DRIVER
+DRIVER = well_known.GPU_CLAIM_DRIVER
 GROUP = "/apis/resource.k8s.io/v1"
 SLICES, CLAIMS = f"{GROUP}/resourceslices", f"{GROUP}/namespaces/default/resourceclaims"
 SLICE = f"{clusters.NODE}-{DRIVER}"
@@ -136,7 +136,7 @@ def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[stages.
         exits.callback(delete_all, stage.api, CLAIMS)
         exits.callback(delete_all, stage.api, SLICES)
         clusters.apply(stage, "all-1g.5gb")
-        labels = {cluster.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}
+        labels = {well_known.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}
         stage.cluster.patch(cluster_view.Kind.NODE, stage.node(), {"metadata": {"labels": labels}})
         stage.cluster.create(cluster_view.Kind.DAEMON_SET, DAEMON_SET)
         stage.wait(lambda: not stage.allocatable(), "the end of the device plugin")

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, events, leader, partitioning
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests import waiting
 from tests.cluster import clusters
 
@@ -23,8 +23,8 @@ OPTED_IN, OTHER = "opted-in", "other"
 LAYOUT = "{version: v1, mig-configs: {custom: [{devices: [0], mig-devices: {1g.5gb: 7}}]}}"
 REQUEST = {
     "metadata": {
-        "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
-        "annotations": {cluster.LAYOUT_ANNOTATION: LAYOUT},
+        "labels": {well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
+        "annotations": {well_known.LAYOUT_ANNOTATION: LAYOUT},
     }
 }
 
@@ -42,7 +42,10 @@ def kube(
     made = [each for each in shipped if each["kind"] != "Deployment"]
     for obj in made:
         people.post(clusters.collection(obj), obj)
-    for name, labels in ((OPTED_IN, {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}), (OTHER, {})):
+    for name, labels in (
+        (OPTED_IN, {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}),
+        (OTHER, {}),
+    ):
         people.post(NODES, {"metadata": {"name": name, "labels": labels}})
     path = real_cluster.kubeconfig(folder / "kubeconfig", ACCOUNT)
     with contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))) as own:
@@ -91,8 +94,8 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
         query: dict[str, str] = {}
         kube.watch(f"/api/v1/{plural}", query=query, timeout_s=1, idle_timeout_s=5).__exit__()
     seen = patching(REQUEST)(kube)
-    assert seen["metadata"]["labels"][cluster.CONFIG_LABEL] == cluster.CUSTOM_LAYOUT
-    assert seen["metadata"]["annotations"][cluster.LAYOUT_ANNOTATION] == LAYOUT
+    assert seen["metadata"]["labels"][well_known.CONFIG_LABEL] == well_known.CUSTOM_LAYOUT
+    assert seen["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] == LAYOUT
     assert publishing("Pod")(kube)["reason"] == "Test"
     own = leader.Leader(
         kube,
@@ -135,18 +138,18 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
         (
             "may set nvidia.com/mig.config to custom",
             [
-                patching(labels(**{cluster.CONFIG_LABEL: "all-1g.5gb"})),
-                patching(labels(**{cluster.CONFIG_LABEL: None})),
-                patching(labels(**{cluster.STATE_LABEL: "success"})),
-                patching(labels(**{cluster.PARTITIONING_LABEL: None})),
+                patching(labels(**{well_known.CONFIG_LABEL: "all-1g.5gb"})),
+                patching(labels(**{well_known.CONFIG_LABEL: None})),
+                patching(labels(**{well_known.STATE_LABEL: "success"})),
+                patching(labels(**{well_known.PARTITIONING_LABEL: None})),
                 patching(labels(**{"example.com/rack": "7"})),
             ],
         ),
         (
             "may set mig-manager.io/layout",
             [
-                patching(annotations(**{cluster.LAYOUT_ANNOTATION: None})),
-                patching(annotations(**{cluster.JOURNAL_ANNOTATION: "{}"})),
+                patching(annotations(**{well_known.LAYOUT_ANNOTATION: None})),
+                patching(annotations(**{well_known.JOURNAL_ANNOTATION: "{}"})),
                 patching(annotations(**{"example.com/owner": "me"})),
             ],
         ),

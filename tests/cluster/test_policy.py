@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.cli.commands import doctor_report
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_recovery, readiness
 from mig_manager.sandbox import advertising
 from mig_manager.sandbox.node import objects
@@ -41,10 +41,10 @@ KUBERNETES = tuple(
 )
 """Taints that controllers of Kubernetes add and remove."""
 TAINT = {"key": "example.com/flaky", "effect": "NoSchedule"}
-HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
+HOLD = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
 LABELS = {
-    cluster.CONFIG_LABEL: "all-disabled",
-    cluster.PLUGIN_DEPLOY_LABEL: "true",
+    well_known.CONFIG_LABEL: "all-disabled",
+    well_known.PLUGIN_DEPLOY_LABEL: "true",
     "example.com/rack": "7",
 }
 
@@ -169,36 +169,36 @@ def posting_lease(name: str, identity: str) -> Act:
 
 
 LABELS_OF_OTHERS = (
-    (cluster.CONFIG_LABEL, "all-enabled"),
-    (cluster.CONFIG_LABEL, None),
+    (well_known.CONFIG_LABEL, "all-enabled"),
+    (well_known.CONFIG_LABEL, None),
     ("example.com/rack", "8"),
     ("example.com/rack", None),
     ("example.com/new", "1"),
     ("node-role.kubernetes.io/control-plane", ""),
-    (f"{cluster.DEPLOY_LABEL_PREFIX}new", "true"),
-    (cluster.PARTITIONING_LABEL, cluster.ON_DEMAND),
+    (f"{well_known.DEPLOY_LABEL_PREFIX}new", "true"),
+    (well_known.PARTITIONING_LABEL, well_known.ON_DEMAND),
     ("mig-manager.io/simulated", "true"),
-    (cluster.PLUGIN_DEPLOY_LABEL, None),
+    (well_known.PLUGIN_DEPLOY_LABEL, None),
 )
 ANNOTATIONS_OF_OTHERS = (
     ("example.com/owner", "me"),
     ("example.com/owner", None),
     ("a.b/c", "d"),
-    (cluster.LAYOUT_ANNOTATION, "version: v1"),
-    (cluster.ROLLOUT_ANNOTATION, "{}"),
+    (well_known.LAYOUT_ANNOTATION, "version: v1"),
+    (well_known.ROLLOUT_ANNOTATION, "{}"),
 )
 OUR_ANNOTATIONS = (
-    cluster.STATUS_ANNOTATION,
-    cluster.GPUS_ANNOTATION,
-    cluster.LAYOUTS_ANNOTATION,
-    cluster.CAPACITY_ANNOTATION,
-    cluster.REQUEST_ANNOTATION,
-    cluster.JOURNAL_ANNOTATION,
-    cluster.UNREADABLE_JOURNAL_ANNOTATION,
+    well_known.STATUS_ANNOTATION,
+    well_known.GPUS_ANNOTATION,
+    well_known.LAYOUTS_ANNOTATION,
+    well_known.CAPACITY_ANNOTATION,
+    well_known.REQUEST_ANNOTATION,
+    well_known.JOURNAL_ANNOTATION,
+    well_known.UNREADABLE_JOURNAL_ANNOTATION,
 )
-OUR_STATE = labels(**{cluster.STATE_LABEL: "failed"})
+OUR_STATE = labels(**{well_known.STATE_LABEL: "failed"})
 READY = {"type": "Ready", "status": "True", "reason": "Pretended"}
-MIG_READY = {"type": cluster.READY_CONDITION, "status": "True"}
+MIG_READY = {"type": well_known.READY_CONDITION, "status": "True"}
 PENDING = readiness.Condition(is_true=False, reason="Pending", message="soon")
 VERIFIED = readiness.Condition(is_true=True, reason="LayoutVerified", message="now")
 FAULTY = dataclasses.replace(gpu_recovery.NONE_NEEDED, is_true=True, is_default=False)
@@ -264,7 +264,7 @@ AGENT = f"mig-manager of node {OWN}"
             f"{AGENT} may not change another node",
             [
                 patching(OUR_STATE, OTHER),
-                patching(annotations(**{cluster.STATUS_ANNOTATION: "{}"}), OTHER),
+                patching(annotations(**{well_known.STATUS_ANNOTATION: "{}"}), OTHER),
                 patching(CORDON, OTHER),
                 lambda scene: advertising.publish_resources(
                     scene.agent, OTHER, {"nvidia.com/gpu": 8}
@@ -315,13 +315,16 @@ def test_the_agent_may_not_touch_what_is_of_others_whatever_its_role_says(
 
 
 def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: Scene) -> None:
-    published = {cluster.STATE_LABEL: "pending", cluster.APPLIED_LABEL: "all-disabled"}
+    published = {well_known.STATE_LABEL: "pending", well_known.APPLIED_LABEL: "all-disabled"}
     paused = {
-        cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE,
-        cluster.PLUGIN_CONFIG_LABEL: "large",
+        well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE,
+        well_known.PLUGIN_CONFIG_LABEL: "large",
     }
-    resumed = {cluster.PLUGIN_CONFIG_LABEL: None, cluster.PLUGIN_DEPLOY_LABEL: "true"}
-    spoilt = {cluster.JOURNAL_ANNOTATION: None, cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense"}
+    resumed = {well_known.PLUGIN_CONFIG_LABEL: None, well_known.PLUGIN_DEPLOY_LABEL: "true"}
+    spoilt = {
+        well_known.JOURNAL_ANNOTATION: None,
+        well_known.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
+    }
     status = dict.fromkeys(OUR_ANNOTATIONS, "{}")
     kept = (TAINT, *KUBERNETES)
     changes = [labels(**published, **paused), annotations(**status), taints(*kept, HOLD)]
@@ -330,10 +333,10 @@ def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: Scene) -> No
 
     assert seen["spec"]["taints"] == list(kept)
     assert seen["metadata"]["labels"] == LABELS | published
-    patching(labels(**{cluster.APPLIED_LABEL: None}))(scene)
-    seen = patching(annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: None}))(scene)
-    assert cluster.APPLIED_LABEL not in seen["metadata"]["labels"]
-    assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
+    patching(labels(**{well_known.APPLIED_LABEL: None}))(scene)
+    seen = patching(annotations(**{well_known.UNREADABLE_JOURNAL_ANNOTATION: None}))(scene)
+    assert well_known.APPLIED_LABEL not in seen["metadata"]["labels"]
+    assert well_known.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
 
 
 def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: Scene) -> None:
@@ -345,17 +348,21 @@ def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: Scene) 
         conditions = {each["type"]: each for each in seen["status"]["conditions"]}
         assert conditions["Ready"]["status"] == "Unknown"
         assert condition.entry(conditions[condition.type], "now") is None
-    assert conditions.keys() == {"Ready", cluster.READY_CONDITION, cluster.RECOVERY_CONDITION}
+    assert conditions.keys() == {
+        "Ready",
+        well_known.READY_CONDITION,
+        well_known.RECOVERY_CONDITION,
+    }
 
     own.update(
-        lambda _view: cluster.NodePatch(
-            labels={cluster.STATE_LABEL: "success"}, removed_taints=frozenset({TAINT["key"]})
+        lambda _view: node_object.NodePatch(
+            labels={well_known.STATE_LABEL: "success"}, removed_taints=frozenset({TAINT["key"]})
         )
     )
 
     seen = scene.people.get(f"{NODES}/{OWN}")
     assert seen["spec"]["taints"] == list(KUBERNETES)
-    assert seen["metadata"]["labels"][cluster.STATE_LABEL] == "success"
+    assert seen["metadata"]["labels"][well_known.STATE_LABEL] == "success"
 
 
 def test_the_agent_may_lift_no_cordon(scene: Scene) -> None:
@@ -467,4 +474,4 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
     found = patient.examine("--kubeconfig", str(path), "--node-name", OWN)
 
     assert found.verdict("admission-policy") is verdict
-    assert cluster.PARTITIONING_LABEL not in objects.labels(scene.people.get(f"{NODES}/{OWN}"))
+    assert well_known.PARTITIONING_LABEL not in objects.labels(scene.people.get(f"{NODES}/{OWN}"))

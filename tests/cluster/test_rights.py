@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from tests.cluster import clusters
@@ -36,7 +36,7 @@ def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
 def never_begins(stage: stages.Stage, right: clusters.Right) -> None:
     """The agent says what it lacks, and the node stays as it is."""
     stage.wait(lambda: complains(stage, right), "the agent's complaint")
-    assert cluster.STATE_LABEL not in objects.labels(stage.node())
+    assert well_known.STATE_LABEL not in objects.labels(stage.node())
     assert "train" in stage.workloads()
     clusters.assert_nothing_taken(stage)
 

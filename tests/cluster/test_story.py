@@ -10,7 +10,7 @@ import pytest
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.cluster import clusters
@@ -139,10 +139,10 @@ def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
         stage.cluster.patch(cluster_view.Kind.POD, plugin, slow)
         stage.label("all-1g.5gb")
         stage.wait(
-            lambda: cluster.PAUSED_VALUE in objects.labels(stage.node()).values(), "the pause"
+            lambda: well_known.PAUSED_VALUE in objects.labels(stage.node()).values(), "the pause"
         )
         stage.stop_agent(signal.SIGKILL)
-        assert cluster.PAUSED_VALUE in objects.labels(stage.api.get(NODE_PATH)).values()
+        assert well_known.PAUSED_VALUE in objects.labels(stage.api.get(NODE_PATH)).values()
         stage.cluster.delete(cluster_view.Kind.POD, plugin, now=True)
 
         stage.start_agent()
@@ -181,7 +181,7 @@ def test_a_removed_label_leaves_the_layout_active(
         # The agent's answer to a later request shows that it has seen the removal before.
         clusters.failure(stage, "all-9g.1gb")
 
-        assert objects.labels(stage.node())[cluster.APPLIED_LABEL] == "all-1g.5gb"
+        assert objects.labels(stage.node())[well_known.APPLIED_LABEL] == "all-1g.5gb"
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
 
 

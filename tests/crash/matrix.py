@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from tests import changes
 from tests.crash import points as points_
@@ -72,7 +72,7 @@ def record(scenario: scenarios.Scenario) -> Recording:
 def _start_of(scenario: scenarios.Scenario) -> stage.Start:
     bare = dataclasses.replace(scenario, guarded="", is_cordoned=False, options=())
     with stage.Stage(bare, None) as rig:
-        keys = {cluster.CONFIG_LABEL, cluster.STATE_LABEL, cluster.APPLIED_LABEL}
+        keys = {well_known.CONFIG_LABEL, well_known.STATE_LABEL, well_known.APPLIED_LABEL}
         if scenario.was:
             rig.label(scenario.was)
             agent = rig.spawn()
@@ -132,7 +132,7 @@ def _stop(rig: stage.Stage, point: str) -> Verdict:
         if status := agent.status:
             problems.append(f"exit status {status}")
         problems += _taken(rig, is_stopped=True)
-        if objects.labels(rig.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
+        if objects.labels(rig.node()).get(well_known.STATE_LABEL) == model.State.PENDING.value:
             problems.append("the node says pending")
     agent.kill()
     return Verdict(point, is_struck=is_struck, phase=phase, problems=tuple(problems))
@@ -180,7 +180,7 @@ def _converged(rig: stage.Stage, successor: stage.Agent, aftermath: Aftermath) -
 def _problems(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
     yield from _taken(rig)
     labels, gpus = objects.labels(rig.node()), rig.geometry()
-    end = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL), gpus
+    end = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL), gpus
     if end not in _ends(rig.scenario, aftermath):
         yield f"the end {end}, status {dict(rig.status())}"
     if not rig.is_offering():
@@ -196,11 +196,11 @@ def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
         problems.append(f"deploy labels: {dict(objects.labels(node))}")
     if bool(node["spec"].get("unschedulable")) != rig.scenario.is_cordoned:
         problems.append(f"unschedulable: {node['spec'].get('unschedulable')}")
-    if any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node)):
+    if any(taint["key"] == well_known.HOLD_TAINT for taint in objects.taints(node)):
         problems.append("the hold taint is there")
     if rig.owes_hooks():
         problems.append("the hooks of the end are owed")
-    journal = objects.annotations(node).get(cluster.JOURNAL_ANNOTATION)
+    journal = objects.annotations(node).get(well_known.JOURNAL_ANNOTATION)
     if not journals.lists_nothing(journal, is_stopped=is_stopped):
         problems.append(f"a journal: {journal}")
     return problems

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mig_manager.core import host_files
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states, transitions
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
@@ -28,11 +28,11 @@ _QUICK = sandbox_node.NodeOptions(
     tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
 )
 _CLIENT_LABELS = {
-    f"{cluster.DEPLOY_LABEL_PREFIX}gpu-feature-discovery": "true",
-    f"{cluster.DEPLOY_LABEL_PREFIX}dcgm": "false",
+    f"{well_known.DEPLOY_LABEL_PREFIX}gpu-feature-discovery": "true",
+    f"{well_known.DEPLOY_LABEL_PREFIX}dcgm": "false",
 }
 """One that is paused and restored, and one that an administrator disabled."""
-_MONITOR_LABEL = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
+_MONITOR_LABEL = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
 _NODE = f"/api/v1/nodes/{stages.NODE_NAME}"
 _BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
@@ -174,7 +174,7 @@ class Stage(stages.Stage):
         return {
             key: value
             for key, value in objects.labels(self.node()).items()
-            if key.startswith(cluster.DEPLOY_LABEL_PREFIX)
+            if key.startswith(well_known.DEPLOY_LABEL_PREFIX)
         }
 
     def are_deploy_labels_as_before(self) -> bool:
@@ -226,9 +226,9 @@ class Stage(stages.Stage):
 
     def spoil_journal(self) -> None:
         """Cut the journal short, if there is one."""
-        text = objects.annotations(self.node()).get(cluster.JOURNAL_ANNOTATION)
+        text = objects.annotations(self.node()).get(well_known.JOURNAL_ANNOTATION)
         if text is not None:
-            spoilt = {cluster.JOURNAL_ANNOTATION: text[: len(text) // 2]}
+            spoilt = {well_known.JOURNAL_ANNOTATION: text[: len(text) // 2]}
             self.patch({"metadata": {"annotations": spoilt}})
 
     def spawn(

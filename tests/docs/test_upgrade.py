@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import programs
@@ -18,13 +18,13 @@ from tests.docs import pages
 UPGRADE = (pages.ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
 README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
 AT_REST = {
-    cluster.STATUS_ANNOTATION,
-    cluster.GPUS_ANNOTATION,
-    cluster.LAYOUTS_ANNOTATION,
-    cluster.CAPACITY_ANNOTATION,
-    cluster.REQUEST_ANNOTATION,
-    cluster.LAYOUT_ANNOTATION,
-    cluster.ROLLOUT_ANNOTATION,
+    well_known.STATUS_ANNOTATION,
+    well_known.GPUS_ANNOTATION,
+    well_known.LAYOUTS_ANNOTATION,
+    well_known.CAPACITY_ANNOTATION,
+    well_known.REQUEST_ANNOTATION,
+    well_known.LAYOUT_ANNOTATION,
+    well_known.ROLLOUT_ANNOTATION,
 }
 
 
@@ -40,23 +40,23 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
     tmp_path: pathlib.Path, *, is_interrupted: bool
 ) -> None:
     programs.needed("kubectl")
-    keys = AT_REST | ({cluster.JOURNAL_ANNOTATION} if is_interrupted else set())
+    keys = AT_REST | ({well_known.JOURNAL_ANNOTATION} if is_interrupted else set())
     foreign = {"key": "example.com/mine", "value": "x", "effect": "NoSchedule"}
-    ours = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if is_interrupted else []
+    ours = [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}] if is_interrupted else []
     kept = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.deploy.device-plugin": "true"}
     used = {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": "used",
-            "labels": kept | {cluster.APPLIED_LABEL: "a", cluster.STATE_LABEL: "success"},
+            "labels": kept | {well_known.APPLIED_LABEL: "a", well_known.STATE_LABEL: "success"},
             "annotations": {"example.com/a": "b"} | dict.fromkeys(keys, "{}"),
         },
         "spec": {"taints": [foreign, *ours]},
         "status": {
             "conditions": [
                 {"type": "Ready", "status": "True"},
-                {"type": cluster.READY_CONDITION, "status": "True"},
+                {"type": well_known.READY_CONDITION, "status": "True"},
             ]
         },
     }

@@ -22,7 +22,7 @@ from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import main, settings
 from mig_manager.core import liveness, model, ports, standbys, timing
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
@@ -193,7 +193,7 @@ class InProcessStage(stages.Stage):
 
     def applied(self) -> str | None:
         """Return the layout that is said to be active."""
-        return objects.labels(self.node()).get(cluster.APPLIED_LABEL)
+        return objects.labels(self.node()).get(well_known.APPLIED_LABEL)
 
     def occupy(self) -> None:
         """Have a pod compute on a device of the layout active."""
@@ -212,8 +212,8 @@ class InProcessStage(stages.Stage):
                 self._pulse.is_resting
                 and bool(self.heard.ends)
                 and self.heard.ends[-1] in GOOD
-                and labels.get(cluster.APPLIED_LABEL) == layout
-                and labels.get(cluster.STATE_LABEL) == model.State.SUCCESS.value
+                and labels.get(well_known.APPLIED_LABEL) == layout
+                and labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
                 and status.get("config") == layout
                 and "finishedAt" in status
             )

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from mig_manager.core import ports
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object
 from tests.adapters import kubelet_rig
 from tests.faults import api_node
 
@@ -158,7 +158,7 @@ class Flaky:
         self._allocations, self._path = allocations, path
         return self
 
-    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
         with self._question():
             return self._allocations.assigned()
 

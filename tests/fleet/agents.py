@@ -16,7 +16,7 @@ from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.agent import main, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, standbys
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests.node import fakes, scenes
@@ -41,7 +41,7 @@ def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) ->
     """Do what ``kubectl label nodes`` does for many."""
 
     def change(thing: store.Object) -> None:
-        thing["metadata"]["labels"][cluster.CONFIG_LABEL] = layout
+        thing["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
 
     for name in names:
         server.modify(resources.NODES, name, change)
@@ -49,7 +49,7 @@ def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) ->
 
 def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
     labels = server.get(resources.NODES, name)["metadata"]["labels"]
-    labels_now = (labels.get(cluster.APPLIED_LABEL), labels.get(cluster.STATE_LABEL))
+    labels_now = (labels.get(well_known.APPLIED_LABEL), labels.get(well_known.STATE_LABEL))
     return labels_now == (layout, model.State.SUCCESS.value)
 
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 
@@ -10,7 +10,7 @@ from testkit import apiserver
 def is_unavailable(node: store.Object) -> bool:
     spec = node.get("spec") or {}
     taints = {taint["key"] for taint in spec.get("taints") or ()}
-    return bool(spec.get("unschedulable")) or cluster.HOLD_TAINT in taints
+    return bool(spec.get("unschedulable")) or well_known.HOLD_TAINT in taints
 
 
 class Census:

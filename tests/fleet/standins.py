@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
@@ -97,7 +97,7 @@ class StandIns:
 
     def _observe(self, name: str) -> None:
         labels = self._node(name)["metadata"].get("labels") or {}
-        wanted = labels.get(cluster.CONFIG_LABEL)
+        wanted = labels.get(well_known.CONFIG_LABEL)
         if name in self.dead or wanted is None or self._served.get(name) == wanted:
             return
         self._served[name] = wanted
@@ -152,10 +152,10 @@ class StandIns:
             metadata = thing["metadata"]
             labels = metadata.setdefault("labels", {})
             annotations = metadata.setdefault("annotations", {})
-            labels[cluster.STATE_LABEL] = state.value
-            annotations[cluster.STATUS_ANNOTATION] = json.dumps(status)
+            labels[well_known.STATE_LABEL] = state.value
+            annotations[well_known.STATUS_ANNOTATION] = json.dumps(status)
             if state is model.State.SUCCESS:
-                labels[cluster.APPLIED_LABEL] = wanted
+                labels[well_known.APPLIED_LABEL] = wanted
             thing.setdefault("spec", {})["unschedulable"] = is_cordoned
 
         self._server.modify(resources.NODES, name, change)
@@ -172,7 +172,7 @@ class StandIns:
 def _introduce(thing: store.Object) -> None:
     """Publish a node's GPUs, as its agent does at the start."""
     annotations = thing["metadata"].setdefault("annotations", {})
-    annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(())
+    annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(())
 
 
 @contextlib.contextmanager

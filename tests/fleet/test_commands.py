@@ -11,7 +11,7 @@ import yaml
 
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
@@ -51,7 +51,7 @@ class Rig:
         return found
 
     def label(self, name: str) -> str | None:
-        found: str | None = self.metadata(name)["labels"].get(cluster.CONFIG_LABEL)
+        found: str | None = self.metadata(name)["labels"].get(well_known.CONFIG_LABEL)
         return found
 
     def labels(self) -> dict[str, str | None]:
@@ -70,7 +70,7 @@ class Rig:
     def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
         gpus = [hardware.template(hardware.find(product), index) for index in range(count)]
         text = gpu_codec.to_json(gpus)
-        change = {cluster.GPUS_ANNOTATION: text}
+        change = {well_known.GPUS_ANNOTATION: text}
         self.change(name, lambda thing: thing["metadata"]["annotations"].update(change))
 
     def write(self, name: str, **metadata: Mapping[str, str]) -> None:
@@ -141,7 +141,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     (silent,) = answer.data["failures"]
     assert silent["name"] == "node-001"
     assert rig.label("node-001") == FORMER
-    assert cluster.ROLLOUT_ANNOTATION not in rig.metadata("node-001")["annotations"]
+    assert well_known.ROLLOUT_ANNOTATION not in rig.metadata("node-001")["annotations"]
 
 
 def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
@@ -278,7 +278,7 @@ def test_a_watch_that_breaks_in_the_middle_loses_nothing(rig: Rig) -> None:
     broken: list[store.Record] = []
 
     def break_once(record: store.Record) -> None:
-        if record.obj["metadata"]["labels"].get(cluster.APPLIED_LABEL) and not broken:
+        if record.obj["metadata"]["labels"].get(well_known.APPLIED_LABEL) and not broken:
             broken.append(record)
             rig.server.break_watches(apiserver.Break.RESET)
 
@@ -328,8 +328,8 @@ def test_a_dry_run_of_an_undo_shows_what_each_node_returns_to(rig: Rig) -> None:
     rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
     for name, before in (("node-000", "all-balanced"), ("node-001", None), ("node-002", "x")):
         request = "newer" if name == "node-002" else LAYOUT
-        mark = {cluster.ROLLOUT_ANNOTATION: json.dumps({"layout": LAYOUT, "before": before})}
-        rig.write(name, annotations=mark, labels={cluster.CONFIG_LABEL: request})
+        mark = {well_known.ROLLOUT_ANNOTATION: json.dumps({"layout": LAYOUT, "before": before})}
+        rig.write(name, annotations=mark, labels={well_known.CONFIG_LABEL: request})
     labels = rig.labels()
 
     answer = rig.roll("undo", "--dry-run")
@@ -362,9 +362,9 @@ def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(
 
 def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -> None:
     rig.publish_gpus("node-000", "A100-SXM4-40GB")
-    gpus = gpu_codec.from_json(rig.metadata("node-000")["annotations"][cluster.GPUS_ANNOTATION])
+    gpus = gpu_codec.from_json(rig.metadata("node-000")["annotations"][well_known.GPUS_ANNOTATION])
     listed = {
-        cluster.LAYOUTS_ANNOTATION: served.to_json(
+        well_known.LAYOUTS_ANNOTATION: served.to_json(
             map(served.Entry.of, served.generated(gpus).values())
         )
     }
@@ -381,7 +381,7 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
     rig.serve_config()
     with agents.hosted(rig.server, ["other"]) as hosted:
         waiting.until(
-            lambda: cluster.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
+            lambda: well_known.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
             "the GPUs of a node without a label",
         )
         answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")

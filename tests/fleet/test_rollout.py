@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
@@ -26,7 +26,7 @@ FAILURES = (
 def wanted(server: apiserver.ApiServer) -> dict[str, str | None]:
     """Name of each node -> what its label asks for."""
     return {
-        node["metadata"]["name"]: node["metadata"]["labels"].get(cluster.CONFIG_LABEL)
+        node["metadata"]["name"]: node["metadata"]["labels"].get(well_known.CONFIG_LABEL)
         for node in server.objects(resources.NODES)
     }
 

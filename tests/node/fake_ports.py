@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, steps
-from mig_manager.core.node import claims, cluster, policies
+from mig_manager.core.node import claims, evictions, node_object, pod_object, well_known
 from mig_manager.core.records import readiness
 from tests import contract
 from tests.node import fakes, gpu_values
@@ -20,23 +20,24 @@ class _Port:
 
 
 class FakeNode(_Port):
-    def read(self) -> cluster.NodeView:
+    def read(self) -> node_object.NodeView:
         self._rig.called("node.read")
         return self._view()
 
-    def latest(self) -> cluster.NodeView:
+    def latest(self) -> node_object.NodeView:
         # As over HTTP without a watch.
         return self.read()
 
-    def _view(self) -> cluster.NodeView:
+    def _view(self) -> node_object.NodeView:
         rig = self._rig
-        return cluster.NodeView(
+        return node_object.NodeView(
             name="node-a",
             uid="node-uid",
             labels=dict(rig.labels),
             annotations=dict(rig.annotations),
             is_unschedulable=rig.is_unschedulable,
-            taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()) | rig.taints,
+            taint_keys=frozenset({well_known.HOLD_TAINT} if rig.has_hold_taint else ())
+            | rig.taints,
             # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
             allocatable=rig.phantoms
             | {
@@ -50,14 +51,14 @@ class FakeNode(_Port):
             },
         )
 
-    def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
+    def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
         # As over HTTP: what depends on the node is written only for the node that was decided for.
         assert change.hold_taint is None
         assert not change.removed_taints
         self._rig.called("node.patch")
         return self._write(change)
 
-    def announce(self, change: cluster.NodePatch) -> None:
+    def announce(self, change: node_object.NodePatch) -> None:
         with contextlib.suppress(errors.ClusterError):
             self.patch(change)
 
@@ -65,13 +66,15 @@ class FakeNode(_Port):
         self._rig.called("node.withdraw")
         self._rig.withdrawn = self._rig.schedulable
 
-    def remove_resources(self, names: Collection[str]) -> cluster.NodeView:
+    def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
         self._rig.called("node.remove")
         for name in names:
             self._rig.phantoms.pop(name, None)
         return self._view()
 
-    def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
+    def update(
+        self, decide: Callable[[node_object.NodeView], node_object.NodePatch]
+    ) -> node_object.NodeView:
         view = self._view()
         while True:
             change = decide(view)
@@ -81,7 +84,7 @@ class FakeNode(_Port):
             self._rig.called("node.read")
             view = self._view()
 
-    def _write(self, change: cluster.NodePatch) -> cluster.NodeView:
+    def _write(self, change: node_object.NodePatch) -> node_object.NodeView:
         rig = self._rig
         _merge(rig.labels, change.labels)
         _merge(rig.annotations, change.annotations)
@@ -90,10 +93,10 @@ class FakeNode(_Port):
         if change.hold_taint is not None:
             rig.has_hold_taint = change.hold_taint
         rig.taints -= change.removed_taints
-        text = change.annotations.get(cluster.STATUS_ANNOTATION)
+        text = change.annotations.get(well_known.STATUS_ANNOTATION)
         if text:
             rig.statuses.append(str(json.loads(text)["message"]))
-        state = change.labels.get(cluster.STATE_LABEL)
+        state = change.labels.get(well_known.STATE_LABEL)
         if state and (not rig.states or rig.states[-1] != state):
             rig.states.append(state)
         _drop_gated(rig)
@@ -107,7 +110,7 @@ class FakeNode(_Port):
         return False
 
     def set_condition(self, condition: readiness.Condition) -> None:
-        is_about_recovery = condition.type == cluster.RECOVERY_CONDITION
+        is_about_recovery = condition.type == well_known.RECOVERY_CONDITION
         present = self._rig.recovery_condition if is_about_recovery else self._rig.condition
         entry = condition.entry(present, self._rig.clock.now_iso())
         if entry is None:
@@ -144,42 +147,42 @@ def _drop_gated(rig: "fakes.NodeRig") -> None:
 
 
 class FakeWorkloads(_Port):
-    def list(self) -> tuple[cluster.Pod, ...]:
+    def list(self) -> tuple[pod_object.Pod, ...]:
         self._rig.called("workloads.list")
         return tuple(self._rig.pods.values())
 
-    def watched(self) -> tuple[cluster.Pod, ...] | None:
+    def watched(self) -> tuple[pod_object.Pod, ...] | None:
         return self._rig.watched()
 
-    def present(self) -> tuple[cluster.Pod, ...]:
+    def present(self) -> tuple[pod_object.Pod, ...]:
         watched = self._rig.watched()
         return self.list() if watched is None else watched
 
-    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         self._rig.called("workloads.evict")
         if pod.uid not in self._rig.pods:
-            return policies.EvictionResponse(answer=policies.Eviction.GONE)
+            return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
         verdict = self._verdict(pod)
-        if verdict.answer is policies.Eviction.ACCEPTED:
+        if verdict.answer is evictions.Eviction.ACCEPTED:
             self._end(pod)
         return verdict
 
-    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         self._rig.called("workloads.can_evict")
         return self._verdict(pod)
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[policies.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         self._rig.called("workloads.budgets")
         known = self._rig.disruption_budgets if "default" in namespaces else ()
         return tuple(budget.observed(self._rig) for budget in known)
 
-    def covered(self, budget: policies.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
         self._rig.called("workloads.covered")
         (ours,) = (one for one in self._rig.disruption_budgets if one.name == budget.name)
         pods = (*self._rig.pods.values(), *self._rig.elsewhere.values())
         return tuple(pod for pod in pods if ours.covers(pod))
 
-    def _verdict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def _verdict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         why = self._rig.budgets.get(pod.name, "")
         guards = [one for one in self._rig.disruption_budgets if one.covers(pod)]
         if len(guards) > 1:
@@ -187,36 +190,36 @@ class FakeWorkloads(_Port):
         elif guards and not guards[0].observed(self._rig).allowed:
             why = f"budget {guards[0].name} is used up"
         if not why:
-            return policies.EvictionResponse(answer=policies.Eviction.ACCEPTED)
-        return policies.EvictionResponse(
-            answer=policies.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
+            return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+        return evictions.EvictionResponse(
+            answer=evictions.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
         )
 
-    def delete(self, pod: cluster.Pod) -> None:
+    def delete(self, pod: pod_object.Pod) -> None:
         self._rig.called("workloads.delete")
         self._end(pod)
 
-    def _end(self, pod: cluster.Pod) -> None:
+    def _end(self, pod: pod_object.Pod) -> None:
         if pod.uid in self._rig.pods:
             self._rig.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
 
 
 class FakeAllocations(_Port):
-    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
         self._answer("allocations.assigned")
         return tuple(
-            cluster.PodDevices(
+            pod_object.PodDevices(
                 namespace="default",
                 name=self._rig.pods[uid].name,
                 device_ids=self._rig.assigned.get(uid, frozenset()),
                 claim_drivers=frozenset(
-                    {cluster.GPU_CLAIM_DRIVER} if uid in self._rig.claims else ()
+                    {well_known.GPU_CLAIM_DRIVER} if uid in self._rig.claims else ()
                 ),
             )
             for uid in self._rig.pods
             if uid in self._rig.assigned or uid in self._rig.claims
         ) + tuple(
-            cluster.PodDevices(namespace="default", name=name, device_ids=ids)
+            pod_object.PodDevices(namespace="default", name=name, device_ids=ids)
             for name, ids in self._rig.unlisted.items()
         )
 

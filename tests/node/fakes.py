@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import claims as dra
-from mig_manager.core.node import clients, cluster, policies, resources
+from mig_manager.core.node import (
+    clients,
+    evictions,
+    pod_object,
+    policies,
+    resources,
+    selectors,
+    well_known,
+)
 from tests.node import fake_ports
 from tests.unit import samples
 
@@ -99,7 +107,7 @@ class FakeBudget:
     replicas: int
     max_unavailable: int
 
-    def observed(self, rig: "NodeRig") -> policies.Budget:
+    def observed(self, rig: "NodeRig") -> evictions.Budget:
         """Return it with its status as it is now."""
         ready = [
             pod
@@ -107,16 +115,16 @@ class FakeBudget:
             if self.covers(pod) and pod.is_ready and not pod.is_terminating
         ]
         desired = self.replicas - self.max_unavailable
-        return policies.Budget(
+        return evictions.Budget(
             namespace="default",
             name=self.name,
-            selector=(policies.Requirement(key="app", values=frozenset({self.app})),),
+            selector=selectors.parse_selector(f"app={self.app}"),
             allowed=max(0, len(ready) - desired),
             healthy=len(ready),
             desired=desired,
         )
 
-    def covers(self, pod: cluster.Pod) -> bool:
+    def covers(self, pod: pod_object.Pod) -> bool:
         return pod.labels.get("app") == self.app
 
 
@@ -139,8 +147,8 @@ class NodeRig:
     """``GpuRecoveryNeeded`` as the node has it."""
     conditions: list[str] = dataclasses.field(default_factory=list)
     """The reasons of ``MigReady``, one for each write."""
-    pods: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
-    watched: Callable[[], tuple[cluster.Pod, ...] | None] = lambda: None
+    pods: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
+    watched: Callable[[], tuple[pod_object.Pod, ...] | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""
     assigned: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     unlisted: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
@@ -150,7 +158,7 @@ class NodeRig:
     budgets: dict[str, str] = dataclasses.field(default_factory=dict)
     """Name of a pod -> why it must not be evicted."""
     disruption_budgets: list["FakeBudget"] = dataclasses.field(default_factory=list)
-    elsewhere: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
+    elsewhere: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
     """Pods of other nodes, and unscheduled ones."""
     retry_after_s: float = 0.0
     deploy_daemons: dict[str, bool] = dataclasses.field(default_factory=dict)
@@ -171,7 +179,7 @@ class NodeRig:
     """Devices that the plugin has registered and calls unhealthy."""
     kubelet_is_silent: bool = False
     plugin_is_broken: bool = False
-    plugin_waiting: cluster.Waiting | None = None
+    plugin_waiting: pod_object.Waiting | None = None
     """Why kubelet cannot start the container of a broken plugin."""
     plugin_is_gated: bool = True
     has_dra_driver: bool = False
@@ -268,16 +276,16 @@ class NodeRig:
         for name in self.loose_daemons - names:
             self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
 
-    def _plugins(self) -> list[cluster.Pod]:
+    def _plugins(self) -> list[pod_object.Pod]:
         return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
 
     def _plugin_is_wanted(self) -> bool:
-        is_selected = self.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == "true"
+        is_selected = self.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
         return not self.has_hold_taint and (is_selected or not self.plugin_is_gated)
 
     def start_plugin(self) -> None:
         """Start a device plugin: it sees the GPUs as they are now, and never again."""
-        gated = {cluster.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin_is_gated else {}
+        gated = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin_is_gated else {}
         self.add_pod(
             "nvidia-device-plugin",
             labels={"app": "nvidia-device-plugin-daemonset"},
@@ -291,7 +299,7 @@ class NodeRig:
             self.schedulable = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
 
     @property
-    def drivers(self) -> list[cluster.Pod]:
+    def drivers(self) -> list[pod_object.Pod]:
         return [pod for pod in self.pods.values() if dra.is_driver(pod)]
 
     @property

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name, steps
-from mig_manager.core.node import claims, clients, cluster
+from mig_manager.core.node import claims, clients, well_known
 from mig_manager.core.records import journals
 from tests import changes
 from tests.node import fakes, gpu_values
@@ -67,7 +67,7 @@ def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
         rig.messages.clear()
         rig.statuses.clear()
     if gated:
-        rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+        rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     if not rig.pods:
         rig.start_plugin()
     return rig
@@ -248,13 +248,13 @@ def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> Non
 
     ``is_stopped``: a stopped agent may have left the proof of the plugin's devices to the next.
     """
-    is_applied = rig.labels.get(cluster.APPLIED_LABEL) == "one-slice-changed"
-    plugin_config = rig.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    is_applied = rig.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
+    plugin_config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)
     assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
     assert not rig.is_unschedulable
     assert not rig.has_hold_taint
-    assert cluster.PAUSED_VALUE not in rig.labels.values()
-    text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+    assert well_known.PAUSED_VALUE not in rig.labels.values()
+    text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text) if text else journals.Journal(config="")
     # An exit hook that failed stays pending, and runs again at the next attempt.
     assert rig.owes_exit is journal.exit_hook
@@ -266,7 +266,7 @@ def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> Non
     )
     assert remaining.is_restored
     # After a failure the next run refreshes the device files.
-    assert not (remaining.stale_files and rig.labels.get(cluster.STATE_LABEL) == "success")
+    assert not (remaining.stale_files and rig.labels.get(well_known.STATE_LABEL) == "success")
     assert all(is_on is (name != "off.service") for name, is_on in rig.services.items())
 
 
@@ -302,7 +302,7 @@ def busy_node() -> fakes.NodeRig:
 
 
 DRA_MONITORS = tuple(
-    cluster.DEPLOY_LABEL_PREFIX + name for name in ("dcgm-dra", "dcgm-exporter-dra")
+    well_known.DEPLOY_LABEL_PREFIX + name for name in ("dcgm-dra", "dcgm-exporter-dra")
 )
 
 
@@ -311,7 +311,7 @@ def dra_node(*, gated: bool = True) -> fakes.NodeRig:
     rig = node(layout="all-1g.5gb")
     rig.pods.clear()
     rig.schedulable = {}
-    del rig.labels[cluster.PLUGIN_DEPLOY_LABEL]
+    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
     rig.has_dra_driver, rig.dra_is_gated = True, gated
     if gated:
         rig.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")

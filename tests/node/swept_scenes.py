@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import policies, well_known
 from tests.node import fakes
 from tests.node.scenes import busy_node, dra_node, has_layout, hooked, hosted_node, node
 
@@ -39,7 +39,7 @@ def whole_node() -> fakes.NodeRig:
 
 
 GFD, DCGM, EXPORTER = (
-    cluster.DEPLOY_LABEL_PREFIX + name
+    well_known.DEPLOY_LABEL_PREFIX + name
     for name in ("gpu-feature-discovery", "dcgm", "dcgm-exporter")
 )
 
@@ -64,7 +64,7 @@ clients:
 """
 
 
-SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
+SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"
 
 
 def watched_node() -> fakes.NodeRig:
@@ -80,7 +80,7 @@ def watched_node() -> fakes.NodeRig:
 
 def sharing_node() -> fakes.NodeRig:
     rig = busy_node()
-    rig.labels[cluster.PLUGIN_CONFIG_LABEL] = "whole"
+    rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "whole"
     rig.policy = policies.Policy(plugin_configs={"one-slice-changed": "sliced"})
     return rig
 
@@ -132,5 +132,5 @@ IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
 
 def assert_says_the_truth(rig: fakes.NodeRig) -> None:
     """The label names a layout that is active, or there is none."""
-    applied = rig.labels.get(cluster.APPLIED_LABEL)
+    applied = rig.labels.get(well_known.APPLIED_LABEL)
     assert applied is None or has_layout(rig, applied)

@@ -14,7 +14,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import demand
 from mig_manager.core.layout import config, custom_layouts, layouts
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import capacity, gpu_codec
 from mig_manager.partitioner import main, settings
@@ -113,9 +113,9 @@ class Rig:
         self.in_use[name] = {gpu.uuid: frozenset() for gpu in mig}
         node = apirig.a_node(name)
         node["metadata"]["labels"] |= {
-            cluster.PARTITIONING_LABEL: cluster.ON_DEMAND,
-            cluster.CONFIG_LABEL: "all-7g.40gb",
-            cluster.STATE_LABEL: "success",
+            well_known.PARTITIONING_LABEL: well_known.ON_DEMAND,
+            well_known.CONFIG_LABEL: "all-7g.40gb",
+            well_known.STATE_LABEL: "success",
             "nvidia.com/mig.strategy": "mixed",
             **(labels or {}),
         }
@@ -148,8 +148,8 @@ class Rig:
             "finishedAt": now,
         }
         return {
-            cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus),
-            cluster.CAPACITY_ANNOTATION: json.dumps(
+            well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus),
+            well_known.CAPACITY_ANNOTATION: json.dumps(
                 {
                     "version": capacity.VERSION,
                     "at": now,
@@ -159,11 +159,11 @@ class Rig:
                     ],
                 }
             ),
-            cluster.STATUS_ANNOTATION: json.dumps(status),
+            well_known.STATUS_ANNOTATION: json.dumps(status),
         }
 
     def _custom(self, name: str, layout: str) -> dict[str, str]:
-        if layout != cluster.CUSTOM_LAYOUT:
+        if layout != well_known.CUSTOM_LAYOUT:
             return {}
         requested = custom_layouts.Custom(node_name=name, text=self.requested(name))
         return {"annotationHash": requested.annotation_hash}
@@ -196,32 +196,34 @@ class Rig:
 
     def answer(self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED) -> None:
         """Play the agent: apply the custom layout that is requested, or fail."""
-        text = self.node(name)["metadata"]["annotations"][cluster.LAYOUT_ANNOTATION]
+        text = self.node(name)["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION]
         (layout,) = config.parse(text, source="annotation").layouts.values()
         gpus = self.gpus[name]
         if reason is errors.Reason.APPLIED:
             plan = planner.plan(gpus, layouts.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)
-        published = self._published(name, cluster.CUSTOM_LAYOUT, layout.content_hash, reason.value)
+        published = self._published(
+            name, well_known.CUSTOM_LAYOUT, layout.content_hash, reason.value
+        )
 
         def change(obj: Object) -> None:
             obj["metadata"]["annotations"] |= published
             state = "success" if reason is errors.Reason.APPLIED else "failed"
-            obj["metadata"]["labels"][cluster.STATE_LABEL] = state
+            obj["metadata"]["labels"][well_known.STATE_LABEL] = state
             obj["status"] |= self._status(name)
 
         self.server.modify(kinds.NODES, name, change)
 
     def begin(self, name: str) -> None:
         """Play the agent: begin a run."""
-        published = self._published(name, cluster.CUSTOM_LAYOUT, "", reason="")
-        status = json.loads(published[cluster.STATUS_ANNOTATION])
+        published = self._published(name, well_known.CUSTOM_LAYOUT, "", reason="")
+        status = json.loads(published[well_known.STATUS_ANNOTATION])
         del status["finishedAt"]
         status |= {"state": "pending", "phase": "Drain"}
 
         def change(obj: Object) -> None:
-            obj["metadata"]["annotations"][cluster.STATUS_ANNOTATION] = json.dumps(status)
-            obj["metadata"]["labels"][cluster.STATE_LABEL] = "pending"
+            obj["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = json.dumps(status)
+            obj["metadata"]["labels"][well_known.STATE_LABEL] = "pending"
 
         self.server.modify(kinds.NODES, name, change)
 
@@ -287,7 +289,7 @@ class Rig:
     def requested(self, name: str = "n1") -> str | None:
         """Return the layout in a node's annotation."""
         found: str | None = self.node(name)["metadata"]["annotations"].get(
-            cluster.LAYOUT_ANNOTATION
+            well_known.LAYOUT_ANNOTATION
         )
         return found
 

@@ -8,7 +8,7 @@ import structlog.testing
 
 from mig_manager.adapters import host
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
@@ -29,11 +29,11 @@ def test_pending_pod_gets_room_by_one_patch(rig: Rig) -> None:
     rig.pass_time(SOON_S, own)
 
     (body,) = own.kube.patches
-    text = body["metadata"]["annotations"].pop(cluster.LAYOUT_ANNOTATION)
+    text = body["metadata"]["annotations"].pop(well_known.LAYOUT_ANNOTATION)
     assert body == {
         "metadata": {
             "resourceVersion": version,
-            "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
+            "labels": {well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
             "annotations": {},
         }
     }
@@ -83,7 +83,7 @@ def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(rig: Ri
 @pytest.mark.parametrize(
     ("labels", "options"),
     [
-        ({cluster.PARTITIONING_LABEL: "no"}, {}),
+        ({well_known.PARTITIONING_LABEL: "no"}, {}),
         ({"pool": "b"}, {"node_selector": "pool in (a)"}),
     ],
     ids=["not opted in", "not selected"],
@@ -102,8 +102,8 @@ def test_a_node_that_is_not_the_partitioners_is_never_changed(
 
 def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
     rig.add_node()
-    rig.add_pods("p1", **{cluster.PARTITIONING_LABEL: "off"})
-    rig.add_pods("p2", profile="9g.99gb", **{cluster.PARTITIONING_LABEL: "off"})
+    rig.add_pods("p1", **{well_known.PARTITIONING_LABEL: "off"})
+    rig.add_pods("p2", profile="9g.99gb", **{well_known.PARTITIONING_LABEL: "off"})
     own = rig.replica()
 
     rig.pass_time(TERM_S, own)

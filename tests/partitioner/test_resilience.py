@@ -6,7 +6,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
@@ -59,10 +59,10 @@ def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(rig: R
 def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
-    rig.add_node("n3", labels={cluster.PARTITIONING_LABEL: "no"})
+    rig.add_node("n3", labels={well_known.PARTITIONING_LABEL: "no"})
 
     def forget(node: rigs.Object) -> None:
-        del node["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION]
+        del node["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION]
 
     for name in ("n1", "n3"):
         rig.server.modify(kinds.NODES, name, forget)
@@ -91,7 +91,7 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Rig) -> Non
     (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
 
     def stamp(node: rigs.Object) -> None:
-        labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
+        labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
         entry = {"manager": "x", "operation": "Update", "time": asked_at, "fieldsV1": labels}
         node["metadata"]["managedFields"] = [entry]
 

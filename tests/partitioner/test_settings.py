@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.cli import registry
 from mig_manager.core.fleet import partitioning
-from mig_manager.core.node import policies
+from mig_manager.core.node import selectors
 from mig_manager.partitioner import settings
 from tests.unit import samples
 
@@ -92,7 +92,7 @@ def test_a_node_selector_means_what_it_means_to_kubectl(
     labels: dict[str, Any],
     is_selected: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    found = policies.parse_selector(text)
+    found = selectors.parse_selector(text)
 
     assert all(each.matches(labels) for each in found) is is_selected
 
@@ -100,4 +100,4 @@ def test_a_node_selector_means_what_it_means_to_kubectl(
 @pytest.mark.parametrize("text", ["=a", "a b", "a=b,", "a in b", "a=(", "in (a)", "!!a"])
 def test_what_is_no_selector_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a label selector"):
-        policies.parse_selector(text)
+        selectors.parse_selector(text)

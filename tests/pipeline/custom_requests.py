@@ -4,7 +4,7 @@ from typing import Any
 
 from mig_manager.agent import outcomes, reconcile
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import status
 from tests.node import fakes, scenes
 
@@ -41,7 +41,7 @@ def run(
 
 
 def published(rig: fakes.NodeRig) -> status.PublishedStatus:
-    return status.parse(rig.annotations[cluster.STATUS_ANNOTATION])
+    return status.parse(rig.annotations[well_known.STATUS_ANNOTATION])
 
 
 ON_DEMAND = requested(is_on_demand=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager.agent import outcomes
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, well_known
 from tests import changes
 from tests.node import scenes
 from tests.pipeline import played_changes
@@ -24,7 +24,7 @@ def _request_another(play: Play) -> None:
 
 
 def _write_deploy_label(play: Play) -> None:
-    play.rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    play.rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
 
 
 def _remove_taint(play: Play) -> None:
@@ -32,13 +32,13 @@ def _remove_taint(play: Play) -> None:
 
 
 def _remove_journal(play: Play) -> None:
-    play.rig.annotations.pop(cluster.JOURNAL_ANNOTATION, None)
+    play.rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
 
 
 def _cut_journal(play: Play) -> None:
-    text = play.rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+    text = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None and text.endswith("}"):
-        play.rig.annotations[cluster.JOURNAL_ANNOTATION] = text[: len(text) // 2]
+        play.rig.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
 
 
 def _start_pod(play: Play, *, is_spared: bool = False) -> None:

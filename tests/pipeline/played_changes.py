@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, well_known
 from tests import changes
 from tests.node import fakes, scenes
 from tests.pipeline import custom_requests
@@ -231,11 +231,11 @@ class Play:
     def key(self) -> Hashable:
         """What the next agent and the pods meet: strikes that lead to the same count once."""
         rig = self.rig
-        published = json.loads(rig.annotations.get(cluster.STATUS_ANNOTATION, "{}"))
+        published = json.loads(rig.annotations.get(well_known.STATUS_ANNOTATION, "{}"))
         pods = sorted((p.name, p.is_terminating, p.is_ready, p.phase) for p in rig.pods.values())
         return (
             *(published.get(name) for name in ("config", "configHash", "state", "phase")),
-            rig.annotations.get(cluster.JOURNAL_ANNOTATION),
+            rig.annotations.get(well_known.JOURNAL_ANNOTATION),
             tuple(sorted(rig.labels.items())),
             rig.has_hold_taint,
             changes.described(rig.gpus),
@@ -253,8 +253,8 @@ class Play:
             return [f"no end after {_MOST_ATTEMPTS} attempts"]
         labels, gpus = rig.labels, changes.described(rig.gpus)
         problems = [*self.problems]
-        state, applied = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
-        published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+        state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
+        published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
         if (state, applied, gpus) not in ends:
             problems.append(f"ended {state} {applied} {gpus}: {outcome.message}")
         if {state, published["state"]} != {outcome.state.value}:
@@ -262,10 +262,10 @@ class Play:
         try:
             scenes.assert_nothing_taken(rig)
         except AssertionError:
-            journal = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+            journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
             problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
-        if labels.get(cluster.PLUGIN_DEPLOY_LABEL) != "true":
-            problems.append(f"plugin {labels.get(cluster.PLUGIN_DEPLOY_LABEL)}")
+        if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":
+            problems.append(f"plugin {labels.get(well_known.PLUGIN_DEPLOY_LABEL)}")
         problems += self._hurt()
         plugins = [pod for pod in rig.pods.values() if clients.is_device_plugin(pod)]
         devices = set().union(*rig.schedulable.values())

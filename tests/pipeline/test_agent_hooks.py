@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from tests.stage import agent_stage
 
@@ -106,7 +106,7 @@ def test_a_signal_during_a_hook_ends_it_and_restores_the_node(
         assert hooks.ran[-1] == "apply-exit"
         assert {gpu.current_mode for gpu in rig.gpus.observe()} == {model.MigMode.DISABLED}
         rig.assert_nothing_taken(is_stopped=True)
-        assert objects.labels(rig.node())[cluster.STATE_LABEL] == "failed"
+        assert objects.labels(rig.node())[well_known.STATE_LABEL] == "failed"
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_what_an_agent_owes_that_was_killed_in_a_hook_the_next_one_pays(hooks: H
             timeout_s=120,
         )
         rig.stop_agent(signal.SIGKILL)
-        assert cluster.JOURNAL_ANNOTATION in objects.annotations(rig.node())
+        assert well_known.JOURNAL_ANNOTATION in objects.annotations(rig.node())
         (hooks.folder / "go").touch()
 
         rig.start_agent()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 
@@ -94,7 +94,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     slots.denials = ["used by b"] * 3
     seen: list[dict[str, object]] = []
     rig.clock.on_wait.append(
-        lambda: seen.append(json.loads(rig.annotations[cluster.STATUS_ANNOTATION]))
+        lambda: seen.append(json.loads(rig.annotations[well_known.STATUS_ANNOTATION]))
     )
 
     scenes.assert_ends(rig, Reason.APPLIED)
@@ -162,7 +162,7 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
         scenes.run(rig, by=reconciler)
     except errors.ClusterError:
         # It could not say how it ended; what it took is still there, and so is the slot.
-        assert slots.is_taken is bool(rig.annotations.get(cluster.JOURNAL_ANNOTATION))
+        assert slots.is_taken is bool(rig.annotations.get(well_known.JOURNAL_ANNOTATION))
         reconciler.recover(scenes.LAYOUT)
         scenes.run(rig, by=reconciler)
 
@@ -177,7 +177,7 @@ def disrupting_calls() -> list[int]:
     marked: list[int] = []
 
     def note() -> None:
-        if cluster.JOURNAL_ANNOTATION in rig.annotations:
+        if well_known.JOURNAL_ANNOTATION in rig.annotations:
             marked.append(len(rig.log) - 1)
 
     rig.on_call = note
@@ -223,11 +223,11 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(slots: Fake
             by=ours,
             request=fakes.FakeRequest(slots.rig.clock, ends_at=2, replaced=True),
         )
-    assert slots.rig.labels[cluster.STATE_LABEL] == "pending"
+    assert slots.rig.labels[well_known.STATE_LABEL] == "pending"
 
     ours.rest()
 
-    assert slots.rig.labels[cluster.STATE_LABEL] == "failed"
+    assert slots.rig.labels[well_known.STATE_LABEL] == "failed"
 
 
 def test_a_machine_that_reboots_for_us_keeps_its_slot(slots: FakeSlots) -> None:

@@ -2,7 +2,7 @@
 
 import json
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
 from tests.stage import agent_stage
@@ -12,7 +12,7 @@ SMALL, LARGE = [0, 2], [4, 4]
 
 def published(stage: agent_stage.Stage) -> list[list[int]] | None:
     """Return the published spans in use of the only GPU."""
-    text = objects.annotations(stage.node()).get(cluster.CAPACITY_ANNOTATION)
+    text = objects.annotations(stage.node()).get(well_known.CAPACITY_ANNOTATION)
     return json.loads(text)["gpus"][0]["inUse"] if text else None
 
 
@@ -45,7 +45,7 @@ def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
         assert agents_requests(server) == []
         assert published(stage) == []
 
-        stage.patch(partitioning=cluster.ON_DEMAND)
+        stage.patch(partitioning=well_known.ON_DEMAND)
         await_use(stage, LARGE)
         server.log.clear()
         stage.run_pods([("small", "nvidia.com/mig-2g.10gb", {})])
@@ -64,7 +64,7 @@ def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
         assert published(stage) == [SMALL]
         stage.stop_agent()
         stage.label(None)
-        stage.patch(partitioning=cluster.ON_DEMAND)
+        stage.patch(partitioning=well_known.ON_DEMAND)
         stage.run_pods([("large", "nvidia.com/mig-3g.20gb", {})])
         stage.start_agent()
         await_use(stage, LARGE)

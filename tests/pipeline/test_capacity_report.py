@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import reconcile
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from tests.node import fakes, scenes
 
@@ -44,7 +44,7 @@ def rig() -> fakes.NodeRig:
 
 def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
     """Return the published spans in use, GPU by GPU."""
-    data = json.loads(rig.annotations[cluster.CAPACITY_ANNOTATION])
+    data = json.loads(rig.annotations[well_known.CAPACITY_ANNOTATION])
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
@@ -80,7 +80,7 @@ def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> Non
 
     scenes.run(rig, "all-balanced", by=scenes.reconciler(rig, telemetry=telemetry))
 
-    first, second = json.loads(rig.annotations[cluster.CAPACITY_ANNOTATION])["gpus"]
+    first, second = json.loads(rig.annotations[well_known.CAPACITY_ANNOTATION])["gpus"]
     assert first["inUse"] == [[0, 2]]
     assert second["inUse"] == [[4, 4]]
     assert first["room"]["3g.20gb"] == 1
@@ -200,7 +200,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
     outcome = scenes.run(rig, "all-balanced", by=ours)
 
     assert outcome.state is model.State.SUCCESS
-    assert cluster.CAPACITY_ANNOTATION not in rig.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.annotations
 
 
 def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fakes.NodeRig) -> None:
@@ -235,7 +235,7 @@ def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.No
 
     scenes.run(rig, "all-balanced", by=ours)
 
-    assert cluster.CAPACITY_ANNOTATION not in rig.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.annotations
     rig.kubelet_is_silent = False
     catch_up(rig, ours)
     assert published(rig) == [[[0, 2]], [[4, 4]]]
@@ -253,7 +253,7 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) ->
     ours.check_drift("all-balanced", ended)
     catch_up(rig, ours)
 
-    inventory = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert len(inventory[0].gpu_instances) == len(kept)
     assert published(rig) == [[[0, 2]], [[4, 4]]]
 
@@ -266,7 +266,7 @@ def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) ->
     catch_up(rig, ours)
 
     assert rig.log.count("gpus.observe") == 1
-    assert {cluster.CAPACITY_ANNOTATION, cluster.GPUS_ANNOTATION} == set(rig.annotations)
+    assert {well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION} == set(rig.annotations)
     assert patches(rig) == 1
 
 
@@ -279,15 +279,15 @@ def test_a_node_that_is_registered_again_gets_everything_again(rig: fakes.NodeRi
     ours.forget_node()
     catch_up(rig, ours)
 
-    for key in (cluster.CAPACITY_ANNOTATION, cluster.GPUS_ANNOTATION):
+    for key in (well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION):
         assert json.loads(rig.annotations[key])["gpus"] == json.loads(before[key])["gpus"]
 
 
 def test_an_attempt_that_is_retried_observes_no_use(rig: fakes.NodeRig) -> None:
-    del rig.annotations[cluster.CAPACITY_ANNOTATION]
+    del rig.annotations[well_known.CAPACITY_ANNOTATION]
     rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
 
     outcome = scenes.run(rig)
 
     assert outcome.should_retry
-    assert cluster.CAPACITY_ANNOTATION not in rig.annotations
+    assert well_known.CAPACITY_ANNOTATION not in rig.annotations

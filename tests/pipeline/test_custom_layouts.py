@@ -8,7 +8,7 @@ import pytest
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.layout import served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
@@ -31,7 +31,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
 
     assert outcome.reason is Reason.APPLIED
     assert rig.gpus[1] == second
-    assert rig.labels[cluster.APPLIED_LABEL] == "custom"
+    assert rig.labels[well_known.APPLIED_LABEL] == "custom"
     layout, _ = requested().layout()
     assert published(rig).config == "custom"
     assert published(rig).config_hash == layout.content_hash
@@ -111,7 +111,7 @@ def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     ours = scenes.reconciler(rig, OWN, limits=ON)
 
     assert run(rig, by=ours).reason is Reason.APPLIED
-    listed = rig.annotations[cluster.LAYOUTS_ANNOTATION]
+    listed = rig.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "custom" not in {each.name for each in served.from_json(listed)}
     assert run(rig, requested(None), by=ours).reason is Reason.NO_CUSTOM_LAYOUT
 
@@ -123,7 +123,7 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
 
     scenes.run(rig, "all-1g.5gb", by=by)
 
-    assert served.takes_custom(rig.annotations[cluster.LAYOUTS_ANNOTATION]) is is_on
+    assert served.takes_custom(rig.annotations[well_known.LAYOUTS_ANNOTATION]) is is_on
 
 
 def test_invalid_file_does_not_block_a_custom_layout() -> None:
@@ -171,14 +171,14 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
     ours = scenes.reconciler(rig, limits=ON)
     ended = run(rig, by=ours)
     assert ours.check_drift("custom", ended, requested()) is drift.Action.REST
-    assert rig.labels[cluster.APPLIED_LABEL] == "custom"
+    assert rig.labels[well_known.APPLIED_LABEL] == "custom"
 
     scenes.run(rig, "all-1g.5gb")
     ours.check_drift("custom", ended, requested())
 
     assert published(rig).reason == "Drifted"
     assert published(rig).annotation_hash == requested().annotation_hash
-    assert cluster.APPLIED_LABEL not in rig.labels
+    assert well_known.APPLIED_LABEL not in rig.labels
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -186,7 +186,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
     changed_back = 0
     for index, rig, before in scenes.kills(scenes.busy_node, run):
         was_closed = rig.has_hold_taint
-        text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+        text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).snapshot)
         wanted = requested() if is_same else requested(BALANCED)
 
@@ -199,7 +199,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
             assert scenes.is_as_before(rig, before), index
         outcome = run(rig, wanted, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
-        assert rig.labels[cluster.APPLIED_LABEL] == "custom"
+        assert rig.labels[well_known.APPLIED_LABEL] == "custom"
         assert published(rig).annotation_hash == wanted.annotation_hash
         scenes.assert_nothing_taken(rig)
     assert is_same or changed_back

@@ -2,7 +2,7 @@
 
 from mig_manager.core import model
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.stage import agent_stage
 
 
@@ -16,7 +16,7 @@ TWO = document("3g.20gb: 2")
 
 
 def request(stage: agent_stage.Stage, text: str, **labels: str) -> None:
-    stage.patch(annotations={cluster.LAYOUT_ANNOTATION: text}, **labels)
+    stage.patch(annotations={well_known.LAYOUT_ANNOTATION: text}, **labels)
 
 
 def wait_for(stage: agent_stage.Stage, text: str) -> model.State:

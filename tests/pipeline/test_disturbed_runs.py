@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, well_known
 from tests.node import fake_ports, fakes
 from tests.node.scenes import (
     BROKEN,
@@ -35,7 +35,7 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
     rig.plugin_is_broken = not ends_well
 
     def upgrade_driver() -> None:
-        if rig.labels[key] == cluster.PAUSED_VALUE:
+        if rig.labels[key] == well_known.PAUSED_VALUE:
             rig.labels[key] = "paused-for-driver-upgrade"
 
     rig.clock.on_wait.append(upgrade_driver)
@@ -149,7 +149,7 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: 
             rig.failing = {}
             ours.recover(layout)
         else:
-            assert rig.labels[cluster.STATE_LABEL] in ("success", "failed"), index
+            assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
             assert_nothing_taken(rig)
 
         rig.failing = {}
@@ -202,7 +202,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
             outcome = reconciler(rig).run(layout, request)
         except errors.Superseded:
             # The run for the next request says how that ends.
-            is_failed = rig.labels.get(cluster.STATE_LABEL) == "failed"
+            is_failed = rig.labels.get(well_known.STATE_LABEL) == "failed"
             assert is_failed is not replaced
         else:
             # It is verified; only the monitors were still pending.

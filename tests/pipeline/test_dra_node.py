@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import claims, cluster, policies, resources
+from mig_manager.core.node import claims, policies, resources, well_known
 from mig_manager.errors import Reason
 from tests.node import fake_ports, fakes, gpu_values
 from tests.node.scenes import (
@@ -168,7 +168,7 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once() -> No
 
 def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig = dra_node()
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.live()
 
     assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
@@ -284,12 +284,12 @@ def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
 
 def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig = dra_node()
-    rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: "true", cluster.PLUGIN_CONFIG_LABEL: "whole"}
+    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", well_known.PLUGIN_CONFIG_LABEL: "whole"}
     rig.live()
     rig.policy = policies.Policy(plugin_configs={"all-1g.5gb": "sliced"})
     seen = starts(rig)
     assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
-    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert len(seen) == 1
     assert "slices.withdraw" not in rig.log
 

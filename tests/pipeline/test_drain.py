@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent.pods import survey
 from mig_manager.core import ports
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
 from tests.node import fake_ports, fakes
 from tests.node.fakes import NodeRig
@@ -228,9 +228,9 @@ def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> No
     class Late(fake_ports.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 
-        def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+        def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
             super().evict(pod)
-            return policies.EvictionResponse(answer=policies.Eviction.GONE)
+            return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
 
     ear = Ear()
     ours = new_drain(rig, telemetry=ear, workloads=Late(rig))

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent.pods import survey
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
 from tests.node import fake_ports, fakes
 from tests.node.fakes import NodeRig
@@ -77,12 +77,12 @@ class Choosy(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._trial, self._real = trial, real
 
-    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         if pod.name in self._trial:
             raise self._trial[pod.name]
         return super().can_evict(pod)
 
-    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         if pod.name in self._real:
             raise self._real[pod.name]
         return super().evict(pod)

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 from tests.node.scenes import assert_ends
@@ -45,15 +45,15 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     for _ in range(3):
         assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
-    assert rig.labels[cluster.STATE_LABEL] == "failed"
-    assert cluster.APPLIED_LABEL not in rig.labels
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert well_known.APPLIED_LABEL not in rig.labels
     assert rig.events == ["Drifted"]
     assert "gpus.execute" not in rig.log
 
     rig.gpus = before
     ours.check_drift(LAYOUT, ended)
-    assert rig.labels[cluster.STATE_LABEL] == "success"
-    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
 def test_on_request_a_drift_is_healed() -> None:
@@ -160,7 +160,7 @@ def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
 
     assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS
 
-    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
@@ -170,7 +170,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert rig.states == []
-    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
@@ -230,6 +230,6 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
 
     other.refusals = 1
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
-    assert rig.labels[cluster.STATE_LABEL] == "success"
+    assert rig.labels[well_known.STATE_LABEL] == "success"
     ours.check_drift(LAYOUT, ended)
-    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert rig.labels[well_known.STATE_LABEL] == "failed"

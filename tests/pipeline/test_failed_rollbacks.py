@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
@@ -32,13 +32,13 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     message = rig.statuses[-1]
     assert "still to do: GPU 0" in message
     assert "create GPU instance 2g.10gb at" in message
-    assert cluster.APPLIED_LABEL not in rig.labels
-    text = rig.annotations.pop(cluster.JOURNAL_ANNOTATION)
+    assert well_known.APPLIED_LABEL not in rig.labels
+    text = rig.annotations.pop(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text)
     assert journal == journal.remaining
     scenes.assert_nothing_taken(rig)
 
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = text
     successor = scenes.reconciler(rig)
     successor.recover(LAYOUT)
     assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
@@ -54,7 +54,7 @@ def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | No
         scenes.undo(rig)
 
     assert scenes.is_as_before(rig, before)
-    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
     scenes.assert_nothing_taken(rig)
 
 
@@ -81,7 +81,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 
     assert not outcome.is_unfinished
     assert scenes.is_as_before(rig, before)
-    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
@@ -149,9 +149,9 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
 
 def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
     rig, before = unlucky_node()
-    newer = json.loads(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    newer = json.loads(rig.annotations[well_known.JOURNAL_ANNOTATION])
     newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = json.dumps(newer)
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = json.dumps(newer)
 
     scenes.reconciler(rig).recover(None)
 

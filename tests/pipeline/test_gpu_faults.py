@@ -10,7 +10,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.core import model, ports
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from testkit import nvml_faults
 from tests.node import fakes, scenes
@@ -50,7 +50,7 @@ def recovery(rig: fakes.NodeRig) -> tuple[str, str] | None:
 
 def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
     rig, ours, ended = node_at_rest()
-    ready, status = rig.condition, rig.annotations[cluster.STATUS_ANNOTATION]
+    ready, status = rig.condition, rig.annotations[well_known.STATUS_ANNOTATION]
     set_action(rig, RESET, 0)
 
     with structlog.testing.capture_logs() as logs:
@@ -63,9 +63,9 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
     assert [entry["gpus"] for entry in logs if entry["event"] == "gpu_recovery_needed"] == [
         ["GPU 0: gpu-reset"]
     ]
-    assert (rig.condition, rig.annotations[cluster.STATUS_ANNOTATION]) == (ready, status)
-    assert rig.labels[cluster.STATE_LABEL] == "success"
-    published = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    assert (rig.condition, rig.annotations[well_known.STATUS_ANNOTATION]) == (ready, status)
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert [gpu.recovery_action for gpu in published][:2] == [RESET, None]
 
 
@@ -129,7 +129,7 @@ def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     rig.refusing["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
     ours.check_drift(LAYOUT, ended)
     assert recovery(rig) == expected
-    assert rig.labels[cluster.STATE_LABEL] == "success"
+    assert rig.labels[well_known.STATE_LABEL] == "success"
 
     del rig.refusing["gpus.observe"]
     ours.check_drift(LAYOUT, ended)

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, journals
 from tests.node import gpu_values, scenes
 
@@ -22,7 +22,7 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
 
     scenes.run(rig, layout, attempt=3, retry_after_s=40)
 
-    published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     assert published["attempt"] == 3
     assert published.get("retryAt") == (f"T{rig.clock.now_s + 40:.2f}" if passes else None)
 
@@ -36,30 +36,30 @@ V1 = (
 def test_the_journal_of_the_version_before_is_restored() -> None:
     assert journals.JOURNAL_VERSION == 2
     rig = scenes.node()
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = V1
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.has_hold_taint = True
 
     scenes.reconciler(rig).recover(None)
 
     scenes.assert_nothing_taken(rig)
-    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 @pytest.mark.parametrize("text", ['{"version": 99}', "", "{" * 100_000], ids=range(3))
 def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: str) -> None:
     rig = scenes.node()
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = text
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.is_unschedulable = rig.has_hold_taint = True
 
     scenes.reconciler(rig).recover("all-1g.5gb")
 
-    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     assert not rig.has_hold_taint
     assert rig.is_unschedulable
-    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
-    kept = rig.annotations[cluster.UNREADABLE_JOURNAL_ANNOTATION]
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    kept = rig.annotations[well_known.UNREADABLE_JOURNAL_ANNOTATION]
     assert text.startswith(kept)
     assert len(kept) == min(len(text), 16 * 1024)
     assert "JournalUnreadable" in rig.events
@@ -84,7 +84,7 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
 
 def test_labels_that_another_manager_paused_are_restored() -> None:
     rig = scenes.node(layout="all-balanced")
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
     rig.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
     rig.pods.clear()
     outcome = scenes.resume(rig, "all-balanced")
@@ -97,14 +97,14 @@ def test_labels_that_another_manager_paused_are_restored() -> None:
 def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> None:
     rig = scenes.node()
     dcgm = "nvidia.com/gpu.deploy.dcgm"
-    paused = {cluster.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
+    paused = {well_known.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
     journal = journals.Journal(config="all-1g.5gb", paused_labels=paused)
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
-    rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE, dcgm: "false"}
 
     scenes.reconciler(rig).recover(None)
 
-    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     assert rig.labels[dcgm] == "false"
     scenes.assert_nothing_taken(rig)
 
@@ -113,15 +113,15 @@ def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> Non
 def test_node_without_a_request_does_not_stay_pending(state: str | None) -> None:
     rig = scenes.node()
     if state:
-        rig.labels[cluster.STATE_LABEL] = state
+        rig.labels[well_known.STATE_LABEL] = state
 
     scenes.reconciler(rig).rest()
 
     if state == "pending":
-        assert rig.labels[cluster.STATE_LABEL] == "failed"
-        assert "Interrupted" in rig.annotations[cluster.STATUS_ANNOTATION]
+        assert rig.labels[well_known.STATE_LABEL] == "failed"
+        assert "Interrupted" in rig.annotations[well_known.STATUS_ANNOTATION]
     else:
-        assert rig.labels.get(cluster.STATE_LABEL) == state
+        assert rig.labels.get(well_known.STATE_LABEL) == state
         assert rig.states == rig.statuses == []
 
 
@@ -135,7 +135,7 @@ def test_node_without_a_request_publishes_its_gpus() -> None:
     assert rig.annotations == {}
     rig.refusing.clear()
     assert not reconciler.rest()
-    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == rig.gpus
+    assert gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION]) == rig.gpus
     rig.log.clear()
     assert not reconciler.rest()
     assert "node.patch" not in rig.log
@@ -154,7 +154,7 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     assert not reconciler.rest()
 
     assert rig.services["dcgm.service"]
-    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
 def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:

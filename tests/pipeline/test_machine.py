@@ -5,7 +5,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.core import liveness, model, ports, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import gpu_values, scenes, swept_scenes
@@ -70,7 +70,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    journal = journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
     assert journal.host_services == ("nvsm.service",)
     assert not rig.is_unschedulable
 
@@ -87,7 +87,7 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
     forged = journals.Journal(
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = forged.to_json()
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
     ours = scenes.reconciler(rig, service_names=lambda: ("dcgm.service", "nvsm.service"))
 
     ours.recover(wanted)
@@ -98,7 +98,7 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
     assert rig.services["nvsm.service"]
     assert "HostServiceRefused" in rig.events
     assert any("debug-shell.service" in message for message in rig.messages)
-    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
 def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
@@ -157,7 +157,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     scenes.kill_at(rig, 5, ALL_1G)
     # Another program has resumed the plugin meanwhile, and removed the taint.
     rig.has_hold_taint = False
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
     pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
@@ -269,7 +269,7 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
 
     assert rig.clock.now_s >= 30
     assert (rig.executed, rig.gpus, rig.refreshed) == ([], before, 0)
-    assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
+    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_a_process_that_ends_is_waited_for() -> None:

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import intake
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.node import scenes
 
 
@@ -150,7 +150,7 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     with pytest.raises(errors.Superseded):
         scenes.reconciler(rig).run(scenes.LAYOUT, taken(box))
 
-    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert "Interrupted" in rig.events
     assert rig.conditions[-1] == "Interrupted"
     scenes.assert_nothing_taken(rig, is_stopped=True)

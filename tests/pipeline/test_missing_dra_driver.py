@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fake_ports, fakes
@@ -91,7 +91,7 @@ def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig = without_driver(dra_node())
     rig.has_hold_taint = True
     journal = journals.Journal(config="all-disabled", hold_taint=True, draining=True)
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     rig.budgets["low"] = "budget 'x' allows no disruption"
 
     assert resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
@@ -156,7 +156,7 @@ class NewWorkloads(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._known: set[str] = set()
 
-    def list(self) -> tuple[cluster.Pod, ...]:
+    def list(self) -> tuple[pod_object.Pod, ...]:
         pods, listed = super().list(), published(self._rig)
         self._known |= {pod.uid for pod in pods if (pod.claimed_ids or frozenset()) <= listed}
         return tuple(

@@ -12,7 +12,7 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import outcomes, reconcile
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -285,7 +285,7 @@ def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boo
     node.may_reboot = True
     node.go_down("all")
 
-    assert node.cluster.labels[cluster.STATE_LABEL] == "rebooting"
+    assert node.cluster.labels[well_known.STATE_LABEL] == "rebooting"
     node.assert_ends("all", Reason.APPLIED)
     assert (node.asked_to_reset, node.reboots) == ([], 1)
     assert all(len(gpu.mig_uuids) == 2 for gpu in node.gpus())

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster, policies, resources
+from mig_manager.core.node import clients, pod_object, policies, resources, well_known
 from mig_manager.errors import Reason
 from tests.node import fakes
 from tests.node.scenes import (
@@ -75,7 +75,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
     rig = node(layout="all-1g.5gb")
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = value
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = value
     rig.pods.clear()
 
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
@@ -104,7 +104,7 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     why = "with MIG strategy single it does not start: MIG devices differ"
     for _ in range(2):
         assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-balanced")
-        assert cluster.APPLIED_LABEL not in rig.labels
+        assert well_known.APPLIED_LABEL not in rig.labels
 
     rig.plugin_is_broken = False
     for uid in plugins(rig):
@@ -124,7 +124,7 @@ def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
     rig = node()
     rig.plugin_is_broken = True
-    rig.plugin_waiting = cluster.Waiting(reason="ErrImagePull", message="plugin:9: not found")
+    rig.plugin_waiting = pod_object.Waiting(reason="ErrImagePull", message="plugin:9: not found")
     why = "nvidia-device-plugin (ErrImagePull: plugin:9: not found)"
 
     assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
@@ -136,7 +136,7 @@ def node_between_plugins() -> fakes.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = node(layout="all-balanced")
     rig.plugin_is_gated = False
-    rig.labels.pop(cluster.PLUGIN_DEPLOY_LABEL, None)
+    rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
     rig.unhealthy, rig.schedulable = rig.schedulable, dict.fromkeys(rig.schedulable, frozenset())
     return rig
@@ -323,19 +323,19 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
 
     assert_ends(rig, Reason.API_UNAVAILABLE, layout="all-1g.5gb")
 
-    assert cluster.GPUS_ANNOTATION in rig.annotations
+    assert well_known.GPUS_ANNOTATION in rig.annotations
 
 
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     rig = sharing_node()
     seen: set[tuple[str, str]] = set()
-    keys = (cluster.PLUGIN_CONFIG_LABEL, cluster.PLUGIN_DEPLOY_LABEL)
+    keys = (well_known.PLUGIN_CONFIG_LABEL, well_known.PLUGIN_DEPLOY_LABEL)
     rig.on_call = lambda: seen.add((rig.labels[keys[0]], rig.labels[keys[1]]))
 
     assert_ends(rig, Reason.APPLIED)
 
-    assert seen == {("whole", "true"), ("whole", cluster.PAUSED_VALUE), ("sliced", "true")}
-    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert seen == {("whole", "true"), ("whole", well_known.PAUSED_VALUE), ("sliced", "true")}
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
 
 
 @pytest.mark.parametrize("is_plugin_broken", [True, False])
@@ -350,7 +350,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
     assert_ends(rig, reason)
 
-    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
 
 def test_plugin_config_of_another_program_is_not_overwritten() -> None:
@@ -358,13 +358,13 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
     rig.plugin_is_broken = True
 
     def choose() -> None:
-        if rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced":
-            rig.labels[cluster.PLUGIN_CONFIG_LABEL] = "mine"
+        if rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
+            rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "mine"
 
     rig.clock.on_wait.append(choose)
     run(rig)
 
-    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "mine"
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "mine"
 
 
 def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
@@ -374,7 +374,7 @@ def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
 
     assert_ends(rig, Reason.ALREADY_APPLIED)
 
-    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods
     assert "gpus.execute" not in rig.log
 

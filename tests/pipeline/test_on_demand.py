@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import steps
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import requests
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes, swept_scenes
@@ -37,10 +37,10 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, **options: Any) -> None:
     assert rig.gpus == before
     assert not rig.executed
     assert set(rig.pods) == pods
-    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert published(rig).reason == "InUse"
     assert published(rig).retry_at is None
-    assert rig.labels.get(cluster.APPLIED_LABEL) != "custom"
+    assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s
     assert not any(taken)
     scenes.assert_nothing_taken(rig)
@@ -183,7 +183,7 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
 
 def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
     rig = scenes.busy_node()
-    rig.labels[cluster.PARTITIONING_LABEL] = cluster.ON_DEMAND
+    rig.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
     assert scenes.run(rig, "one-slice-changed").reason is Reason.APPLIED
     assert "affected" not in rig.pod_names
 
@@ -221,7 +221,7 @@ def test_node_is_restored_after_any_failed_call_of_a_custom_layout(
             rig.failing = {}
             ours.recover("custom", wanted)
         else:
-            assert rig.labels[cluster.STATE_LABEL] in ("success", "failed"), index
+            assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
             scenes.assert_nothing_taken(rig)
         rig.failing = {}
 
@@ -379,7 +379,7 @@ def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
 
     def note() -> None:
         if rig.log[-1] == "gpus.observe":
-            records.append(rig.annotations.get(cluster.REQUEST_ANNOTATION))
+            records.append(rig.annotations.get(well_known.REQUEST_ANNOTATION))
 
     rig.on_call = note
 

@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, metrics, outcomes, reconcile
 from mig_manager.core import ports
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 
@@ -30,7 +30,7 @@ def node_at_rest(
 
 
 def published(rig: fakes.NodeRig) -> dict[str, str]:
-    status: dict[str, str] = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    status: dict[str, str] = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     return status
 
 
@@ -73,8 +73,8 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     for _ in range(3):
         ours.check_drift(LAYOUT, ended)
 
-    assert rig.labels[cluster.STATE_LABEL] == "failed"
-    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
     assert rig.events == ["PhantomDevices"]
     assert rig.conditions[-1] == "PhantomDevices"
     command = "kubectl patch node node-a --subresource=status --type=merge -p "
@@ -83,7 +83,7 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     # As a person does.
     rig.phantoms.clear()
     ours.check_drift(LAYOUT, ended)
-    assert rig.labels[cluster.STATE_LABEL] == "success"
+    assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
@@ -151,7 +151,7 @@ def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
 
 def test_phantom_devices_of_a_node_without_plugin_are_no_lost_plugin() -> None:
     rig, ours, _ = node_at_rest()
-    rig.labels.pop(cluster.PLUGIN_DEPLOY_LABEL)
+    rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
     rig.schedulable = {}
 
@@ -163,7 +163,7 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     others: dict[str, frozenset[str]],
 ) -> None:
     rig, ours, _ = node_at_rest()
-    rig.labels.pop(cluster.PLUGIN_DEPLOY_LABEL)
+    rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
     rig.unhealthy = dict(rig.schedulable)
     rig.schedulable = {"nvidia.com/gpu": frozenset(), **others}

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import reconcile
 from mig_manager.core import model
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import policies, well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, gpu_values, scenes
 from tests.node.scenes import assert_ends
@@ -48,11 +48,11 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     go_down(rig)
 
     assert rig.reboots == 1
-    assert rig.labels[cluster.STATE_LABEL] == "rebooting"
+    assert rig.labels[well_known.STATE_LABEL] == "rebooting"
     assert rig.has_hold_taint
     assert "Rebooting" in rig.events
     assert rig.conditions[-1] == "Rebooting"
-    assert json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["rebooted"] is True
+    assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["rebooted"] is True
     rig.mode_waits = False
     rig.restart_machine()
     outcome = scenes.resume(rig, LAYOUT)
@@ -113,7 +113,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     go_down(rig, by=successor)
 
     assert rig.reboots == 2
-    assert rig.labels[cluster.STATE_LABEL] == "rebooting"
+    assert rig.labels[well_known.STATE_LABEL] == "rebooting"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         return ours
 
     go_down(rig, by=successor())
-    before = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    before = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     restart_without_the_mode(rig)
     if reason is Reason.INVALID_CONFIG:
         outcome = scenes.run(rig, LAYOUT, by=successor("version: v2"))
@@ -145,7 +145,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
         outcome = scenes.run(rig, LAYOUT, by=successor())
         rig.refusing.clear()
     assert outcome.reason is reason
-    after = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    after = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
     assert scenes.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
@@ -193,7 +193,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     # It may be asked for again by the next agent.
-    asked = json.loads(rig.annotations[cluster.STATUS_ANNOTATION]).get("rebooted", False)
+    asked = json.loads(rig.annotations[well_known.STATUS_ANNOTATION]).get("rebooted", False)
     assert asked is not bool(refusal)
 
 
@@ -260,5 +260,5 @@ def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
     rig.restart_machine()
     scenes.undo(rig)
 
-    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
     scenes.assert_nothing_taken(rig)

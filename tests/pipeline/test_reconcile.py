@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.agent import reconcile
 from mig_manager.core import model, standbys, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, journals, status
 from mig_manager.errors import Reason
 from tests.node import fakes, gpu_values, scenes
@@ -30,9 +30,9 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, gated: bool) -> 
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
     assert rig.states == ["pending", "success"]
-    assert rig.labels[cluster.STATE_LABEL] == "success"
-    assert rig.labels[cluster.APPLIED_LABEL] == "all-1g.5gb"
-    assert rig.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == ("true" if gated else None)
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.labels[well_known.APPLIED_LABEL] == "all-1g.5gb"
+    assert rig.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == ("true" if gated else None)
     assert len(rig.schedulable["nvidia.com/gpu"]) == 14
     assert old_plugin not in rig.pods
 
@@ -169,7 +169,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
 
     run(rig, layout)
 
-    assert status.parse(rig.annotations[cluster.STATUS_ANNOTATION]).phase == phase
+    assert status.parse(rig.annotations[well_known.STATUS_ANNOTATION]).phase == phase
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
@@ -244,7 +244,7 @@ def test_a_kill_in_the_second_plan_of_a_change_leaves_no_unlisted_instance() -> 
         scenes.run(rig, "all-1g.5gb", by=reconciler(rig, gpus=Driver(rig)))
     rig.step_error = lambda _step: None
     assert len(rig.gpus[0].gpu_instances) == 2
-    journal = journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
     assert [len(gpu.created or ()) for gpu in journal.snapshot] == [14, 14]
 
     successor = reconciler(rig, gpus=Driver(rig))
@@ -262,7 +262,7 @@ def test_pod_admitted_before_the_plugin_stops_leaves_too(*, is_kept: bool) -> No
 
     def slip_in() -> None:
         # A pod that is bound to the node by its author passes the scheduler and its cordon.
-        if rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == cluster.PAUSED_VALUE and not late:
+        if rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE and not late:
             late.append(rig.add_pod("late", devices=doomed, is_kept=is_kept))
 
     rig.clock.on_wait.append(slip_in)
@@ -330,13 +330,13 @@ def test_run_publishes_the_gpus_it_observes() -> None:
 
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
-    text = rig.annotations[cluster.GPUS_ANNOTATION]
+    text = rig.annotations[well_known.GPUS_ANNOTATION]
     published = gpu_codec.from_json(text)
     assert [(gpu.uuid, gpu.profiles, status.device_counts(gpu)) for gpu in published] == [
         (gpu.uuid, gpu.profiles, status.device_counts(gpu)) for gpu in rig.gpus
     ]
     assert run(rig, "all-9g").state is model.State.FAILED
-    assert rig.annotations[cluster.GPUS_ANNOTATION] == text
+    assert rig.annotations[well_known.GPUS_ANNOTATION] == text
 
 
 def test_annotations_that_another_program_removed_are_written_again() -> None:
@@ -344,7 +344,11 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
     ours = scenes.reconciler(rig)
     ours.recover("all-1g.5gb")
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=ours)
-    steady = {cluster.GPUS_ANNOTATION, cluster.LAYOUTS_ANNOTATION, cluster.REQUEST_ANNOTATION}
+    steady = {
+        well_known.GPUS_ANNOTATION,
+        well_known.LAYOUTS_ANNOTATION,
+        well_known.REQUEST_ANNOTATION,
+    }
     before = {key: rig.annotations.pop(key) for key in steady}
 
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=ours)
@@ -361,4 +365,4 @@ def test_a_driver_that_lists_no_gpu_leaves_none_published() -> None:
 
     assert run(rig, "all-1g.5gb", by=ours).state is model.State.FAILED
 
-    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == ()
+    assert gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION]) == ()

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import resources, well_known
 from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
 from tests.node import fakes, gpu_values, scenes, swept_scenes
@@ -66,7 +66,7 @@ def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
         if wanted is None:
             scenes.undo(rig)
             assert was_applied or scenes.is_as_before(rig, before)
-            assert rig.labels.get(cluster.STATE_LABEL) != "pending"
+            assert rig.labels.get(well_known.STATE_LABEL) != "pending"
         elif wanted in IMPOSSIBLE:
             assert scenes.resume(rig, wanted).state is model.State.FAILED
             assert scenes.has_layout(rig, layout) or scenes.is_as_before(rig, before)
@@ -88,7 +88,7 @@ def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:
 
         assert outcome.reason is Reason.DOES_NOT_FIT
         scenes.assert_nothing_taken(rig)
-        if rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced":
+        if rig.labels.get(well_known.APPLIED_LABEL) == "all-balanced":
             assert scenes.is_as_before(rig, before)
             undone += was_changed
         assert_says_the_truth(rig)
@@ -108,7 +108,7 @@ def test_failing_change_killed_at_any_call_ends_as_if_undisturbed() -> None:
 
         assert outcome.reason is Reason.INSUFFICIENT_RESOURCES
         assert scenes.is_as_before(rig, before)
-        assert rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced", index
+        assert rig.labels.get(well_known.APPLIED_LABEL) == "all-balanced", index
         scenes.assert_nothing_taken(rig)
 
 
@@ -188,7 +188,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.messages)
-    journal = journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
     assert journal.snapshot
     assert not journal.hold_taint
     assert successor.rest()
@@ -197,7 +197,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
     assert not successor.rest()
     assert scenes.is_as_before(rig, before)
-    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
 def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
@@ -208,7 +208,7 @@ def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     # As a reset leaves it.
     rig.gpus = (dataclasses.replace(lost, gpu_instances=()), *rig.gpus[1:])
     journal = journals.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
 
 
@@ -221,7 +221,7 @@ mig-configs:
 
 
 def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
-    text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+    text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     return tuple(gpu.uuid for gpu in journals.Journal.from_json(text).snapshot) if text else ()
 
 
@@ -283,7 +283,7 @@ def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = scenes.node(layout="all-1g.5gb")
     before = scenes.node(layout="all-balanced").gpus[0].snapshot
     journal = journals.Journal(config="all-1g.5gb", snapshot=(before,))
-    rig.annotations = {cluster.JOURNAL_ANNOTATION: journal.to_json()}
+    rig.annotations = {well_known.JOURNAL_ANNOTATION: journal.to_json()}
     rig.add_pod("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
     pods = dict(rig.pods)
 
@@ -301,7 +301,7 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
     assert scenes.resume(rig, LAYOUT, text).reason is Reason.DOES_NOT_FIT
 
-    published = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert gpu_values.geometry(published) == gpu_values.geometry(before)
 
 
@@ -345,7 +345,7 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     ours = scenes.reconciler(rig)
     rig.has_hold_taint = True
     journal = journals.Journal(config=LAYOUT, hold_taint=True, draining=True)
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     ours.recover(LAYOUT)
     rig.refusing = {"node.read": scenes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):

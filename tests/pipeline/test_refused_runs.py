@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import cluster, policies, resources
+from mig_manager.core.node import policies, resources, well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 from tests.node.scenes import CONFIG
@@ -173,13 +173,13 @@ def test_refused_run_changes_nothing(case: str) -> None:
     # That a drain fails is known only after the node is tainted.
     is_late = reason is Reason.DRAIN_TIMEOUT
     assert rig.states == (["pending", "failed"] if is_late else ["failed"])
-    assert rig.labels == {**labels, cluster.STATE_LABEL: "failed"}
+    assert rig.labels == {**labels, well_known.STATE_LABEL: "failed"}
     assert (rig.gpus, rig.executed, rig.hooked) == (gpus, [], [])
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
     may_evict = rig.policy.drain is not policies.Drain.NONE
     assert may_evict or "workloads.can_evict" not in rig.log
     assert is_late or rig.pods == pods
-    published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
     assert reason.remedy in published["message"]
     assert ("retryAt" in published) is outcome.should_retry
 
@@ -191,7 +191,7 @@ def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> N
         rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})
     if why == "no plugin":
         rig.pods.clear()
-        rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "false"
+        rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
     layout = "all-disabled" if why == "uniform layout" else "all-balanced"
     assert scenes.run(rig, layout).reason is Reason.APPLIED

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import intake, loop, outcomes
 from mig_manager.core import ports, steps
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.errors import Reason
 from tests import contract
 from tests.node import fakes, scenes
@@ -93,22 +93,22 @@ class Story:
 
     def watch(self, box: intake.Inbox) -> None:
         """Report the node to the agent, as its watch does."""
-        view = cluster.NodeView(
+        view = node_object.NodeView(
             name="node-a",
             labels=dict(self.rig.labels),
             annotations=dict(self.rig.annotations),
             allocatable={},
         )
-        name = view.labels.get(cluster.CONFIG_LABEL)
+        name = view.labels.get(well_known.CONFIG_LABEL)
         box.put_label(name, node_uid="u1", custom=custom_layouts.requested(view))
 
     def label(self, value: str | None) -> Act:
         """Return an act: set the label that requests a layout, or remove it."""
 
         def act(box: intake.Inbox) -> None:
-            self.rig.labels.pop(cluster.CONFIG_LABEL, None)
+            self.rig.labels.pop(well_known.CONFIG_LABEL, None)
             if value:
-                self.rig.labels[cluster.CONFIG_LABEL] = value
+                self.rig.labels[well_known.CONFIG_LABEL] = value
             self.watch(box)
 
         return act
@@ -144,7 +144,7 @@ def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
 def active(dies_at: int | None) -> Story:
     """Return a node whose requested layout is active."""
     story = Story(scenes.node(layout=LAYOUT), dies_at)
-    story.rig.labels[cluster.CONFIG_LABEL] = LAYOUT
+    story.rig.labels[well_known.CONFIG_LABEL] = LAYOUT
     return story
 
 
@@ -187,7 +187,7 @@ def new_node_object(dies_at: int | None) -> Story:
     story = active(dies_at)
     scenes.add_pod_on_foreign_instances(story.rig)
     story.rig.annotations.clear()
-    for key in (cluster.STATE_LABEL, cluster.APPLIED_LABEL):
+    for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
         story.rig.labels.pop(key, None)
     story.live()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
@@ -200,12 +200,12 @@ def partitioning_ended(dies_at: int | None) -> Story:
     If the agent dies, that is before its successor starts.
     """
     story = Story(scenes.busy_node(), dies_at)
-    story.rig.labels[cluster.PARTITIONING_LABEL] = cluster.ON_DEMAND
-    story.rig.annotations[cluster.LAYOUT_ANNOTATION] = CHANGED
+    story.rig.labels[well_known.PARTITIONING_LABEL] = well_known.ON_DEMAND
+    story.rig.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED
 
     def end_partitioning() -> None:
-        if '"custom"' in story.rig.annotations.get(cluster.REQUEST_ANNOTATION, ""):
-            story.rig.labels.pop(cluster.PARTITIONING_LABEL, None)
+        if '"custom"' in story.rig.annotations.get(well_known.REQUEST_ANNOTATION, ""):
+            story.rig.labels.pop(well_known.PARTITIONING_LABEL, None)
 
     story.on_death = end_partitioning
     story.live(story.label("custom"))
@@ -218,7 +218,7 @@ def partitioning_ended(dies_at: int | None) -> Story:
 def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
     """No agent has seen the label, and the document says that it evicts no pod."""
     story = Story(scenes.busy_node(), dies_at)
-    story.rig.annotations[cluster.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
+    story.rig.annotations[well_known.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
     story.live(story.label("custom"))
     story.live()
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -394,7 +394,7 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
         story.live(story.file(text))
 
     assert story.ended[-1] is Reason.ALREADY_APPLIED
-    assert (story.rig.labels[cluster.STATE_LABEL], story.rig.gpus) == ("success", gpus)
+    assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
     assert not story.rig.executed
     assert reason in story.rig.events
     assert story.rig.condition is not None
@@ -409,7 +409,7 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
     story.live(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
 
     assert story.ended[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
-    assert story.rig.labels[cluster.STATE_LABEL] == "failed"
+    assert story.rig.labels[well_known.STATE_LABEL] == "failed"
 
 
 def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read() -> None:

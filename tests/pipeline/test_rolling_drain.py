@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import model
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
@@ -160,7 +160,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
     assert agent.try_once().reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    assert journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION]).draining
+    assert journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION]).draining
     assert serving.killed == 2
     if has_room:
         serving.room_elsewhere = 3

@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core import ports, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
@@ -19,7 +19,7 @@ def rig() -> fakes.NodeRig:
 
 
 def journal(rig: fakes.NodeRig) -> journals.Journal:
-    return journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    return journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
 
 
 def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
@@ -177,7 +177,7 @@ def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRi
     rig.hooks = ""
 
     assert scenes.resume(rig, LAYOUT).reason is Reason.APPLIED
-    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
 def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.NodeRig) -> None:

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import drift, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.node import fakes, scenes
 
 OWN = """
@@ -38,18 +38,20 @@ def apply(
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
     ours = scenes.reconciler(rig, text, limits=limits)
     outcome = scenes.run(rig, layout, by=ours)
-    return outcome.reason, json.loads(rig.annotations[cluster.STATUS_ANNOTATION]).get("origin", "")
+    return outcome.reason, json.loads(rig.annotations[well_known.STATUS_ANNOTATION]).get(
+        "origin", ""
+    )
 
 
 def listed(rig: fakes.NodeRig) -> dict[str, str]:
     """Return the published layouts and their origins."""
-    entries = served.from_json(rig.annotations[cluster.LAYOUTS_ANNOTATION])
+    entries = served.from_json(rig.annotations[well_known.LAYOUTS_ANNOTATION])
     return {each.name: each.origin for each in entries}
 
 
 def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
     return [
-        gpu["devices"] for gpu in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["gpus"]
+        gpu["devices"] for gpu in json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["gpus"]
     ]
 
 
@@ -59,7 +61,7 @@ def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
 
     def origin(layout: str) -> str:
         assert scenes.run(rig, layout, by=ours).reason is errors.Reason.APPLIED
-        return str(json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["origin"])
+        return str(json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["origin"])
 
     assert origin("team-a") == "test.yaml:4"
     assert origin("all-balanced") == "test.yaml:6"
@@ -81,13 +83,13 @@ def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
 def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) -> None:
     apply(rig, "team-a")
 
-    text = rig.annotations[cluster.LAYOUTS_ANNOTATION]
+    text = rig.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "for-another-product" not in listed(rig)
     for entry in served.from_json(text):
         assert apply(rig, entry.name)[0] in (errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED)
-        status = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+        status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
         assert (status["configHash"], status["origin"]) == (entry.content_hash, entry.origin)
-    assert rig.annotations[cluster.LAYOUTS_ANNOTATION] == text
+    assert rig.annotations[well_known.LAYOUTS_ANNOTATION] == text
 
 
 def test_generated_layouts_precede_the_default_file_which_fills_up(rig: fakes.NodeRig) -> None:
@@ -195,11 +197,11 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
 
     serve()
     published = set(rig.annotations)
-    assert cluster.LAYOUTS_ANNOTATION in published
+    assert well_known.LAYOUTS_ANNOTATION in published
     before, rig.condition = rig.gpus, None
     rig.annotations.clear()
-    rig.labels.pop(cluster.STATE_LABEL, None)
-    rig.labels.pop(cluster.APPLIED_LABEL, None)
+    rig.labels.pop(well_known.STATE_LABEL, None)
+    rig.labels.pop(well_known.APPLIED_LABEL, None)
     rig.executed.clear()
 
     ours.forget_node()
@@ -207,7 +209,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
 
     assert set(rig.annotations) == published
     assert rig.condition is not None
-    assert rig.labels.get(cluster.APPLIED_LABEL) == layout
+    assert rig.labels.get(well_known.APPLIED_LABEL) == layout
     assert (rig.executed, rig.gpus) == ([], before)
 
 
@@ -232,7 +234,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
             dataclasses.replace(served.Entry.of(each), origin=listed(rig)[each.name])
             for each in entries
         )
-        == rig.annotations[cluster.LAYOUTS_ANNOTATION]
+        == rig.annotations[well_known.LAYOUTS_ANNOTATION]
     )
     assert listed(rig)["all-7g.40gb"] == GENERATED
 
@@ -254,7 +256,7 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRi
     ours.recover("team-a")
     assert scenes.run(rig, "team-a", by=ours).reason is errors.Reason.NVML_ERROR
     rig.refusing.clear()
-    assert cluster.LAYOUTS_ANNOTATION not in rig.annotations
+    assert well_known.LAYOUTS_ANNOTATION not in rig.annotations
     assert not written
 
     scenes.run(rig, "team-a", by=ours)

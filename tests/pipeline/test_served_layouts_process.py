@@ -10,7 +10,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from tests.sandbox import library
 from tests.stage import agent_stage
@@ -67,7 +67,7 @@ def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def listed(stage: agent_stage.Stage) -> dict[str, str]:
-    text = objects.annotations(stage.node()).get(cluster.LAYOUTS_ANNOTATION)
+    text = objects.annotations(stage.node()).get(well_known.LAYOUTS_ANNOTATION)
     return {each.name: each.origin for each in served.from_json(text)} if text else {}
 
 

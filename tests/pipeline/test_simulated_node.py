@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests.stage import plain_node
@@ -68,11 +68,11 @@ def test_node_registered_again_is_published_again(rig: plain_node.PlainNode) -> 
     assert not after["spec"].get("taints")
     assert after["metadata"]["labels"] == before["labels"]
     assert set(after["metadata"]["annotations"]) == set(before["annotations"])
-    assert "AlreadyApplied" in objects.annotations(after)[cluster.STATUS_ANNOTATION]
+    assert "AlreadyApplied" in objects.annotations(after)[well_known.STATUS_ANNOTATION]
 
 
 def condition(rig: plain_node.PlainNode) -> str | None:
     """Return the reason of ``MigReady``."""
     conditions = (rig.node().get("status") or {}).get("conditions") or ()
-    ours = (each["reason"] for each in conditions if each["type"] == cluster.READY_CONDITION)
+    ours = (each["reason"] for each in conditions if each["type"] == well_known.READY_CONDITION)
     return next(ours, None)

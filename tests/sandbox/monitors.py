@@ -1,6 +1,6 @@
 """A monitor of GPUs, as the GPU operator deploys it."""
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import objects
 
 NAME = "nvidia-dcgm-exporter"
@@ -19,7 +19,7 @@ def daemon_set() -> objects.JsonObject:
                 "metadata": {"labels": labels, "annotations": {objects.MONITORS: "true"}},
                 "spec": {
                     "containers": [{"name": NAME, "image": f"nvcr.io/nvidia/{NAME}"}],
-                    "nodeSelector": {f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter": "true"},
+                    "nodeSelector": {f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter": "true"},
                 },
             },
         },

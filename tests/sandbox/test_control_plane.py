@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import cluster_view, control_plane, objects
 from testkit import apiserver
@@ -64,13 +64,17 @@ def test_devices_of_pods_that_have_not_finished_are_not_free() -> None:
 @pytest.mark.parametrize(
     ("daemon_set", "where", "starts_and_stays"),
     [
-        (_OPERATOR, node({cluster.PLUGIN_DEPLOY_LABEL: "true"}), (True, True)),
+        (_OPERATOR, node({well_known.PLUGIN_DEPLOY_LABEL: "true"}), (True, True)),
         (_OPERATOR, node(), (False, False)),
-        (_OPERATOR, node({cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE}), (False, False)),
+        (
+            _OPERATOR,
+            node({well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE}),
+            (False, False),
+        ),
         (_PLAIN, node(), (True, True)),
         (_PLAIN, node(unschedulable=True), (True, True)),
         (_PLAIN, tainted("nvidia.com/gpu"), (True, True)),
-        (_PLAIN, tainted(cluster.HOLD_TAINT), (False, True)),
+        (_PLAIN, tainted(well_known.HOLD_TAINT), (False, True)),
         (_PLAIN, tainted("sick", "NoExecute"), (False, False)),
         (_PLAIN, tainted("slow", "PreferNoSchedule"), (True, True)),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object
 from mig_manager.sandbox.node import device_manager, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
@@ -96,7 +96,7 @@ def test_the_socket_lists_the_devices_of_pods_and_all_healthy_ones(
     manager.register({_GPU: ("GPU-0",)})
     manager.disconnect([_GPU])
 
-    expected = cluster.PodDevices(
+    expected = pod_object.PodDevices(
         namespace="team", name="p1", device_ids=device_ids, gpu_resources=frozenset({_SMALL})
     )
     assert client.assigned() == (expected,)

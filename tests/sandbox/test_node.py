@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.node import device_plugin, objects, sandbox_node
 from testkit import apiserver, nvml_faults
@@ -26,7 +26,7 @@ _SMALL_ID = 19
 """GPU-instance profile 1g.5gb of an A100; its compute instance has profile 0."""
 
 _PLUGIN = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"
-_HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
+_HOLD = {"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}
 
 _QUICK = sandbox_node.NodeOptions(
     name="n1", tick_s=0.05, pod_start_s=0.02, pod_stop_s=0.02, plugin_start_s=0.05
@@ -187,7 +187,7 @@ def test_a_new_node_has_the_labels_of_feature_discovery_and_whole_gpus(rig: Rig)
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
     assert labels["nvidia.com/gpu.count"] == "8"
     assert labels["nvidia.com/mig.capable"] == "true"
-    assert labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
     waiting.until(lambda: rig.allocatable() == {_GPU: 8})
     assert objects.is_ready(rig.node())
@@ -216,11 +216,11 @@ def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(plain_
 def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(rig: Rig) -> None:
     old = wait_for_plugin(rig)
     waiting.until(lambda: rig.clients("plugin") == ["monitor"] * 8)
-    rig.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
+    rig.label(well_known.PLUGIN_DEPLOY_LABEL, well_known.PAUSED_VALUE)
     waiting.until(lambda: plugin(rig) is None)
     assert stays_away(lambda: plugin(rig) is not None)
     assert not rig.clients("plugin")
-    rig.label(cluster.PLUGIN_DEPLOY_LABEL, "true")
+    rig.label(well_known.PLUGIN_DEPLOY_LABEL, "true")
 
     assert objects.uid(wait_for_plugin(rig)) != objects.uid(old)
     rig.api.delete(_PLUGIN)
@@ -298,10 +298,10 @@ def test_stale_plugin_offers_a_dead_device_that_no_container_can_use(
 
 def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> None:
     rig.api.post("/apis/apps/v1/namespaces/gpu-operator/daemonsets", monitors.daemon_set())
-    label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
+    label = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     rig.label(label, "true")
     waiting.until(lambda: rig.clients("dcgm") == ["monitor"] * 8)
-    rig.label(label, cluster.PAUSED_VALUE)
+    rig.label(label, well_known.PAUSED_VALUE)
 
     waiting.until(lambda: not rig.clients("dcgm"))
 

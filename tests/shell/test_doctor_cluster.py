@@ -12,7 +12,7 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.commands import doctor_report
-from mig_manager.core.node import claims, cluster, rights
+from mig_manager.core.node import claims, node_object, pod_object, rights, well_known
 from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver
 from tests import waiting
@@ -120,20 +120,20 @@ def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig
 
 
 def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
-    labels = {f"{cluster.DEPLOY_LABEL_PREFIX}dcgm": cluster.PAUSED_VALUE}
+    labels = {f"{well_known.DEPLOY_LABEL_PREFIX}dcgm": well_known.PAUSED_VALUE}
     annotations = {
-        cluster.JOURNAL_ANNOTATION: "{}",
-        cluster.UNREADABLE_JOURNAL_ANNOTATION: "x",
+        well_known.JOURNAL_ANNOTATION: "{}",
+        well_known.UNREADABLE_JOURNAL_ANNOTATION: "x",
     }
     cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
 
     left = cluster_rig.examine()
-    cluster_rig.patch({"metadata": {"labels": {cluster.STATE_LABEL: "pending"}}})
+    cluster_rig.patch({"metadata": {"labels": {well_known.STATE_LABEL: "pending"}}})
     under_way = cluster_rig.examine()
 
     assert "interrupted-run" in left.failing
     assert "dcgm is paused, there is a journal" in left.text("interrupted-run")
-    assert cluster.UNREADABLE_JOURNAL_ANNOTATION in left.text("interrupted-run")
+    assert well_known.UNREADABLE_JOURNAL_ANNOTATION in left.text("interrupted-run")
     assert under_way.verdict("interrupted-run") is WARN
 
 
@@ -158,8 +158,8 @@ def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> Non
     assert silent.verdict("driver") is OK
 
 
-def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
-    return cluster.Pod(
+def a_pod(container: str, *, is_ready: bool = True) -> pod_object.Pod:
+    return pod_object.Pod(
         namespace="gpu",
         name=container,
         uid=f"uid-{container}",
@@ -200,7 +200,7 @@ def vgpus(mode: str) -> dict[str, object]:
     labels = {"name": "volcano-device-plugin"}
     plugin = dataclasses.replace(a_pod("volcano-device-plugin"), labels=labels)
     annotations = {"volcano.sh/node-vgpu-register": f"GPU-1,10,1,NVIDIA-A30,true,{mode}:"}
-    node = cluster.NodeView(name="n", annotations=annotations, allocatable={})
+    node = node_object.NodeView(name="n", annotations=annotations, allocatable={})
     return {"pods": (plugin,), "node": node, "own_pod_uid": "ours"}
 
 

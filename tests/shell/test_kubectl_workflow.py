@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import sandbox_node
@@ -52,7 +52,7 @@ def kubectl(stage: stages.Stage, tmp_path_factory: pytest.TempPathFactory) -> Ku
 
 
 def label_and_wait(kubectl: Kubectl, layout: str) -> str:
-    kubectl("label", "node", "sandbox", f"{cluster.CONFIG_LABEL}={layout}", "--overwrite")
+    kubectl("label", "node", "sandbox", f"{well_known.CONFIG_LABEL}={layout}", "--overwrite")
     applied = "jsonpath={.metadata.labels.mig-manager\\.io/applied}"
     return kubectl("wait", "node", "sandbox", f"--for={applied}={layout}", "--timeout=60s")
 
@@ -70,7 +70,7 @@ def wait_for_event(stage: stages.Stage, reason: str) -> None:
 def test_kubectl_and_plugin_show_a_change_of_the_agent(
     stage: stages.Stage, kubectl: Kubectl
 ) -> None:
-    columns = ("-L", cluster.STATE_LABEL, "-L", cluster.APPLIED_LABEL)
+    columns = ("-L", well_known.STATE_LABEL, "-L", well_known.APPLIED_LABEL)
     waited = label_and_wait(kubectl, LAYOUT)
     wait_for_event(stage, "Applied")
 
@@ -95,11 +95,11 @@ def test_unknown_layout_ends_in_a_warning_and_the_old_one_stays(
     stage: stages.Stage, kubectl: Kubectl
 ) -> None:
     label_and_wait(kubectl, LAYOUT)
-    kubectl("label", "node", "sandbox", f"{cluster.CONFIG_LABEL}=all-9g.1gb", "--overwrite")
+    kubectl("label", "node", "sandbox", f"{well_known.CONFIG_LABEL}=all-9g.1gb", "--overwrite")
     state = "jsonpath={.metadata.labels.nvidia\\.com/mig\\.config\\.state}"
     kubectl("wait", "node", "sandbox", f"--for={state}=failed", "--timeout=60s")
     wait_for_event(stage, "UnknownConfig")
 
     shown = kubectl("get", "node", "sandbox", "-o", "jsonpath={.metadata.labels}")
-    assert f'"{cluster.APPLIED_LABEL}":"{LAYOUT}"' in shown
+    assert f'"{well_known.APPLIED_LABEL}":"{LAYOUT}"' in shown
     assert "UnknownConfig" in kubectl("get", "events", "--field-selector", "type=Warning")

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
 from mig_manager.core.layout import custom_layouts, served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from testkit import apiserver
 from tests.shell import commandline
 from tests.shell import plugin_rig as rig
@@ -66,8 +66,8 @@ def apply(viewer: rig.Viewer, *words: str, text: str = MINE) -> commandline.Answ
 
 
 def assert_nothing_requested(server: apiserver.ApiServer) -> None:
-    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "all-balanced"
-    assert cluster.LAYOUT_ANNOTATION not in metadata(server)["annotations"]
+    assert metadata(server)["labels"][well_known.CONFIG_LABEL] == "all-balanced"
+    assert well_known.LAYOUT_ANNOTATION not in metadata(server)["annotations"]
 
 
 def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: rig.Viewer) -> None:
@@ -79,8 +79,8 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     assert (answer.status, answer.err) == (0, "")
     assert "GPU 0" in answer.out
     assert "Requested as layout custom" in answer.out
-    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
-    text = metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION]
+    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
+    text = metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION]
     written, _ = custom_layouts.single(text, source="annotation")
     meant, _ = custom_layouts.single(MINE, source="file")
     assert written.content_hash == meant.content_hash
@@ -92,7 +92,7 @@ def test_a_second_request_of_the_same_layout_is_a_new_one(user: rig.Viewer) -> N
     texts = set()
     for _ in range(2):
         assert apply(user).status == 0
-        texts.add(metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION])
+        texts.add(metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION])
     assert len(texts) == 2
 
 
@@ -132,7 +132,7 @@ def test_an_unusable_document_is_refused(
 def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
     add_node(user.server)
     assert apply(user, "--layout", "whole", text=SEVERAL).status == 0
-    text = metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION]
+    text = metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION]
     layout, _ = custom_layouts.single(text, source="annotation")
     assert layout.rules[0].desired.mode is model.MigMode.DISABLED
 
@@ -171,7 +171,7 @@ NO_CUSTOM, ON_DEMAND = "takes no custom layouts", "on demand"
         (LISTED, {}, set()),
         ("nonsense", {}, set()),
         (served.to_json([]), {}, {NO_CUSTOM}),
-        (LISTED, {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}, {ON_DEMAND}),
+        (LISTED, {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}, {ON_DEMAND}),
     ],
 )
 def test_node_that_may_not_take_the_layout_is_noted(
@@ -180,7 +180,7 @@ def test_node_that_may_not_take_the_layout_is_noted(
     add_node(user.server, listed=listed, labels=labels)
     answer = apply(user)
     assert {each for each in (NO_CUSTOM, ON_DEMAND) if each in answer.out} == notes
-    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
+    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
 
 
 @pytest.mark.parametrize("matters", [True, False])
@@ -193,7 +193,7 @@ def test_apply_reads_a_node_changed_in_between_again(
     def patch(self: Kubectl, name: str, change: Any) -> None:
         monkeypatch.undo()
         node = stored(user.server)
-        key = cluster.CONFIG_LABEL if matters else "example.com/rack"
+        key = well_known.CONFIG_LABEL if matters else "example.com/rack"
         node["metadata"]["labels"][key] = "all-disabled"
         user.server.store.write(KEY, node)
         patch_node(self, name, change)
@@ -203,7 +203,7 @@ def test_apply_reads_a_node_changed_in_between_again(
 
     assert answer.status == int(matters)
     wanted = "all-disabled" if matters else "custom"
-    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == wanted
+    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == wanted
     assert ("has changed since" in answer.err) is matters
 
 
@@ -212,7 +212,7 @@ def test_kubectl_itself_writes_the_request(user: rig.Viewer, tmp_path: pathlib.P
     (tmp_path / "mine.yaml").write_text(MINE)
     answer = user.real("apply", "gpu-1", "-f", str(tmp_path / "mine.yaml"))
     assert answer.status == 0, answer.err
-    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
+    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
 
 
 # -- what other commands show --------------------------------------------------------------------
@@ -225,13 +225,13 @@ def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str =
         server,
         requested="custom",
         config_hash=layout.content_hash,
-        annotations={} if text is None else {cluster.LAYOUT_ANNOTATION: text},
+        annotations={} if text is None else {well_known.LAYOUT_ANNOTATION: text},
     )
     node = stored(server)
     found = node["metadata"]["annotations"]
-    run = json.loads(found[cluster.STATUS_ANNOTATION])
+    run = json.loads(found[well_known.STATUS_ANNOTATION])
     run["annotationHash"] = custom_layouts.Custom(node_name="gpu-1", text=reported).annotation_hash
-    found[cluster.STATUS_ANNOTATION] = json.dumps(run)
+    found[well_known.STATUS_ANNOTATION] = json.dumps(run)
     server.store.write(KEY, node)
 
 
@@ -240,7 +240,7 @@ def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) 
     assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "applied"
 
     node = stored(user.server)
-    node["metadata"]["annotations"][cluster.LAYOUT_ANNOTATION] = OTHER
+    node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = OTHER
     user.server.store.write(KEY, node)
 
     answer = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]

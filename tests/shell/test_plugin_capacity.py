@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import capacity
 from tests.shell import plugin_rig as rig
 
-ON_DEMAND = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
+ON_DEMAND = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
 A100 = "A100-SXM4-40GB"
 
 
@@ -23,7 +23,7 @@ def node(
     made = rig.node(name, gpus=gpus, requested="all-balanced", labels=labels)
     if in_use is not None:
         text = capacity.to_json(gpus, in_use, at=rig.ago(minutes=7))
-        made["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION] = text
+        made["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION] = text
     return made
 
 
@@ -33,7 +33,7 @@ def nodes() -> list[rig.Object]:
     first = next(gi for gi in balanced[0].gpu_instances if str(gi.profile) == "2g.10gb")
     whole = rig.gpus(A100)
     damaged = node("damaged", balanced, {})
-    damaged["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION] = "[]"
+    damaged["metadata"]["annotations"][well_known.CAPACITY_ANNOTATION] = "[]"
     cordoned = node("whole", whole, {whole[0].uuid: set()}, ON_DEMAND)
     cordoned["spec"] = {"unschedulable": True}
     return [

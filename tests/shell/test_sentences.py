@@ -11,7 +11,7 @@ from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import plan, status
 from tests.shell import plugin_rig as rig
 from tests.unit import samples
@@ -116,7 +116,7 @@ def test_pods_with_claims_are_named_separately() -> None:
     item = rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
-    found = {"n1": (cluster.parse_pod(item),)}
+    found = {"n1": (pod_object.parse_pod(item),)}
     shown = status.Status(
         reports=(report((samples.gpu(samples.A100, "1g.5gb@0"),)),),
         pods=cluster_reader.Pods(by_node=found),

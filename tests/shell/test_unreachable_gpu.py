@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
@@ -250,7 +250,7 @@ def test_agent_serves_the_others_and_a_returned_gpu(observed: observed_agent.Obs
     assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
     assert f"GPU {LOST} ({uuid}" in stage.status()["message"]
     assert [gpu["uuid"] for gpu in stage.status()["unreachableGpus"]] == [uuid]
-    inventory = json.loads(objects.annotations(stage.node())[cluster.GPUS_ANNOTATION])
+    inventory = json.loads(objects.annotations(stage.node())[well_known.GPUS_ANNOTATION])
     assert [gpu["index"] for gpu in inventory["unreachable"]] == [LOST]
     stage.wait(
         lambda: observed.series("unreachable_gpu") == {f"{LOST},GpuLost,{uuid}": 1.0},

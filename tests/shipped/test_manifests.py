@@ -7,7 +7,7 @@ import kubernetes.client
 import pytest
 
 import mig_manager
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Overlay, overlay
 from tests.shipped.unit_files import (
     agent_settings,
@@ -75,7 +75,7 @@ def test_default_is_the_unprivileged_agent_with_shipped_profiles(shipped: Overla
     assert namespace["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
     assert shipped.pod["tolerations"] == [
         {"key": key, "operator": "Exists", "effect": "NoSchedule"}
-        for key in ("nvidia.com/gpu", cluster.HOLD_TAINT)
+        for key in ("nvidia.com/gpu", well_known.HOLD_TAINT)
     ]
     assert shipped.pod["terminationGracePeriodSeconds"] > longest_stop_s(shipped.settings)
     mounts = shipped.container["volumeMounts"]

@@ -18,7 +18,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import liveness, model, ports, profile_name
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
@@ -44,7 +44,7 @@ def busy_node() -> fakes.NodeRig:
     """One GPU with a device plugin and a pod that holds the GPU."""
     gpus = (hardware.template(hardware.find("A100-SXM4-40GB"), 0),)
     node = fakes.NodeRig(gpus=gpus)
-    node.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    node.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     node.start_plugin()
     node.add_pod("train", devices=frozenset({gpus[0].uuid}))
     return node

@@ -14,7 +14,7 @@ import yaml
 
 import mig_manager
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
@@ -182,7 +182,7 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
             node.label("all-1g.6gb")
 
             assert node.wait_for_end("all-1g.6gb") == "success"
-            status = json.loads(objects.annotations(node.node())[cluster.STATUS_ANNOTATION])
+            status = json.loads(objects.annotations(node.node())[well_known.STATUS_ANNOTATION])
             node.wait(lambda: bool(server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)))
     is_default = variable == "DEFAULT_CONFIG_FILE"
     assert (status["origin"] == "generated for NVIDIA A30") is is_default

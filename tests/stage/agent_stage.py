@@ -7,7 +7,7 @@ from typing import Any
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
@@ -100,12 +100,12 @@ class Stage(stages.Stage):
         node = self.node()
         assert not (node["spec"] or {}).get("unschedulable")
         assert not (node["spec"] or {}).get("taints")
-        assert cluster.PAUSED_VALUE not in objects.labels(node).values()
-        journal = objects.annotations(node).get(cluster.JOURNAL_ANNOTATION)
+        assert well_known.PAUSED_VALUE not in objects.labels(node).values()
+        journal = objects.annotations(node).get(well_known.JOURNAL_ANNOTATION)
         assert journals.lists_nothing(journal, is_stopped=is_stopped)
 
 
-LABELS = {"config": cluster.CONFIG_LABEL, "partitioning": cluster.PARTITIONING_LABEL}
+LABELS = {"config": well_known.CONFIG_LABEL, "partitioning": well_known.PARTITIONING_LABEL}
 
 
 def gpus(spec: str) -> list[model.Gpu]:

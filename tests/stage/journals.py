@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox.node import objects
 
@@ -10,8 +10,8 @@ from mig_manager.sandbox.node import objects
 def taken(node: objects.JsonObject) -> list[str]:
     """Return what a change has taken of a node; nothing, if all is well."""
     return [
-        *(key for key in objects.annotations(node) if key == cluster.JOURNAL_ANNOTATION),
-        *(key for key, value in objects.labels(node).items() if value == cluster.PAUSED_VALUE),
+        *(key for key in objects.annotations(node) if key == well_known.JOURNAL_ANNOTATION),
+        *(key for key, value in objects.labels(node).items() if value == well_known.PAUSED_VALUE),
         *(["cordon"] if node["spec"].get("unschedulable") else []),
         *(taint["key"] for taint in node["spec"].get("taints") or ()),
     ]

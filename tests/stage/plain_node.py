@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}
@@ -44,12 +44,12 @@ class PlainNode:
         return dict(status.get("capacity") or {})
 
     def label(self, layout: str) -> None:
-        change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
+        change = {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
         self._cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
     def register_again(self, *, layout: str, taint: str) -> None:
         """Delete the Node and create it again, as ``kubectl delete node`` and kubelet do."""
-        labels = {cluster.CONFIG_LABEL: layout}
+        labels = {well_known.CONFIG_LABEL: layout}
         taints = [{"key": taint, "effect": "NoSchedule"}]
         self._cluster.delete(cluster_view.Kind.NODE, self.node())
         self._cluster.create(
@@ -61,12 +61,12 @@ class PlainNode:
         """Return the state in which the run for a layout ended."""
 
         def has_ended() -> bool:
-            text = objects.annotations(self.node()).get(cluster.STATUS_ANNOTATION, "{}")
+            text = objects.annotations(self.node()).get(well_known.STATUS_ANNOTATION, "{}")
             status = json.loads(text)
             return status.get("config") == layout and "finishedAt" in status
 
         self.wait(has_ended)
-        return objects.labels(self.node())[cluster.STATE_LABEL]
+        return objects.labels(self.node())[well_known.STATE_LABEL]
 
     def wait(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition on the node holds."""

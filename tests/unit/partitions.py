@@ -14,7 +14,7 @@ from typing import Any
 from mig_manager.core import model
 from mig_manager.core.fleet import demand, partitioned, partitioning, waiting
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 from tests.unit import machine, samples
@@ -76,10 +76,14 @@ def item(  # noqa: PLR0913 - each is something that a node can have
             "name": name,
             "uid": name,
             "resourceVersion": "7",
-            "labels": {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND, **(labels or {})},
+            "labels": {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
             "annotations": {
-                cluster.GPUS_ANNOTATION: gpu_codec.to_json(every),
-                **({} if in_use is None else {cluster.CAPACITY_ANNOTATION: json.dumps(capacity)}),
+                well_known.GPUS_ANNOTATION: gpu_codec.to_json(every),
+                **(
+                    {}
+                    if in_use is None
+                    else {well_known.CAPACITY_ANNOTATION: json.dumps(capacity)}
+                ),
                 **(annotations or {}),
             },
         },

@@ -5,7 +5,7 @@ from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.fleet import nodes, rollout
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import status
 
 LAYOUT = "new"
@@ -36,14 +36,14 @@ def node(
     **changed: Any,
 ) -> nodes.Node:
     labels = {
-        cluster.CONFIG_LABEL: requested,
-        cluster.STATE_LABEL: state and state.value,
-        cluster.APPLIED_LABEL: applied,
+        well_known.CONFIG_LABEL: requested,
+        well_known.STATE_LABEL: state and state.value,
+        well_known.APPLIED_LABEL: applied,
     }
-    view = cluster.NodeView(
+    view = node_object.NodeView(
         name=name,
         labels={key: value for key, value in labels.items() if value},
-        annotations={cluster.GPUS_ANNOTATION: gpus} if gpus else {},
+        annotations={well_known.GPUS_ANNOTATION: gpus} if gpus else {},
         is_unschedulable=is_cordoned,
         allocatable={},
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object
 from tests.node import gpu_values
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:([+-])(.+))?")
@@ -208,9 +208,9 @@ def inside(
     return collections.Counter(ci.profile for group in groups for ci in group)
 
 
-def pod(name: str = "p", **changed: Any) -> cluster.Pod:
+def pod(name: str = "p", **changed: Any) -> pod_object.Pod:
     """Build a running pod that requests a GPU."""
-    running = cluster.Pod(
+    running = pod_object.Pod(
         namespace="default",
         name=name,
         uid=name,

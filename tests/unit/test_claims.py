@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.node import claims, clients, cluster, gpu_use, resources
+from mig_manager.core.node import claims, clients, gpu_use, pod_object, resources, well_known
 from tests.node import gpu_values
 from tests.unit import machine, samples
 from tests.unit.samples import a_device
 
-DRIVER = cluster.GPU_CLAIM_DRIVER
+DRIVER = well_known.GPU_CLAIM_DRIVER
 ONE, OTHER = frozenset({machine.mig_uuid("1")}), frozenset({machine.mig_uuid("2")})
 OF_DRIVER: dict[str, Any] = {
     "container_names": ("compute-domains", "gpus"),
@@ -95,7 +95,7 @@ def test_pod_counts_for_its_claimed_devices_whatever_kubelet_reports(
 ) -> None:
     known = samples.pod(gpu_resources={}, claimed_ids=frozenset(claimed), has_claims=bool(claimed))
     for drivers in ((), (DRIVER,)):
-        reported = cluster.PodDevices(
+        reported = pod_object.PodDevices(
             namespace="default",
             name="p",
             device_ids=frozenset(),
@@ -140,7 +140,7 @@ def test_dra_driver_is_known_by_owner_container_and_sockets(
 def test_the_folder_of_kubelets_drivers_is_known_by_its_name(path: str, *, is_seen: bool) -> None:
     item = a_driver_pod({"name": "gpus"})
     item["spec"]["volumes"] = [{"name": "x", "hostPath": {"path": path}}]
-    assert cluster.parse_pod(item).mounts_driver_sockets is is_seen
+    assert pod_object.parse_pod(item).mounts_driver_sockets is is_seen
 
 
 def a_driver_pod(container: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def a_driver_pod(container: Mapping[str, Any]) -> dict[str, Any]:
 def test_a_driver_with_dynamic_mig_is_refused_and_named_and_no_other(
     container: Mapping[str, Any], *, is_dynamic: bool
 ) -> None:
-    pod = cluster.parse_pod(a_driver_pod({"name": "gpus", **container}))
+    pod = pod_object.parse_pod(a_driver_pod({"name": "gpus", **container}))
     why = ("gpu/dra (NVIDIA's DRA driver with DynamicMIG)",) if is_dynamic else ()
     assert clients.other_managers([pod], "own") == why
 

@@ -9,14 +9,14 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster, gpu_use
+from mig_manager.core.node import clients, gpu_use, pod_object, well_known
 from mig_manager.core.planner import planner
 from tests.node import gpu_values
 from tests.unit import machine, samples
 from tests.unit.samples import pod
 
 ONE = frozenset({machine.mig_uuid("1")})
-SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
+SAMPLER = well_known.DEPLOY_LABEL_PREFIX + "sampler"
 PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
 OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
 """What a pod of the device plugin is beside its name."""
@@ -64,18 +64,18 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
 
 def test_labels_are_paused_in_the_order_of_their_release() -> None:
     names = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "nvsm", "client")
-    labels = {cluster.DEPLOY_LABEL_PREFIX + name: "true" for name in sorted(names)}
+    labels = {well_known.DEPLOY_LABEL_PREFIX + name: "true" for name in sorted(names)}
     paused = clients.labels_to_pause(labels, plan_to(samples.balanced(), *LESS))
-    assert [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in paused] == [*names]
+    assert [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in paused] == [*names]
 
 
 def test_validators_are_known_by_label_and_daemons_by_owner_too() -> None:
     for name in ("operator", "cuda", "device-plugin"):
         assert clients.is_validator(pod(labels={"app": f"nvidia-{name}-validator"}))
     assert not clients.is_validator(pod())
-    selective: dict[str, Any] = {"node_selector": {cluster.PLUGIN_DEPLOY_LABEL: "true"}}
+    selective: dict[str, Any] = {"node_selector": {well_known.PLUGIN_DEPLOY_LABEL: "true"}}
     daemon = pod(**selective, owner_kind="DaemonSet")
-    gated = clients.gated_by([pod(**selective), daemon], {cluster.PLUGIN_DEPLOY_LABEL})
+    gated = clients.gated_by([pod(**selective), daemon], {well_known.PLUGIN_DEPLOY_LABEL})
     assert gated == (daemon,)
 
 
@@ -190,7 +190,7 @@ OPERATORS: dict[str, Any] = {
 DAS: dict[str, Any] = {"container_names": ("das-daemonset",)}
 
 
-def manager(name: str = "some-pod", **changed: Any) -> cluster.Pod:
+def manager(name: str = "some-pod", **changed: Any) -> pod_object.Pod:
     common = {"namespace": "ns", "uid": "another", "images": ("registry.example.com/app:1",)}
     return pod(name, **(common | changed))
 
@@ -238,7 +238,7 @@ OURS = [
         ),
     ],
 )
-def test_a_foreign_manager_is_named_with_its_kind(other: cluster.Pod, what: str) -> None:
+def test_a_foreign_manager_is_named_with_its_kind(other: pod_object.Pod, what: str) -> None:
     assert clients.other_managers([manager(), other], OWN) == (f"ns/{other.name} ({what})",)
 
 
@@ -309,7 +309,7 @@ REGISTERED = {
     ids=["HAMi", "volcano"],
 )
 def test_vgpu_plugin_is_a_foreign_manager_only_in_mig_mode(
-    plugin: cluster.Pod, key: str, kind: str, encoding: str
+    plugin: pod_object.Pod, key: str, kind: str, encoding: str
 ) -> None:
     in_mig_mode = {key: encoding.format("mig")}
     named = (f"ns/{plugin.name} ({kind})",)

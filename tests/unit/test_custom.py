@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core.layout import config, custom_layouts, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.kubectl import apply
 from tests.unit import drawn_documents
 
@@ -17,12 +17,12 @@ RULE = "  - {devices: all, mig-enabled: false}\n"
 ONE = f"version: v1\nmig-configs:\n  mine:\n{RULE}"
 
 
-def view(label: str | None, text: str | None, **labels: str) -> cluster.NodeView:
-    found = {} if label is None else {cluster.CONFIG_LABEL: label}
-    return cluster.NodeView(
+def view(label: str | None, text: str | None, **labels: str) -> node_object.NodeView:
+    found = {} if label is None else {well_known.CONFIG_LABEL: label}
+    return node_object.NodeView(
         name="n1",
         labels={**found, **labels},
-        annotations={} if text is None else {cluster.LAYOUT_ANNOTATION: text},
+        annotations={} if text is None else {well_known.LAYOUT_ANNOTATION: text},
         allocatable={},
     )
 
@@ -47,7 +47,7 @@ def test_requests_and_their_hashes_differ_exactly_if_the_annotations_do(
 
 
 def test_only_the_label_of_the_node_makes_it_on_demand() -> None:
-    key = cluster.PARTITIONING_LABEL
+    key = well_known.PARTITIONING_LABEL
     for value, is_on_demand in (("on-demand", True), ("off", False), ("", False)):
         assert (
             custom_layouts.Custom.of(view("custom", ONE, **{key: value})).is_on_demand
@@ -72,7 +72,7 @@ def test_any_annotation_is_one_layout_or_an_error_that_names_it(
         except errors.ConfigError as error:
             assert "annotation mig-manager.io/layout of node n1" in error.message  # noqa: PT017
         else:
-            assert layout.name == cluster.CUSTOM_LAYOUT
+            assert layout.name == well_known.CUSTOM_LAYOUT
             (only,) = config.parse(text, source="s").layouts.values()
             assert only.content_hash == layout.content_hash
 

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster, gpu_use
+from mig_manager.core.node import clients, gpu_use, pod_object, well_known
 from tests.unit import machine, samples
 from tests.unit.samples import pod
 
@@ -40,8 +40,8 @@ def gpu() -> model.Gpu:
 PLAIN = dataclasses.replace(samples.gpu(samples.A100, mode=model.MigMode.DISABLED), uuid=GPU)
 
 
-def has(name: str, *ids: str) -> cluster.PodDevices:
-    return cluster.PodDevices(namespace="default", name=name, device_ids=frozenset(ids))
+def has(name: str, *ids: str) -> pod_object.PodDevices:
+    return pod_object.PodDevices(namespace="default", name=name, device_ids=frozenset(ids))
 
 
 def process(*instances: int, name: str = "python", owner: str = "") -> steps.GpuProcess:
@@ -49,8 +49,8 @@ def process(*instances: int, name: str = "python", owner: str = "") -> steps.Gpu
 
 
 def found(
-    pods: list[cluster.Pod],
-    assigned: list[cluster.PodDevices] | None,
+    pods: list[pod_object.Pod],
+    assigned: list[pod_object.PodDevices] | None,
     *processes: steps.GpuProcess,
     of: model.Gpu | None = None,
     **options: Any,
@@ -93,7 +93,7 @@ def test_a_pod_that_has_the_whole_gpu_uses_each_of_its_instances() -> None:
     ids=["no device yet", "init container", "unknown claim"],
 )
 def test_pod_with_unknown_devices_may_have_any_and_is_observed_again(
-    starting: cluster.Pod, assigned: list[cluster.PodDevices]
+    starting: pod_object.Pod, assigned: list[pod_object.PodDevices]
 ) -> None:
     assert found([starting], assigned) == (f"{LOW} {HIGH}", False)
 
@@ -113,7 +113,7 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
         "dcgm",
         gpu_resources={},
         owner_kind="DaemonSet",
-        node_selector={cluster.DEPLOY_LABEL_PREFIX + "dcgm": "true"},
+        node_selector={well_known.DEPLOY_LABEL_PREFIX + "dcgm": "true"},
     )
     watcher = pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
     listed = clients.ExtraClient(labels={"app": "watcher"})
@@ -158,8 +158,8 @@ OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets":
 """What a pod of the device plugin is beside its name."""
 
 
-def using(ids: Collection[str] = (), *drivers: str, **fields: Any) -> cluster.PodDevices:
-    return cluster.PodDevices(
+def using(ids: Collection[str] = (), *drivers: str, **fields: Any) -> pod_object.PodDevices:
+    return pod_object.PodDevices(
         namespace="default",
         name="p",
         device_ids=frozenset(ids),
@@ -169,15 +169,15 @@ def using(ids: Collection[str] = (), *drivers: str, **fields: Any) -> cluster.Po
 
 
 def users(
-    pods: Sequence[cluster.Pod],
-    assigned: tuple[cluster.PodDevices, ...] | None,
+    pods: Sequence[pod_object.Pod],
+    assigned: tuple[pod_object.PodDevices, ...] | None,
     affected: frozenset[str] | None,
     **fields: Any,
-) -> tuple[cluster.Pod, ...]:
+) -> tuple[pod_object.Pod, ...]:
     return gpu_use.Usage(pods=tuple(pods), assigned=assigned, **fields).users(affected)
 
 
-def why_uncertain(of: cluster.Pod, assigned: tuple[cluster.PodDevices, ...] | None) -> str:
+def why_uncertain(of: pod_object.Pod, assigned: tuple[pod_object.PodDevices, ...] | None) -> str:
     return gpu_use.Usage(pods=(of,), assigned=assigned).why_uncertain(of)
 
 
@@ -254,7 +254,7 @@ def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> No
     [
         ({"ids": ONE}, True),
         ({"ids": OTHER}, False),
-        ({"drivers": (cluster.GPU_CLAIM_DRIVER,)}, True),
+        ({"drivers": (well_known.GPU_CLAIM_DRIVER,)}, True),
         ({"drivers": ("nic.example.com",)}, False),
         ({"ids": {"mlx5_0"}}, False),
         ({"ids": {"nvidia0/gi7"}, "gpu_resources": frozenset({"nvidia.com/gpu"})}, True),
@@ -270,11 +270,11 @@ def test_users_has_a_pod_that_only_kubelet_lists(fields: dict[str, Any], *, is_u
     "namesake",
     [
         using(ONE),
-        using((), cluster.GPU_CLAIM_DRIVER),
+        using((), well_known.GPU_CLAIM_DRIVER),
         using({"nvidia0/gi7"}, gpu_resources=frozenset({"nvidia.com/gpu"})),
     ],
 )
-def test_users_joins_the_devices_of_pods_with_one_name(namesake: cluster.PodDevices) -> None:
+def test_users_joins_the_devices_of_pods_with_one_name(namesake: pod_object.PodDevices) -> None:
     other = using({"mlx5_0"}, "nic.example.com")
     for both in ((namesake, other), (other, namesake)):
         assert [each.key for each in users([], both, ONE)] == ["default/p"]

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import nodes
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as records
 from tests.unit import samples
@@ -58,12 +58,12 @@ def report(
     gpus: str | None = GPUS,
     is_ready: bool = True,
 ) -> nodes.Report:
-    requested = {cluster.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
-    annotations = {cluster.STATUS_ANNOTATION: published, cluster.GPUS_ANNOTATION: gpus}
+    requested = {well_known.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
+    annotations = {well_known.STATUS_ANNOTATION: published, well_known.GPUS_ANNOTATION: gpus}
     item = {
         "metadata": {
             "name": "n1",
-            "labels": requested | {cluster.APPLIED_LABEL: applied} | dict(labels or {}),
+            "labels": requested | {well_known.APPLIED_LABEL: applied} | dict(labels or {}),
             "annotations": {key: text for key, text in annotations.items() if text is not None},
         },
         "status": {"conditions": [{"type": "Ready", "status": str(is_ready)}]},
@@ -122,7 +122,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         (report(status(config="other")), "last reported layout other"),
         (report(status(state="pending", startedAt=at(hours=2))), "no report since"),
         (report(status(state="failed", retryAt=at(hours=1))), "next retry was scheduled"),
-        (report(None, labels={cluster.STATE_LABEL: "success"}), "another MIG manager"),
+        (report(None, labels={well_known.STATE_LABEL: "success"}), "another MIG manager"),
     ],
 )
 def test_what_is_unusual_is_noted(found: nodes.Report, note: str) -> None:
@@ -144,7 +144,7 @@ def test_a_node_in_order_has_gpus_and_no_notes() -> None:
         ({"nvidia.com/gpu.present": "true"}, True),
         ({"nvidia.com/mig.capable": "true"}, True),
         ({"nvidia.com/mig.capable": "false"}, False),
-        ({cluster.CONFIG_LABEL: "x"}, True),
+        ({well_known.CONFIG_LABEL: "x"}, True),
     ],
 )
 def test_labels_indicate_gpus(labels: dict[str, str], *, has_gpus: bool) -> None:

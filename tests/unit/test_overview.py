@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes, overview
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import capacity, gpu_codec, journals
 from tests.unit import samples
 
@@ -29,19 +29,19 @@ def node(
     **status: str,
 ) -> nodes.Node:
     annotations = {
-        cluster.GPUS_ANNOTATION: gpu_codec.to_json([gpu]),
-        cluster.STATUS_ANNOTATION: json.dumps(
+        well_known.GPUS_ANNOTATION: gpu_codec.to_json([gpu]),
+        well_known.STATUS_ANNOTATION: json.dumps(
             {"config": "balanced", "state": "success", "phase": "Done", "startedAt": AT} | status
         ),
     }
     if before:
         journal = journals.Journal(config="balanced", applied=before)
-        annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+        annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     if in_use:
-        annotations[cluster.CAPACITY_ANNOTATION] = capacity.to_json(
+        annotations[well_known.CAPACITY_ANNOTATION] = capacity.to_json(
             [gpu], {gpu.uuid: in_use}, at=AT
         )
-    labels = {cluster.CONFIG_LABEL: "balanced", cluster.APPLIED_LABEL: applied}
+    labels = {well_known.CONFIG_LABEL: "balanced", well_known.APPLIED_LABEL: applied}
     return nodes.parse(
         {
             "metadata": {"name": "a", "uid": "1", "labels": labels, "annotations": annotations},
@@ -50,10 +50,10 @@ def node(
     )
 
 
-def pod(name: str, profile: str, *, on: str = "a") -> cluster.Pod:
+def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
     resource = f"nvidia.com/{profile}"
     container: Mapping[str, Any] = {"name": "c", "resources": {"limits": {resource: "1"}}}
-    return cluster.parse_pod(
+    return pod_object.parse_pod(
         {
             "metadata": {"name": name, "namespace": "default", "uid": name},
             "spec": {"containers": [container], **({"nodeName": on} if on else {})},
@@ -61,7 +61,7 @@ def pod(name: str, profile: str, *, on: str = "a") -> cluster.Pod:
     )
 
 
-def drawn(one: nodes.Node, *pods: cluster.Pod, style: bar.Style = PLAIN) -> list[str]:
+def drawn(one: nodes.Node, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> list[str]:
     return overview.draw(
         overview.Overview(reports=[nodes.report(one, NOW)], pods=pods), style=style
     )

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.core.fleet import batch, partitioning, waiting
 from mig_manager.core.layout import config, custom_layouts, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod, why
 
@@ -128,16 +128,16 @@ def test_a_node_rests_between_two_changes() -> None:
         ({"is_ready": False}, "it is not ready"),
         ({"spec": {"unschedulable": True}}, "the node is cordoned"),
         ({"labels": {"nvidia.com/mig.strategy": "single"}}, "has MIG strategy single, not mixed"),
-        ({"annotations": {cluster.CAPACITY_ANNOTATION: "{"}}, "which instances are in use"),
-        ({"annotations": {cluster.GPUS_ANNOTATION: "{"}}, "has published no valid GPUs"),
+        ({"annotations": {well_known.CAPACITY_ANNOTATION: "{"}}, "which instances are in use"),
+        ({"annotations": {well_known.GPUS_ANNOTATION: "{"}}, "has published no valid GPUs"),
         ({"allocatable": {"nvidia.com/mig-1g.5gb": "6"}}, "kubelet's resources differ"),
-        ({"labels": {cluster.STATE_LABEL: "pending"}}, "its agent works on layout"),
+        ({"labels": {well_known.STATE_LABEL: "pending"}}, "its agent works on layout"),
         (
-            {"annotations": {cluster.LAYOUTS_ANNOTATION: '{"version": 1, "layouts": {}}'}},
+            {"annotations": {well_known.LAYOUTS_ANNOTATION: '{"version": 1, "layouts": {}}'}},
             "its agent takes no custom layouts",
         ),
-        ({"annotations": {cluster.JOURNAL_ANNOTATION: "{}"}}, "interrupted"),
-        ({"labels": {cluster.PARTITIONING_LABEL: "off"}}, "no node has the label"),
+        ({"annotations": {well_known.JOURNAL_ANNOTATION: "{}"}}, "interrupted"),
+        ({"labels": {well_known.PARTITIONING_LABEL: "off"}}, "no node has the label"),
     ],
 )
 def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
@@ -213,7 +213,7 @@ def test_a_node_that_is_not_ready_is_waited_for_in_spite_of_its_taints() -> None
 
 
 def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
-    fixed = node("fixed", ["7g.40gb@0"], labels={cluster.PARTITIONING_LABEL: ""})
+    fixed = node("fixed", ["7g.40gb@0"], labels={well_known.PARTITIONING_LABEL: ""})
     decision = decided([fixed], [pod("p", "7g.40gb"), pod("q", "7g.40gb", age_s=1)])
     assert [(each.pod.name, each.reason) for each in decision.waiting] == [
         ("p", Wait.SCHEDULER),
@@ -234,10 +234,13 @@ def requested(name: str, change: partitioning.Change, **status: str) -> dict[str
     return node(
         name,
         EMPTY,
-        labels={cluster.CONFIG_LABEL: "custom", cluster.STATE_LABEL: status.get("state", "")},
+        labels={
+            well_known.CONFIG_LABEL: "custom",
+            well_known.STATE_LABEL: status.get("state", ""),
+        },
         annotations={
-            cluster.LAYOUT_ANNOTATION: change.layout,
-            **({cluster.STATUS_ANNOTATION: json.dumps(report)} if status else {}),
+            well_known.LAYOUT_ANNOTATION: change.layout,
+            **({well_known.STATUS_ANNOTATION: json.dumps(report)} if status else {}),
         },
     )
 

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from mig_manager.core.fleet import waiting
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.unit.partitions import EMPTY, NOW, decided, node, pod, why
 
 Wait = waiting.Wait
@@ -18,14 +18,16 @@ def test_no_more_nodes_change_than_the_budget_allows() -> None:
     decision = decided(nodes, pods, max_unavailable="67%")
     assert [change.node for change in decision.changes] == ["a", "b"]
     assert why(decision)[0] is Wait.LIMITED
-    changing = node("a", EMPTY, labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: "x"})
+    changing = node(
+        "a", EMPTY, labels={well_known.STATE_LABEL: "pending", well_known.CONFIG_LABEL: "x"}
+    )
     decision = decided([changing, *nodes[1:]], pods, max_unavailable="1")
     assert not decision.changes
 
 
 def test_an_agent_that_is_silent_for_long_does_not_use_up_the_budget() -> None:
-    silent = node("a", EMPTY, labels={cluster.CONFIG_LABEL: "x"})
-    written: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
+    silent = node("a", EMPTY, labels={well_known.CONFIG_LABEL: "x"})
+    written: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
     silent["metadata"]["managedFields"] = [
         {"manager": "kubectl", "time": NOW.isoformat(), "fieldsV1": written}
     ]
@@ -40,8 +42,8 @@ def test_a_node_whose_agent_will_retry_is_left_alone_and_uses_no_budget() -> Non
     retried = node(
         "a",
         EMPTY,
-        labels={cluster.CONFIG_LABEL: "x", cluster.STATE_LABEL: "failed"},
-        annotations={cluster.STATUS_ANNOTATION: json.dumps(report)},
+        labels={well_known.CONFIG_LABEL: "x", well_known.STATE_LABEL: "failed"},
+        annotations={well_known.STATUS_ANNOTATION: json.dumps(report)},
     )
     decision = decided([retried], [pod("p", "1g.5gb")])
     assert why(decision) == (Wait.UNUSABLE, "it waits for a (its agent retries layout x)")
@@ -56,8 +58,8 @@ def test_agent_that_died_in_a_run_does_not_block_other_nodes() -> None:
         working = node(
             "a",
             EMPTY,
-            labels={cluster.CONFIG_LABEL: "custom", cluster.STATE_LABEL: "pending"},
-            annotations={cluster.STATUS_ANNOTATION: json.dumps(report)},
+            labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: "pending"},
+            annotations={well_known.STATUS_ANNOTATION: json.dumps(report)},
         )
         pods = [pod("p", "7g.40gb")]
         return bool(decided([working, node("b", EMPTY)], pods, max_unavailable="1").changes)

@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import cluster, phantoms
+from mig_manager.core.node import node_object, phantoms
 from mig_manager.core.node.resources import Strategy
 from tests.unit import samples
 
@@ -46,7 +46,7 @@ def test_phantom_devices_are_those_that_no_gpu_supplies(
     expected: set[str],
 ) -> None:
     healthy = None if registered is None else dict.fromkeys(registered, frozenset({"id"}))
-    node = cluster.NodeView(name="n", allocatable=allocatable)
+    node = node_object.NodeView(name="n", allocatable=allocatable)
     found = phantoms.find(model.ObservedGpus([DIVIDED]), node, strategy, lambda: healthy)
     assert found == {name: allocatable[name] for name in expected}
 
@@ -55,6 +55,6 @@ def test_no_device_is_a_phantom_while_a_gpu_is_unreachable() -> None:
     lost = model.UnreachableGpu(
         index=1, reason=errors.Reason.GPU_LOST, code=15, message="fell off the bus"
     )
-    node = cluster.NodeView(name="n", allocatable={LARGE: 4})
+    node = node_object.NodeView(name="n", allocatable={LARGE: 4})
     gpus = model.ObservedGpus([DIVIDED], unreachable=[lost])
     assert not phantoms.find(gpus, node, Strategy.MIXED, dict)

@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import nodes, preview
 from mig_manager.core.layout import config, served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, pod_object, well_known
 from mig_manager.core.records import gpu_codec
 from tests.node import gpu_values, scenes
 from tests.unit import samples
@@ -32,19 +32,19 @@ def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[m
 
 def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.Node:
     text = published if isinstance(published, str) else gpu_codec.to_json(published)
-    view = cluster.NodeView(
+    view = node_object.NodeView(
         name="a",
-        annotations={cluster.GPUS_ANNOTATION: text},
+        annotations={well_known.GPUS_ANNOTATION: text},
         allocatable=allocatable,
     )
     return nodes.Node(view=view, is_ready=True)
 
 
-def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
+def pod(name: str, resource: str, **changed: object) -> pod_object.Pod:
     return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
-def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> preview.Preview:
+def previewed(there: nodes.Node, layout: str, *pods: pod_object.Pod) -> preview.Preview:
     return preview.preview(there, DOCUMENT, layout, pods)
 
 
@@ -100,7 +100,7 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     there = node(gpus())
     made = served.generated(gpus())["all-7g.40gb"]
     text = served.to_json([served.Entry.of(made)])
-    annotations = {**there.view.annotations, cluster.LAYOUTS_ANNOTATION: text}
+    annotations = {**there.view.annotations, well_known.LAYOUTS_ANNOTATION: text}
     listing = dataclasses.replace(
         there, view=dataclasses.replace(there.view, annotations=annotations)
     )

@@ -11,13 +11,13 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import capacity, gpu_codec, journals, requests, status
 from tests.unit import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
 JOURNAL = journals.Journal(
-    config="a", hold_taint=True, paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"}
+    config="a", hold_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
 )
 REQUEST = requests.Request(
     config="custom",

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import node_object, pod_object, resources
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import device_plugin
 from tests.node import gpu_values
@@ -48,8 +48,8 @@ def counted(
     allocatable: dict[str, int],
     capacity: dict[str, int] | None = None,
     labels: dict[str, str] | None = None,
-) -> cluster.NodeView:
-    return cluster.NodeView(
+) -> node_object.NodeView:
+    return node_object.NodeView(
         name="node", allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
     )
 
@@ -222,12 +222,14 @@ NODE = (
 )
 
 
-def pod(name: str, asks: dict[str, int], *, phase: str = "Running") -> cluster.Pod:
+def pod(name: str, asks: dict[str, int], *, phase: str = "Running") -> pod_object.Pod:
     amounts = {f"nvidia.com/{resource}": count for resource, count in asks.items()}
     return samples.pod(name, namespace="ml", phase=phase, gpu_resources=amounts)
 
 
-def requests(*pods: cluster.Pod, strategy: str = "mixed") -> dict[str, tuple[int, dict[str, int]]]:
+def requests(
+    *pods: pod_object.Pod, strategy: str = "mixed"
+) -> dict[str, tuple[int, dict[str, int]]]:
     return {
         kind.resource.removeprefix("nvidia.com/"): (kind.count, dict(kind.pods))
         for kind in resources.kinds(NODE, pods, strategy=strategy)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mig_manager.core import model
 from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from tests.unit.rollouts import (
     LAYOUT,
     NodeState,
@@ -100,7 +100,7 @@ def with_custom(text: str, *, reported: str, label: str = "custom") -> nodes.Nod
         annotationHash=custom_layouts.Custom(node_name="a", text=reported).annotation_hash,
     )
     plain = node(requested=label, applied="custom", status=ended)
-    annotated = dataclasses.replace(plain.view, annotations={cluster.LAYOUT_ANNOTATION: text})
+    annotated = dataclasses.replace(plain.view, annotations={well_known.LAYOUT_ANNOTATION: text})
     return dataclasses.replace(plain, view=annotated)
 
 

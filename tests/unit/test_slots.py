@@ -3,7 +3,7 @@
 import pytest
 
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 
 
 def slot(
@@ -76,16 +76,16 @@ def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
 @pytest.mark.parametrize(
     "mark",
     [
-        {"annotations": {cluster.JOURNAL_ANNOTATION: "{}"}},
-        {"taint_keys": frozenset({cluster.HOLD_TAINT})},
-        {"labels": {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE}},
+        {"annotations": {well_known.JOURNAL_ANNOTATION: "{}"}},
+        {"taint_keys": frozenset({well_known.HOLD_TAINT})},
+        {"labels": {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE}},
     ],
 )
 def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, object]) -> None:
     fields: dict[str, object] = {"labels": {}, "annotations": {}, "taint_keys": frozenset()}
 
-    def view(changed: dict[str, object]) -> cluster.NodeView:
-        return cluster.NodeView(
+    def view(changed: dict[str, object]) -> node_object.NodeView:
+        return node_object.NodeView(
             name="n",
             uid="u",
             is_unschedulable=True,

@@ -26,7 +26,7 @@ import urllib3
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import kube_config, responses
 from mig_manager.core import timing
-from mig_manager.core.node import cluster, rights
+from mig_manager.core.node import api_values, rights
 
 Configuration = kubernetes.client.configuration.Configuration
 
@@ -228,14 +228,14 @@ class KubeApi:
             "spec": {"resourceAttributes": attributes | ({"name": name} if name else {})},
         }
         answer = self.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-        with cluster.as_cluster_error("the review of our rights"):
+        with api_values.as_cluster_error("the review of our rights"):
             return answer["status"]["allowed"] is True
 
     def user(self) -> str:
         """Return the name of our user, by a SelfSubjectReview."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
-        with cluster.as_cluster_error("the review of our user"):
+        with api_values.as_cluster_error("the review of our user"):
             return str(answer["status"]["userInfo"]["username"])
 
     def close(self) -> None:

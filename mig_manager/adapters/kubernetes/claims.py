@@ -16,7 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import claims, cluster
+from mig_manager.core.node import api_values, claims, pod_object, well_known
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
@@ -32,7 +32,7 @@ class KubeSlices:
     def __init__(self, kube: api.KubeApi, *, node_name: str) -> None:
         self._resources = _Resources(kube)
         self._query = {
-            "fieldSelector": f"spec.driver={cluster.GPU_CLAIM_DRIVER},spec.nodeName={node_name}"
+            "fieldSelector": f"spec.driver={well_known.GPU_CLAIM_DRIVER},spec.nodeName={node_name}"
         }
 
     def list(self) -> tuple[claims.Slice, ...] | None:
@@ -84,7 +84,7 @@ class PodClaims:
         self._forbidden_s = -math.inf
         """When the API last refused to read a claim."""
 
-    def resolve(self, pods: Iterable[cluster.Pod]) -> tuple[cluster.Pod, ...]:
+    def resolve(self, pods: Iterable[pod_object.Pod]) -> tuple[pod_object.Pod, ...]:
         """Return pods with the devices of their claims, where all devices of a pod are known.
 
         Raises:
@@ -94,7 +94,7 @@ class PodClaims:
         self._read(pod for pod in listed if pod.has_claims and not pod.is_finished)
         return self.known(listed)
 
-    def known(self, pods: Iterable[cluster.Pod]) -> tuple[cluster.Pod, ...]:
+    def known(self, pods: Iterable[pod_object.Pod]) -> tuple[pod_object.Pod, ...]:
         """Return the same from earlier answers, without a request."""
         return tuple(
             dataclasses.replace(pod, has_claims=bool(uuids), claimed_ids=uuids)
@@ -108,7 +108,7 @@ class PodClaims:
         self._allocated = {uid: each for uid, each in self._allocated.items() if uid in uids}
         self._devices = {uid: each for uid, each in self._devices.items() if uid in uids}
 
-    def _read(self, pods: Iterable[cluster.Pod]) -> None:
+    def _read(self, pods: Iterable[pod_object.Pod]) -> None:
         claimed = {
             pod.uid: devices
             for pod in pods
@@ -122,7 +122,7 @@ class PodClaims:
             if uuids is not None:
                 self._devices[uid] = uuids
 
-    def _claimed(self, pod: cluster.Pod) -> frozenset[claims.Device] | None:
+    def _claimed(self, pod: pod_object.Pod) -> frozenset[claims.Device] | None:
         """Return the pod's devices of NVIDIA's driver; None if they are not known."""
         if pod.uid in self._allocated:
             return self._allocated[pod.uid]
@@ -133,7 +133,7 @@ class PodClaims:
             path = rest.api_path("namespaces", pod.namespace, "resourceclaims", name)
             try:
                 claim = self._resources.get(path)
-                with cluster.as_cluster_error("a ResourceClaim"):
+                with api_values.as_cluster_error("a ResourceClaim"):
                     allocated = claims.parse_claim(claim)
             except errors.ClusterError as error:
                 _raise_if_transient(error)

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node, watch
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 
 _TIMES = watch.Times(
     watch_s=30.0, stall_s=40.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0
@@ -63,8 +63,8 @@ class Fleet(watch.Watch):
         may have been written.
         """
         metadata = {
-            "labels": {cluster.CONFIG_LABEL: layout},
-            "annotations": {cluster.ROLLOUT_ANNOTATION: mark and mark.to_json()},
+            "labels": {well_known.CONFIG_LABEL: layout},
+            "annotations": {well_known.ROLLOUT_ANNOTATION: mark and mark.to_json()},
         }
         return node.patch_version(self._kube, seen.name, seen.version, metadata) is not None
 

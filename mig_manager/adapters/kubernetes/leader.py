@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import timing
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values
 
 LONGEST_WRITE_S = 30.0
 """A write takes no longer, with its retries, for a client whose ``request_timeout_s`` is at most
@@ -113,7 +113,7 @@ class Leader:
             self._version = ""
             self._write(self._identity)
             return
-        with cluster.as_cluster_error("the leader's Lease"):
+        with api_values.as_cluster_error("the leader's Lease"):
             spec = lease.get("spec") or {}
             holder = str(spec.get("holderIdentity") or "")
             version = str(lease["metadata"]["resourceVersion"])
@@ -141,7 +141,7 @@ class Leader:
         lease = leases.write(self._kube, self._collection, body)
         if lease is None:
             return False
-        with cluster.as_cluster_error("the leader's Lease"):
+        with api_values.as_cluster_error("the leader's Lease"):
             self._version = str(lease["metadata"]["resourceVersion"])
         self._seen_s = self._clock.monotonic()
         if holder:
@@ -152,6 +152,6 @@ class Leader:
     def _is_ours(self) -> bool:
         """Read the Lease again; return whether it has our name."""
         lease = self._kube.get(self._path)
-        with cluster.as_cluster_error("the leader's Lease"):
+        with api_values.as_cluster_error("the leader's Lease"):
             self._version = str(lease["metadata"]["resourceVersion"])
             return bool((lease.get("spec") or {}).get("holderIdentity") == self._identity)

@@ -23,7 +23,7 @@ from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import timing
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values, node_object
 
 _RELEASE_ATTEMPTS = 3
 _RELEASE_PAUSE_S = 0.5
@@ -171,7 +171,7 @@ class LeaseSlots:
 
     def _list(self) -> slots.Judgement:
         leases = self._kube.get(self._path)
-        with cluster.as_cluster_error("the list of Leases"):
+        with api_values.as_cluster_error("the list of Leases"):
             listed = list(filter(None, map(self._slot, leases["items"] or ())))
         now_s = self._clock.monotonic()
         self._sightings = slots.remember(self._sightings, listed, now_s)
@@ -179,7 +179,7 @@ class LeaseSlots:
 
     def _is_disrupted(self, name: str) -> bool:
         try:
-            return slots.is_disrupted(cluster.parse_node(self._kube.get(node.path(name))))
+            return slots.is_disrupted(node_object.parse_node(self._kube.get(node.path(name))))
         except errors.ClusterError as error:
             if error.is_not_found:
                 return False
@@ -197,7 +197,7 @@ class LeaseSlots:
         written = write(self._kube, self._path, self._lease(slot, holder=self._node))
         if written is None:
             return False
-        with cluster.as_cluster_error("a Lease"):
+        with api_values.as_cluster_error("a Lease"):
             self._own = self._slot(written)
         if slot.holder != self._node:
             _log.info("slot_taken", slot=slot.name, before=slot.holder or None)

@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, events
 from mig_manager.core import timing
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values, node_object, well_known
 from mig_manager.core.records import readiness
 
 _CONFLICTS_S = 10.0
@@ -30,7 +30,7 @@ _EVENT_QUEUE = 64
 """A change publishes about ten."""
 _FORBIDDEN_PAUSE_S = 600.0
 """A missing right may be granted, and a refused token renewed, while we run."""
-_OURS = (cluster.READY_CONDITION, cluster.RECOVERY_CONDITION)
+_OURS = (well_known.READY_CONDITION, well_known.RECOVERY_CONDITION)
 _chance = random.random
 
 _log = structlog.get_logger()
@@ -84,20 +84,20 @@ class KubeNode:
         self._forbidden_until_s = -math.inf
         self._has_logged_refusal = False
 
-    def read(self) -> cluster.NodeView:
+    def read(self) -> node_object.NodeView:
         self._join_announcement()
         return self._get().view
 
-    def latest(self) -> cluster.NodeView:
+    def latest(self) -> node_object.NodeView:
         self._join_announcement()
         is_trusted = self._take_watched() and self._clock.monotonic() - self._last_s < _TRUSTED_S
         return (self._last if is_trusted and self._last else self._get()).view
 
-    def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
+    def patch(self, change: node_object.NodePatch) -> node_object.NodeView:
         self._join_announcement()
         return self._patch(change)
 
-    def announce(self, change: cluster.NodePatch) -> None:
+    def announce(self, change: node_object.NodePatch) -> None:
         self._join_announcement()
 
         def write() -> None:
@@ -109,7 +109,9 @@ class KubeNode:
         self._announcing = threading.Thread(target=write, name="announcement", daemon=True)
         self._announcing.start()
 
-    def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
+    def update(
+        self, decide: Callable[[node_object.NodeView], node_object.NodePatch]
+    ) -> node_object.NodeView:
         """Decide on a change of the node and write it in one request.
 
         The request carries the ``resourceVersion`` that the decision is based on, so the API
@@ -162,7 +164,7 @@ class KubeNode:
             # The stock GPU operator does not grant the right.
             _log.info("devices_not_withdrawn", reason=error.reason.value, detail=error.message)
 
-    def remove_resources(self, names: Collection[str]) -> cluster.NodeView:
+    def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
         self._join_announcement()
         gone = dict.fromkeys(names)
         body = {"status": {"capacity": gone, "allocatable": gone}}
@@ -236,11 +238,11 @@ class KubeNode:
 
     def _patch(
         self,
-        change: cluster.NodePatch,
+        change: node_object.NodePatch,
         *,
         version: str = "",
         spec: Mapping[str, Any] | None = None,
-    ) -> cluster.NodeView:
+    ) -> node_object.NodeView:
         parts = {"labels": dict(change.labels), "annotations": dict(change.annotations)}
         metadata = {"resourceVersion": version, **parts}
         body: dict[str, Any] = {"metadata": {key: part for key, part in metadata.items() if part}}
@@ -249,8 +251,8 @@ class KubeNode:
         return self._parse(self._kube.patch(self._path, body)).view
 
     def _parse(self, node: Mapping[str, Any]) -> "_Node":
-        view = cluster.parse_node(node)
-        with cluster.as_cluster_error(f"node {self._name}"):
+        view = node_object.parse_node(node)
+        with api_values.as_cluster_error(f"node {self._name}"):
             conditions = (node.get("status") or {}).get("conditions") or ()
             self._last = _Node(
                 view=view,
@@ -266,7 +268,7 @@ class KubeNode:
 class _Node:
     """A node as the API last showed it."""
 
-    view: cluster.NodeView
+    view: node_object.NodeView
     version: str
     taints: tuple[Mapping[str, Any], ...]
     conditions: Mapping[str, Mapping[str, Any]]  # the agent's own, by type
@@ -325,7 +327,7 @@ class _EventQueue:
                     self._queue.clear()
 
 
-def _spec(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
+def _spec(change: node_object.NodePatch, node: _Node) -> dict[str, Any]:
     """Return what has to change of the spec of this version of the node.
 
     ``spec.taints`` has no merge key (unlike a container's ports, its declaration in
@@ -333,7 +335,7 @@ def _spec(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
     """
     present, removed = node.view.taint_keys, change.removed_taints
     taints = [taint for taint in node.taints if taint["key"] not in removed]
-    if change.hold_taint not in (None, cluster.HOLD_TAINT in present):
-        taints = [taint for taint in taints if taint["key"] != cluster.HOLD_TAINT]
-        taints += [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] * change.hold_taint
+    if change.hold_taint not in (None, well_known.HOLD_TAINT in present):
+        taints = [taint for taint in taints if taint["key"] != well_known.HOLD_TAINT]
+        taints += [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}] * change.hold_taint
     return {} if taints == list(node.taints) else {"taints": taints}

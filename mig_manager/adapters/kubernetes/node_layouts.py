@@ -9,7 +9,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values
 
 _HEADER = "# Written by mig-manager: the layouts that can be requested of this node.\n"
 
@@ -81,6 +81,6 @@ class KubeNodeLayouts:
     def _uid(self) -> str:
         if self._pod_uid is None:
             pod = self._kube.get(rest.api_path(self._path, "pods", self._pod_name))
-            with cluster.as_cluster_error("our own pod"):
+            with api_values.as_cluster_error("our own pod"):
                 self._pod_uid = str(pod["metadata"]["uid"])
         return self._pod_uid

@@ -19,7 +19,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, events, node, watch
 from mig_manager.core import timing
 from mig_manager.core.fleet import demand, partitioned, partitioning
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values, well_known
 
 _Item = TypeVar("_Item")
 _NAME_DIGITS = 24
@@ -195,8 +195,8 @@ class Cluster:
             ClusterError: The API refused or does not answer; the layout may have been requested.
         """
         metadata = {
-            "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
-            "annotations": {cluster.LAYOUT_ANNOTATION: change.layout},
+            "labels": {well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
+            "annotations": {well_known.LAYOUT_ANNOTATION: change.layout},
         }
         item = node.patch_version(self._kube, change.node, change.version, metadata)
         if item is None:
@@ -245,6 +245,6 @@ class Cluster:
 
 
 def _key(item: Mapping[str, Any]) -> tuple[str, str]:
-    with cluster.as_cluster_error("an object of a watch"):
+    with api_values.as_cluster_error("an object of a watch"):
         metadata = item["metadata"]
         return str(metadata.get("namespace") or ""), str(metadata["name"])

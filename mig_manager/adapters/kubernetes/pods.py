@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, claims, responses, watch
 from mig_manager.core import standbys
-from mig_manager.core.node import cluster, gpu_use, policies
+from mig_manager.core.node import api_values, evictions, gpu_use, pod_object
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
@@ -41,61 +41,61 @@ class KubeWorkloads:
         self._monotonic = monotonic
         self._listed_s = -math.inf
 
-    def list(self) -> tuple[cluster.Pod, ...]:
+    def list(self) -> tuple[pod_object.Pod, ...]:
         pods = self._watch.first_list() if self._watch else None
         if pods is None:
             query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
-            pods = self._list("/api/v1/pods", query, cluster.parse_pod)
+            pods = self._list("/api/v1/pods", query, pod_object.parse_pod)
         self._listed_s = self._monotonic()
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
 
-    def watched(self) -> tuple[cluster.Pod, ...] | None:
+    def watched(self) -> tuple[pod_object.Pod, ...] | None:
         if self._watch is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
             return None
         pods = self._watch.pods()
         # A pod whose claims were not read yet counts until the next list reads them.
         return None if pods is None else self._claims.known(pods)
 
-    def present(self) -> tuple[cluster.Pod, ...]:
+    def present(self) -> tuple[pod_object.Pod, ...]:
         watched = self._watch.pods() if self._watch else None
         if watched is None:
             return self.list()
         pods = self._claims.known(watched)
         return self.list() if any(pod.has_claims and not pod.is_finished for pod in pods) else pods
 
-    def budgets(self, namespaces: Collection[str]) -> tuple[policies.Budget, ...]:
+    def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         return tuple(
             budget
             for namespace in sorted(namespaces)
             for budget in self._list(
                 rest.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
                 {},
-                policies.parse_budget,
+                evictions.parse_budget,
             )
         )
 
-    def covered(self, budget: policies.Budget) -> tuple[cluster.Pod, ...]:
+    def covered(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
         path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
-        pods = self._list(path, query, cluster.parse_pod)
+        pods = self._list(path, query, pod_object.parse_pod)
         return tuple(pod for pod in pods if budget.covers(pod))
 
-    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         return self._evict(pod, {})
 
-    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         return self._evict(pod, {"dryRun": ["All"]})
 
-    def delete(self, pod: cluster.Pod) -> None:
+    def delete(self, pod: pod_object.Pod) -> None:
         try:
             self._kube.delete(_path(pod), _only_this_uid(pod))
         except responses.ApiError as error:
             if not _is_gone(error):
                 raise
 
-    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> policies.EvictionResponse:
+    def _evict(self, pod: pod_object.Pod, options: dict[str, Any]) -> evictions.EvictionResponse:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -106,20 +106,20 @@ class KubeWorkloads:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
         except responses.ApiError as error:
             if _is_gone(error):
-                return policies.EvictionResponse(answer=policies.Eviction.GONE)
+                return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
             # 429 is a budget's refusal. A conflict with another writer is transient, and so is the
             # 500 for a pod with two budgets if the operator removes one meanwhile.
             has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
                 "poddisruptionbudget" in error.explanation.lower()
             )
             if has_two_budgets or error.status in _BLOCKED:
-                return policies.EvictionResponse(
-                    answer=policies.Eviction.BLOCKED,
+                return evictions.EvictionResponse(
+                    answer=evictions.Eviction.BLOCKED,
                     why=error.explanation,
                     retry_after_s=error.retry_after_s or 0.0,
                 )
             raise
-        return policies.EvictionResponse(answer=policies.Eviction.ACCEPTED)
+        return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
     def _list(
         self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
@@ -157,7 +157,7 @@ class PodWatch(standbys.Standby):
         self._watch: _WatchedPods | None = None
         self._is_kept = False
 
-    def pods(self) -> tuple[cluster.Pod, ...] | None:
+    def pods(self) -> tuple[pod_object.Pod, ...] | None:
         """Return the node's pods as last reported; None while the watch is not up to date."""
         watched = self._watch
         return tuple(watched.by_uid.values()) if watched and watched.is_current else None
@@ -172,7 +172,7 @@ class PodWatch(standbys.Standby):
                 self._kube, self._node_name, self._on_change, on_use=self._on_use
             )
 
-    def first_list(self) -> tuple[cluster.Pod, ...] | None:
+    def first_list(self) -> tuple[pod_object.Pod, ...] | None:
         """List the pods for the caller and a watch; None if a watch is not expected, or runs.
 
         Raises:
@@ -229,7 +229,7 @@ class _WatchedPods(watch.Watch):
         self._on_change = on_change
         self._on_use = on_use
         self._use: frozenset[tuple[object, ...]] | None = None
-        self.by_uid: dict[str, cluster.Pod] = {}
+        self.by_uid: dict[str, pod_object.Pod] = {}
         """Replaced and never mutated, because another thread reads it."""
         self.is_current = False
         self._is_refused = False
@@ -242,7 +242,7 @@ class _WatchedPods(watch.Watch):
         others = {uid: other for uid, other in self.by_uid.items() if uid != pod.uid}
         self._update(others if kind == "DELETED" else {**others, pod.uid: pod})
 
-    def _update(self, by_uid: dict[str, cluster.Pod]) -> None:
+    def _update(self, by_uid: dict[str, pod_object.Pod]) -> None:
         self.by_uid = by_uid
         before, self._use = self._use, gpu_use.relevant(by_uid.values())
         self._on_change()
@@ -267,16 +267,16 @@ class _WatchedPods(watch.Watch):
             _log.debug("pod_watch_lost", error=error.message)
 
 
-def _parse(item: Mapping[str, Any]) -> cluster.Pod:
-    with cluster.as_cluster_error("a pod"):
-        return cluster.parse_pod(item)
+def _parse(item: Mapping[str, Any]) -> pod_object.Pod:
+    with api_values.as_cluster_error("a pod"):
+        return pod_object.parse_pod(item)
 
 
-def _path(pod: cluster.Pod) -> str:
+def _path(pod: pod_object.Pod) -> str:
     return rest.api_path("/api/v1/namespaces", pod.namespace, "pods", pod.name)
 
 
-def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
+def _only_this_uid(pod: pod_object.Pod) -> dict[str, Any]:
     """Return options that exclude a pod of the same name, such as a StatefulSet's next one."""
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
 

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import json_text
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import api_values, clients, pod_object
 
 _OUR_KEYS = ("nvidia.com/", "mig-manager.io/")
 _LOG = {"tailLines": "3000", "limitBytes": str(4 << 20), "timestamps": "true"}  # PodLogOptions
@@ -27,7 +27,7 @@ def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
     Annotations with JSON are parsed.
     """
     item = kube.get(node.path(name))
-    with cluster.as_cluster_error(f"node {name}"):
+    with api_values.as_cluster_error(f"node {name}"):
         meta, spec, status = (item.get(key) or {} for key in ("metadata", "spec", "status"))
         annotations = _ours(meta.get("annotations"))
         return {
@@ -58,7 +58,7 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
     query = {"fieldSelector": f"spec.nodeName={node_name}"}
 
     def manager(item: Object) -> Object:
-        return item if clients.is_mig_manager(cluster.parse_pod(item)) else {}
+        return item if clients.is_mig_manager(pod_object.parse_pod(item)) else {}
 
     return tuple(filter(None, rest.listed(kube.get, "/api/v1/pods", query, manager)))
 
@@ -74,7 +74,7 @@ def of_agents(pods: Iterable[Object]) -> list[dict[str, Any]]:
 
 def command(pods: Sequence[Object]) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the literal variables of the first pod's first container."""
-    with cluster.as_cluster_error("the agent's pod"):
+    with api_values.as_cluster_error("the agent's pod"):
         main = pods[0]["spec"]["containers"][0]
         variables = {each["name"]: each.get("value") or "" for each in main.get("env") or ()}
         return [*(main.get("command") or ()), *(main.get("args") or ())], variables
@@ -88,7 +88,7 @@ def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
     parts: list[str] = []
     refusal = None
     for pod in pods:
-        with cluster.as_cluster_error("the agent's pod"):
+        with api_values.as_cluster_error("the agent's pod"):
             namespace, name = (pod["metadata"][key] for key in ("namespace", "name"))
             containers = [each["name"] for each in pod["spec"]["containers"]]
         path = rest.api_path("/api/v1/namespaces", namespace, "pods", name, "log")
@@ -106,7 +106,7 @@ def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
 
 def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
     """Return the layout file in the first ConfigMap that the first pod mounts, if it exists."""
-    with cluster.as_cluster_error("the agent's pod"):
+    with api_values.as_cluster_error("the agent's pod"):
         volumes = pods[0]["spec"].get("volumes") or ()
         name = next(each["configMap"]["name"] for each in volumes if "configMap" in each)
         namespace = pods[0]["metadata"]["namespace"]
@@ -116,7 +116,7 @@ def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
         if error.is_not_found:
             return ""
         raise
-    with cluster.as_cluster_error(f"ConfigMap {namespace}/{name}"):
+    with api_values.as_cluster_error(f"ConfigMap {namespace}/{name}"):
         return str(config_map["data"]["config.yaml"])
 
 

@@ -16,7 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, responses
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values, node_object
 
 _JOIN_S = 1.0
 _SPREAD = 0.2
@@ -173,14 +173,14 @@ class Watch(abc.ABC):
                 kind, item = str(event.get("type")), event["object"]
                 if kind in _CHANGES and not self._stop.is_set():
                     self.changed(kind, item)
-                with cluster.as_cluster_error(f"an event of the {self._plural}"):
+                with api_values.as_cluster_error(f"an event of the {self._plural}"):
                     self._version = str(item["metadata"]["resourceVersion"])
 
     def _items(self) -> Iterator[Mapping[str, Any]]:
         what = f"the list of {self._plural}"
         for page in rest.pages(self._kube.get, self._path, self._selector, what=what):
             self._contact_s = time.monotonic()
-            with cluster.as_cluster_error(what):
+            with api_values.as_cluster_error(what):
                 items = tuple(page["items"] or ())
                 self._listed_version = str(page["metadata"]["resourceVersion"])
             yield from items
@@ -198,7 +198,7 @@ class NodeWatch(Watch):
         kube: api.KubeApi,
         *,
         name: str,
-        on_node: Callable[[cluster.NodeView], None],
+        on_node: Callable[[node_object.NodeView], None],
         stop: threading.Event,
         times: Times | None = None,
     ) -> None:
@@ -227,7 +227,7 @@ class NodeWatch(Watch):
             self.latest = None
             _log.warning("node_deleted", selector=self._selector["fieldSelector"])
             return
-        view = cluster.parse_node(item)
+        view = node_object.parse_node(item)
         self.latest = item
         if not self._stop.is_set():
             self._on_node(view)

@@ -11,10 +11,10 @@ from typing import Protocol
 from mig_manager import errors
 from mig_manager.agent import run_journal
 from mig_manager.core import model
-from mig_manager.core.node import claims, clients, cluster, resources
+from mig_manager.core.node import claims, clients, pod_object, resources, well_known
 from mig_manager.core.records import journals
 
-_Pods = tuple[cluster.Pod, ...]
+_Pods = tuple[pod_object.Pod, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Kind:
 
     name: str
     deploy_label: str
-    owns: Callable[[cluster.Pod], bool]
+    owns: Callable[[pod_object.Pod], bool]
     """Whether a pod is of this program."""
     why_not_starting: Callable[[Iterable[model.Gpu]], str] = lambda _gpus: ""
     """Why the layout may keep the program from starting, for a message. Empty for a program whose
@@ -44,7 +44,7 @@ def _why_plugin_not_starting(gpus: Iterable[model.Gpu]) -> str:
 
 PLUGIN = Kind(
     name="device plugin",
-    deploy_label=cluster.PLUGIN_DEPLOY_LABEL,
+    deploy_label=well_known.PLUGIN_DEPLOY_LABEL,
     owns=clients.is_device_plugin,
     why_not_starting=_why_plugin_not_starting,
 )
@@ -79,7 +79,7 @@ class Advertiser(Protocol):
         """Check whether a ready pod advertises outdated devices."""
 
 
-def is_advertiser(pod: cluster.Pod) -> bool:
+def is_advertiser(pod: pod_object.Pod) -> bool:
     """Return whether a pod is the device plugin or the DRA driver."""
     return any(kind.owns(pod) for kind in KINDS)
 
@@ -106,7 +106,7 @@ def uids(pods: _Pods) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
-def is_any_ready(pods: Iterable[cluster.Pod]) -> bool:
+def is_any_ready(pods: Iterable[pod_object.Pod]) -> bool:
     """Return whether a pod is ready and not terminating."""
     return any(pod.is_ready and not pod.is_terminating for pod in pods)
 

@@ -9,11 +9,11 @@ from mig_manager import errors
 from mig_manager.agent import run_journal, settings
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver, pausing, waiting
 from mig_manager.core import model, ports, timing
-from mig_manager.core.node import cluster, phantoms, resources
+from mig_manager.core.node import node_object, phantoms, pod_object, resources
 
 _log = structlog.get_logger()
 
-_Pods = tuple[cluster.Pod, ...]
+_Pods = tuple[pod_object.Pod, ...]
 
 
 class Advertising:
@@ -43,7 +43,7 @@ class Advertising:
         )
 
     def with_replaced(
-        self, kinds: frozenset[advertisers.Kind], read_node: Callable[[], cluster.NodeView]
+        self, kinds: frozenset[advertisers.Kind], read_node: Callable[[], node_object.NodeView]
     ) -> frozenset[advertisers.Kind]:
         """Return the advertisers, including a device plugin whose pod is being replaced."""
         if advertisers.PLUGIN not in kinds and self._plugin.is_being_replaced(read_node()):
@@ -96,7 +96,7 @@ class Advertising:
         return pausing.Paused(kinds=kinds, old_uids=advertisers.uids(stale))
 
     def withdraw_phantoms(
-        self, gpus: Sequence[model.Gpu], node: cluster.NodeView | None
+        self, gpus: Sequence[model.Gpu], node: node_object.NodeView | None
     ) -> errors.NotReadyError | None:
         """Remove phantom devices from the node; return why that failed.
 
@@ -144,7 +144,7 @@ class Advertising:
     def require_served(
         self,
         layouts: Sequence[resources.GpuLayout],
-        pods: Iterable[cluster.Pod],
+        pods: Iterable[pod_object.Pod],
         *,
         plugin_config: str | None,
         is_driver_expected: bool,

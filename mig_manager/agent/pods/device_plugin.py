@@ -8,13 +8,13 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model, ports
-from mig_manager.core.node import cluster, phantoms, resources
+from mig_manager.core.node import node_object, phantoms, pod_object, resources, well_known
 
 _REFUSAL_PAUSE_S = 10.0
 
 _log = structlog.get_logger()
 
-_Pods = tuple[cluster.Pod, ...]
+_Pods = tuple[pod_object.Pod, ...]
 
 
 class DevicePlugin:
@@ -56,7 +56,7 @@ class DevicePlugin:
         self,
         layouts: Sequence[resources.GpuLayout],
         pods: _Pods,
-        read_node: Callable[[], cluster.NodeView],
+        read_node: Callable[[], node_object.NodeView],
         *,
         plugin_config: str | None,
     ) -> str:
@@ -65,7 +65,7 @@ class DevicePlugin:
         if not refusals:
             return ""
         labels = read_node().labels
-        if plugin_config not in (None, labels.get(cluster.PLUGIN_CONFIG_LABEL)):
+        if plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""
         strategy = resources.plugin_strategy(list(filter(self.kind.owns, pods)), labels)
@@ -79,9 +79,9 @@ class DevicePlugin:
     def without_phantoms(
         self,
         gpus: Sequence[model.Gpu],
-        pods: Iterable[cluster.Pod],
+        pods: Iterable[pod_object.Pod],
         kubelet: Callable[[], Mapping[str, frozenset[str]] | None] | None = None,
-    ) -> tuple[cluster.NodeView, errors.NotReadyError | None]:
+    ) -> tuple[node_object.NodeView, errors.NotReadyError | None]:
         """Remove phantom devices from the node.
 
         Returns:
@@ -92,7 +92,7 @@ class DevicePlugin:
             return node, None
         plugins = [pod for pod in pods if self.kind.owns(pod)]
 
-        def phantoms_of(node: cluster.NodeView) -> dict[str, int]:
+        def phantoms_of(node: node_object.NodeView) -> dict[str, int]:
             strategy = resources.plugin_strategy(plugins, node.labels)
             return phantoms.find(gpus, node, strategy, kubelet or self._healthy)
 
@@ -134,14 +134,14 @@ class DevicePlugin:
         )
         return node, None
 
-    def is_being_replaced(self, node: cluster.NodeView) -> bool:
+    def is_being_replaced(self, node: node_object.NodeView) -> bool:
         """Return whether a plugin ran until recently: its DaemonSet may be replacing its pod.
 
         Kubelet keeps a stopped plugin's devices for five minutes, all of them unhealthy
         (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin
         away takes precedence.
         """
-        if self._deps.is_advertiser or cluster.PLUGIN_DEPLOY_LABEL in node.labels:
+        if self._deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
             return False
         counted = {name for name, count in node.capacity.items() if count}
         # A plugin's config may give its resources any name.

@@ -7,14 +7,14 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model, ports
-from mig_manager.core.node import claims, cluster, resources
+from mig_manager.core.node import claims, node_object, pod_object, resources, well_known
 
 _log = structlog.get_logger()
 
-_Pods = tuple[cluster.Pod, ...]
+_Pods = tuple[pod_object.Pod, ...]
 
 
-def has_ready(pods: Iterable[cluster.Pod]) -> bool:
+def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
     """Return whether a DRA driver pod is ready; without one, no pod with a claim can end."""
     return advertisers.is_any_ready(filter(claims.is_driver, pods))
 
@@ -55,7 +55,7 @@ class DraDriver:
         self,
         layouts: Sequence[resources.GpuLayout],
         pods: _Pods,
-        read_node: Callable[[], cluster.NodeView],
+        read_node: Callable[[], node_object.NodeView],
         *,
         is_expected: bool,
     ) -> str:
@@ -66,13 +66,13 @@ class DraDriver:
         return ""
 
     def is_deployed(
-        self, pods: Iterable[cluster.Pod], read_node: Callable[[], cluster.NodeView]
+        self, pods: Iterable[pod_object.Pod], read_node: Callable[[], node_object.NodeView]
     ) -> bool:
         """Check whether it has a pod, or a label deploys it or did so before it was paused."""
         if any(map(self.kind.owns, pods)):
             return True
         label = read_node().labels.get(self.kind.deploy_label)
-        return label in ("true", cluster.PAUSED_VALUE)
+        return label in ("true", well_known.PAUSED_VALUE)
 
     def current(self, gpus: Sequence[model.Gpu], pods: _Pods) -> frozenset[str]:
         """Return the UIDs of its pods, if one is ready and the slices match."""

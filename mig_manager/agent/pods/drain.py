@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.agent.pods import dra_driver, eviction
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import clients, cluster, gpu_use, policies
+from mig_manager.core.node import clients, gpu_use, pod_object, policies
 
 _log = structlog.get_logger()
 
@@ -42,12 +42,12 @@ class Order:
         """Whether every pod with a GPU is drained."""
         return self.limits.policy.drain is policies.Drain.NODE
 
-    def affected_pods(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
+    def affected_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
         """Return the pods to drain."""
         affected = None if self.is_whole_node else self.affected
         return usage.users(affected, daemons=self.extra_clients)
 
-    def undecided_pods(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
+    def undecided_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
         """Return the pods that may be affected: kubelet, which knows, does not answer."""
         if self.is_whole_node:
             return ()
@@ -86,7 +86,7 @@ class _End:
     """The result of a wait."""
 
     usage: gpu_use.Usage
-    remaining: tuple[cluster.Pod, ...] = ()
+    remaining: tuple[pod_object.Pod, ...] = ()
     """The affected pods that were not gone by the deadline."""
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was neither evicted nor deleted."""
@@ -106,8 +106,8 @@ class Drain:
         self,
         usage: gpu_use.Usage,
         cancel: ports.Cancellation,
-        listed: tuple[cluster.Pod, ...],
-    ) -> tuple[cluster.Pod, ...]:
+        listed: tuple[pod_object.Pod, ...],
+    ) -> tuple[pod_object.Pod, ...]:
         """Wait until no pod uses an affected device.
 
         Args:
@@ -154,14 +154,14 @@ class Drain:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
 
     def remaining(
-        self, usage: gpu_use.Usage, listed: tuple[cluster.Pod, ...]
-    ) -> tuple[cluster.Pod, ...]:
+        self, usage: gpu_use.Usage, listed: tuple[pod_object.Pod, ...]
+    ) -> tuple[pod_object.Pod, ...]:
         """Return which of the pods, just listed, use an affected device now."""
         return self.order.affected_pods(self._usage(listed, usage))
 
     def _wait(
         self,
-        act: Callable[[Sequence[cluster.Pod]], Mapping[str, str]],
+        act: Callable[[Sequence[pod_object.Pod]], Mapping[str, str]],
         before: gpu_use.Usage,
         cancel: ports.Cancellation,
         now: gpu_use.Usage | None = None,
@@ -200,7 +200,7 @@ class Drain:
     def _is_late(self, deadline_s: float) -> bool:
         return self.evictions.clock.monotonic() >= deadline_s
 
-    def _may_force(self, remaining: Sequence[cluster.Pod]) -> bool:
+    def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         may_force = self.order.limits.policy.is_forced and not self.order.is_passive
         return may_force and bool(remaining) and _are_evictable(remaining)
 
@@ -228,7 +228,7 @@ class Drain:
         is_idle = self.order.is_passive or not self.evictions.is_any_ready(remaining)
         return bool(remaining) and is_idle
 
-    def _usage(self, pods: tuple[cluster.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
+    def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
             return dataclasses.replace(before, pods=pods)
         # Kubelet answered before: if it is silent now, the drain waits and affects no more pods.
@@ -246,7 +246,7 @@ class Drain:
         return dataclasses.replace(before, pods=pods, assigned=(*assigned, *kept))
 
     def _timeout(self, end: _End, *, is_forced: bool) -> errors.DrainError:
-        def cause(pod: cluster.Pod) -> str:
+        def cause(pod: pod_object.Pod) -> str:
             ending = f"still terminating, which may take {pod.grace_s} s"
             why = end.blocked.get(pod.key) or (
                 ending if pod.is_terminating else "waits for the others"
@@ -273,9 +273,9 @@ class Drain:
         )
 
 
-def _evict_none(remaining: Iterable[cluster.Pod]) -> dict[str, str]:
+def _evict_none(remaining: Iterable[pod_object.Pod]) -> dict[str, str]:
     return {pod.key: "--drain-policy none evicts no pod" for pod in remaining}
 
 
-def _are_evictable(pods: Iterable[cluster.Pod]) -> bool:
+def _are_evictable(pods: Iterable[pod_object.Pod]) -> bool:
     return not any(map(eviction.why_not_evictable, pods))

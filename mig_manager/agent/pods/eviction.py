@@ -5,7 +5,7 @@ forbids it, its PodDisruptionBudget grants no eviction, or two budgets cover it.
 no pod is deleted by force while a pod remains that force cannot remove.
 
 Budgets are counted over all affected pods before the first eviction, because a dry run does not
-use up a budget (see ``core.node.policies``). If they grant all evictions, all pods go at once. If
+use up a budget (see ``core.node.evictions``). If they grant all evictions, all pods go at once. If
 they grant a part, the drain rolls like ``kubectl drain``: it evicts that part, and more when
 successors are ready elsewhere. Other pods wait until the budgets grant the rest. Pods without a
 controller have no successor and go last.
@@ -24,7 +24,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import messages, ports, timing
-from mig_manager.core.node import cluster, policies
+from mig_manager.core.node import evictions, pod_object, policies, well_known
 
 _log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class _Round:
 
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was not evicted."""
-    spent: tuple[policies.Budget, ...] = ()
+    spent: tuple[evictions.Budget, ...] = ()
     """The budgets that did not grant all evictions."""
     error: errors.ClusterError | None = None
     """Why the API did not list the budgets."""
@@ -93,12 +93,12 @@ class Evictions:
         """Whether the last count of the budgets granted only a part of the evictions."""
         return bool(self._round.spent)
 
-    def is_any_ready(self, remaining: Iterable[cluster.Pod]) -> bool:
+    def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Check whether a pod can be evicted or deleted now."""
         is_time = self.clock.monotonic() >= self._round.next_s
         return is_time and any(map(self._is_pending, remaining))
 
-    def evict(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
+    def evict(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Evict the remaining pods; return why others stay for now."""
         not_evictable = _not_evictable(remaining)
         pending = [pod for pod in remaining if self._is_pending(pod)]
@@ -118,14 +118,14 @@ class Evictions:
             pod.key: why for pod in pending if (why := self._round.blocked.get(pod.key))
         }
 
-    def delete(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
+    def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now."""
         pending = [pod for pod in remaining if self._is_pending(pod)]
         blocked = self._try_each(pending, self._delete_one, verb="delete")
         return _not_evictable(remaining) | blocked
 
     def why_incomplete(
-        self, remaining: Sequence[cluster.Pod], *, has_evicted: bool
+        self, remaining: Sequence[pod_object.Pod], *, has_evicted: bool
     ) -> tuple[errors.Reason, str]:
         """Return why a drain did not finish in time, with a clause for the message."""
         staying = [pod for pod in remaining if not pod.is_terminating]
@@ -142,15 +142,15 @@ class Evictions:
             return errors.Reason.DRAIN_TIMEOUT, more
         return errors.Reason.DRAIN_TIMEOUT, ""
 
-    def _last_attempt(self, pod: cluster.Pod) -> _Attempt:
+    def _last_attempt(self, pod: pod_object.Pod) -> _Attempt:
         return self._attempts.get(pod.uid, _Attempt())
 
-    def _is_pending(self, pod: cluster.Pod) -> bool:
+    def _is_pending(self, pod: pod_object.Pod) -> bool:
         is_leaving = pod.is_terminating or self._last_attempt(pod).is_done
         return not (is_leaving or why_not_evictable(pod))
 
     def _evict_granted(
-        self, pending: Sequence[cluster.Pod], counted: policies.Count, *, is_possible: bool
+        self, pending: Sequence[pod_object.Pod], counted: evictions.Count, *, is_possible: bool
     ) -> dict[str, str]:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not self._may_evict:
@@ -175,10 +175,10 @@ class Evictions:
         return dict(counted.refused) | blocked
 
     def _count(
-        self, pods: Sequence[cluster.Pod]
-    ) -> tuple[policies.Count, errors.ClusterError | None]:
+        self, pods: Sequence[pod_object.Pod]
+    ) -> tuple[evictions.Count, errors.ClusterError | None]:
         """Count the evictions that budgets grant: all, if the agent may not list budgets."""
-        budgets: tuple[policies.Budget, ...] = ()
+        budgets: tuple[evictions.Budget, ...] = ()
         if self._may_list_budgets:
             try:
                 budgets = self.workloads.budgets({pod.namespace for pod in pods})
@@ -186,14 +186,14 @@ class Evictions:
                 if error.reason is errors.Reason.API_UNAVAILABLE:
                     _log.warning("budgets_not_listed", error=error.message)
                     why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
-                    return policies.none_granted(pods, why), error
+                    return evictions.none_granted(pods, why), error
                 if error.reason is not errors.Reason.FORBIDDEN:
                     raise
                 _log.warning("budgets_not_counted", error=error.message)
                 self._may_list_budgets = False
-        return policies.count(pods, budgets), None
+        return evictions.count(pods, budgets), None
 
-    def _why_stalled(self, remaining: Iterable[cluster.Pod]) -> tuple[errors.Reason, str]:
+    def _why_stalled(self, remaining: Iterable[pod_object.Pod]) -> tuple[errors.Reason, str]:
         """Return DRAIN_STALLED if evicted pods have no successor or no node has room for it.
 
         Return DRAIN_TIMEOUT if successors exist but are not ready yet.
@@ -221,8 +221,8 @@ class Evictions:
 
     def _try_each(
         self,
-        pods: Iterable[cluster.Pod],
-        act: Callable[[cluster.Pod], policies.EvictionResponse],
+        pods: Iterable[pod_object.Pod],
+        act: Callable[[pod_object.Pod], evictions.EvictionResponse],
         *,
         verb: str = "evict",
     ) -> dict[str, str]:
@@ -237,7 +237,7 @@ class Evictions:
             try:
                 verdict = act(pod)
                 why, pause_s = verdict.why, verdict.retry_after_s
-                if verdict.answer is not policies.Eviction.BLOCKED:
+                if verdict.answer is not evictions.Eviction.BLOCKED:
                     continue
             except errors.ClusterError as error:
                 if error.reason not in _TRANSIENT:
@@ -254,32 +254,32 @@ class Evictions:
             self._attempts[pod.uid] = _Attempt(not_before_s=not_before_s, why=why, error=failure)
         return blocked
 
-    def _why_paused(self, pod: cluster.Pod) -> str | None:
+    def _why_paused(self, pod: pod_object.Pod) -> str | None:
         """Return why a pod was refused, until the server's requested pause is over."""
         last = self._last_attempt(pod)
         return last.why if self.clock.monotonic() < last.not_before_s else None
 
-    def _evict_one(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def _evict_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         verdict = self.workloads.evict(pod)
-        if verdict.answer is not policies.Eviction.BLOCKED:
+        if verdict.answer is not evictions.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
-        if verdict.answer is policies.Eviction.ACCEPTED:
+        if verdict.answer is evictions.Eviction.ACCEPTED:
             self.evicted += 1
             self.telemetry.pod_evicted()
         return verdict
 
-    def _delete_one(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         self.workloads.delete(pod)
         self._attempts[pod.uid] = _Attempt(is_done=True)
         if pod.key not in self.forced:
             self.forced += (pod.key,)
         _log.warning("pod_deleted_by_force", pod=pod.key)
         self.telemetry.pod_evicted()
-        return policies.EvictionResponse(answer=policies.Eviction.ACCEPTED)
+        return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
 
-def why_not_evictable(pod: cluster.Pod) -> str:
+def why_not_evictable(pod: pod_object.Pod) -> str:
     """Return why a pod is neither evicted nor deleted by force; empty if it may be."""
     if pod.is_unlisted:
         return "kubelet still has it, but the API server does not"
@@ -288,13 +288,13 @@ def why_not_evictable(pod: cluster.Pod) -> str:
     if pod.is_mirror:
         return "a static pod cannot be evicted"
     if pod.is_kept:
-        return f"its annotation {cluster.KEEP_ANNOTATION} forbids the eviction"
+        return f"its annotation {well_known.KEEP_ANNOTATION} forbids the eviction"
     return ""
 
 
-def _not_evictable(pods: Iterable[cluster.Pod]) -> dict[str, str]:
+def _not_evictable(pods: Iterable[pod_object.Pod]) -> dict[str, str]:
     return {pod.key: why for pod in pods if (why := why_not_evictable(pod))}
 
 
-def _names(pods: Sequence[cluster.Pod]) -> str:
+def _names(pods: Sequence[pod_object.Pod]) -> str:
     return messages.listed([pod.key for pod in pods])

@@ -17,11 +17,11 @@ from mig_manager import errors
 from mig_manager.agent import run_journal, settings
 from mig_manager.agent.pods import advertisers, advertising, dra_driver, pausing, waiting
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, node_object, pod_object, well_known
 
 _log = structlog.get_logger()
 
-_Pods = tuple[cluster.Pod, ...]
+_Pods = tuple[pod_object.Pod, ...]
 
 
 class GpuClients:
@@ -81,8 +81,8 @@ class GpuClients:
 
     def _pause(
         self,
-        choose: Callable[[cluster.NodeView], pausing.Pause],
-        view: cluster.NodeView,
+        choose: Callable[[node_object.NodeView], pausing.Pause],
+        view: node_object.NodeView,
         journal: run_journal.RunJournal,
     ) -> pausing.Pause:
         """Pause the clients chosen for the node's current state.
@@ -93,10 +93,10 @@ class GpuClients:
         before = journal.entries
         pause = choose(view)
 
-        def decide(view: cluster.NodeView) -> run_journal.Step:
+        def decide(view: node_object.NodeView) -> run_journal.Step:
             nonlocal pause
             pause = choose(view)
-            names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in pause.labels]
+            names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
             names += [pod.key for pod in pause.to_delete]
             kinds = pause.kinds | advertisers.kinds_in(before)
             deleted = {kind.deploy_label for kind in advertisers.kinds_of(pause.to_delete)}
@@ -110,8 +110,8 @@ class GpuClients:
                     has_plugin=advertisers.PLUGIN in kinds,
                     has_dra_driver=advertisers.DRIVER in kinds,
                 ),
-                change=cluster.NodePatch(
-                    labels=dict.fromkeys(pause.labels, cluster.PAUSED_VALUE),
+                change=node_object.NodePatch(
+                    labels=dict.fromkeys(pause.labels, well_known.PAUSED_VALUE),
                     hold_taint=True if pause.to_delete else None,
                 ),
             )
@@ -145,7 +145,7 @@ class GpuClients:
             )
         return latest
 
-    def require_none_stuck(self, pods: Iterable[cluster.Pod]) -> None:
+    def require_none_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
         """Fail while a pod remains that did not stop by the deadline of an earlier pause.
 
         Raises:

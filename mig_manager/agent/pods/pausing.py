@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import steps
-from mig_manager.core.node import claims, clients, cluster
+from mig_manager.core.node import claims, clients, node_object, pod_object
 
-_Pods = tuple[cluster.Pod, ...]
+_Pods = tuple[pod_object.Pod, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Pause:
         pods: _Pods,
         plan: steps.Plan,
         extra_clients: tuple[clients.ExtraClient, ...],
-        view: cluster.NodeView,
+        view: node_object.NodeView,
         *,
         is_driver: bool,
     ) -> "Pause":
@@ -41,7 +41,7 @@ class Pause:
         )
         to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
 
-        def is_in_part(pod: cluster.Pod) -> bool:
+        def is_in_part(pod: pod_object.Pod) -> bool:
             return claims.is_driver(pod) is is_driver
 
         return Pause(

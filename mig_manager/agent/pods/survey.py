@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent.pods import drain
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.node import cluster, gpu_use
+from mig_manager.core.node import gpu_use, pod_object
 
 _log = structlog.get_logger()
 
@@ -90,7 +90,7 @@ def require_idle(
 
 
 def usage_now(
-    list_pods: Callable[[], tuple[cluster.Pod, ...]],
+    list_pods: Callable[[], tuple[pod_object.Pod, ...]],
     allocations: ports.DeviceAllocations,
     gpus: Sequence[model.Gpu] | None = None,
     processes: Callable[[], gpu_use.Processes] | None = None,

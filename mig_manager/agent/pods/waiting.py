@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from mig_manager.agent import settings
 from mig_manager.core import ports, timing
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object
 
 _Problem = TypeVar("_Problem")
 
@@ -20,7 +20,7 @@ class PodWait:
 
     def until_solved(
         self,
-        find: Callable[[tuple[cluster.Pod, ...]], _Problem],
+        find: Callable[[tuple[pod_object.Pod, ...]], _Problem],
         cancel: ports.Cancellation,
         *,
         timeout_s: float,
@@ -49,7 +49,7 @@ class PodWait:
         return wait.until(find_problem)
 
 
-def delete(workloads: ports.Workloads, pods: Iterable[cluster.Pod]) -> None:
+def delete(workloads: ports.Workloads, pods: Iterable[pod_object.Pod]) -> None:
     """Delete the pods that are not terminating already.
 
     Raises:

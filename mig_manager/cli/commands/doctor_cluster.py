@@ -8,7 +8,16 @@ from mig_manager.adapters.kubernetes import node as kube_node
 from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, adding_to
 from mig_manager.cli.commands.doctor_report import Finding, fail, ok, warn
 from mig_manager.core import model
-from mig_manager.core.node import claims, clients, cluster, phantoms, resources, rights
+from mig_manager.core.node import (
+    claims,
+    clients,
+    node_object,
+    phantoms,
+    pod_object,
+    resources,
+    rights,
+    well_known,
+)
 
 _ACCOUNTS = "system:serviceaccount:"
 _IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
@@ -40,7 +49,7 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     gpus = facts.gpus.needed()
     # Without the Node, count kubelet's devices instead.
     counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
-    node = facts.node.if_known() or cluster.NodeView(name="", allocatable=counts)
+    node = facts.node.if_known() or node_object.NodeView(name="", allocatable=counts)
     advertised = _phantoms(facts, node)
     real = {name: count for name, count in node.allocatable.items() if name not in advertised}
     node = dataclasses.replace(node, allocatable=real)
@@ -60,7 +69,7 @@ def _phantom_devices(facts: Facts) -> Iterator[Finding]:
         yield ok("every advertised device can exist")
 
 
-def _phantoms(facts: Facts, node: cluster.NodeView) -> Mapping[str, int]:
+def _phantoms(facts: Facts, node: node_object.NodeView) -> Mapping[str, int]:
     plugins = tuple(filter(clients.is_device_plugin, facts.pods.if_known() or ()))
     strategy = resources.plugin_strategy(plugins, node.labels)
     return phantoms.find(facts.gpus.needed(), node, strategy, facts.allocatable.if_known)
@@ -81,7 +90,7 @@ def _published_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_nvidia(resource: str) -> bool:
-    return resource.startswith(cluster.RESOURCE_PREFIX)
+    return resource.startswith(well_known.RESOURCE_PREFIX)
 
 
 @_check("api", "Check --kubeconfig, --node-name and the connection to the API.")
@@ -93,8 +102,10 @@ def _api(facts: Facts) -> Iterator[Finding]:
         yield ok("the API answers; the node is not checked without --node-name")
         return
     node = facts.node.get()
-    label, state = map(node.labels.get, (cluster.CONFIG_LABEL, cluster.STATE_LABEL))
-    request = f"{cluster.CONFIG_LABEL} is {label!r}" if label else f"no {cluster.CONFIG_LABEL}"
+    label, state = map(node.labels.get, (well_known.CONFIG_LABEL, well_known.STATE_LABEL))
+    request = (
+        f"{well_known.CONFIG_LABEL} is {label!r}" if label else f"no {well_known.CONFIG_LABEL}"
+    )
     yield ok(f"node {node.name}: {request}, state {state or 'unknown'}")
 
 
@@ -128,7 +139,7 @@ def _admission_policy(facts: Facts) -> Iterator[Finding]:
     if not user.startswith(_ACCOUNTS):
         raise NotAskedError(f"it confines the agent's ServiceAccount, not the user {user}")
     # The policy refuses this label on every node: only people set it. A dry run changes nothing.
-    change = {"metadata": {"labels": {cluster.PARTITIONING_LABEL: "probe"}}}
+    change = {"metadata": {"labels": {well_known.PARTITIONING_LABEL: "probe"}}}
     try:
         api.patch(f"{kube_node.path(node.name)}?dryRun=All", change)
     except errors.ClusterError as error:
@@ -153,7 +164,7 @@ def _device_plugin(facts: Facts) -> Iterator[Finding]:
             yield fail(f"{pod.key} is not ready ({pod.waiting or pod.phase})")
 
 
-def _advertises(pod: cluster.Pod) -> bool:
+def _advertises(pod: pod_object.Pod) -> bool:
     return clients.is_device_plugin(pod) or claims.is_driver(pod)
 
 
@@ -161,13 +172,13 @@ def _advertises(pod: cluster.Pod) -> bool:
 def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     """No change was interrupted: no paused pod, no taint, no journal."""
     node = facts.node.needed()
-    traces = [f"{key} is paused" for key, v in node.labels.items() if v == cluster.PAUSED_VALUE]
-    if cluster.JOURNAL_ANNOTATION in node.annotations:
+    traces = [f"{key} is paused" for key, v in node.labels.items() if v == well_known.PAUSED_VALUE]
+    if well_known.JOURNAL_ANNOTATION in node.annotations:
         traces.append("there is a journal")
-    if cluster.HOLD_TAINT in node.taint_keys:
-        traces.append(f"the node has the taint {cluster.HOLD_TAINT}")
-    is_unreadable = cluster.UNREADABLE_JOURNAL_ANNOTATION in node.annotations
-    if traces and node.labels.get(cluster.STATE_LABEL) in _IN_PROGRESS:
+    if well_known.HOLD_TAINT in node.taint_keys:
+        traces.append(f"the node has the taint {well_known.HOLD_TAINT}")
+    is_unreadable = well_known.UNREADABLE_JOURNAL_ANNOTATION in node.annotations
+    if traces and node.labels.get(well_known.STATE_LABEL) in _IN_PROGRESS:
         yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")
     elif traces:
         yield fail(f"no run is in progress, but {', '.join(traces)}")
@@ -175,7 +186,7 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
         yield ok("no interrupted run")
     if is_unreadable:
         yield warn(
-            f"an unreadable journal is in {cluster.UNREADABLE_JOURNAL_ANNOTATION}",
+            f"an unreadable journal is in {well_known.UNREADABLE_JOURNAL_ANNOTATION}",
             "Read it, and remove the annotation.",
         )
 

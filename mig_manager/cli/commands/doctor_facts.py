@@ -17,7 +17,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.commands.doctor_report import Finding
 from mig_manager.core import model, steps
-from mig_manager.core.node import claims, cluster
+from mig_manager.core.node import claims, node_object, pod_object
 from mig_manager.sandbox.driver import worker as simulated_worker
 
 _ATTEMPTS = 3
@@ -109,8 +109,8 @@ class Facts:
     gpus: Once[model.ObservedGpus]
     inspection: Once[steps.Inspection]
     kube: Once[api.KubeApi]
-    node: Once[cluster.NodeView]
-    pods: Once[tuple[cluster.Pod, ...]]  # of this node
+    node: Once[node_object.NodeView]
+    pods: Once[tuple[pod_object.Pod, ...]]  # of this node
     allocatable: Once[Mapping[str, frozenset[str]]]
     """Device ids that kubelet can schedule, by resource."""
     slices: Once[tuple[claims.Slice, ...] | None]

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import nodes, rollout
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _CONFIG_MAP = re.compile(r"([a-z0-9.-]+)/([a-z0-9.-]+)")
@@ -128,6 +128,6 @@ def _goal(operand: str | None, selected: str | None) -> nodes.Goal:
     name = selected or operand
     if not name:
         raise errors.UsageError("name a layout, or 'undo'")
-    if not cluster.LABEL_VALUE.fullmatch(name):
+    if not well_known.LABEL_VALUE.fullmatch(name):
         raise errors.UsageError(f"{name!r} is not a valid label value")
     return nodes.Goal(layout=name)

@@ -13,12 +13,11 @@ The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinit
 import collections
 import dataclasses
 import datetime as dt
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import messages, model
-from mig_manager.core.node import cluster, quantity, resources
+from mig_manager.core.node import api_values, pod_object, resources, selectors, well_known
 
 Amounts = tuple[tuple[str, int], ...]
 """Positive amounts by resource name, sorted: ``cpu`` in thousandths, others in units."""
@@ -30,21 +29,12 @@ OFF = "off"
 _BLOCKING = ("NoSchedule", "NoExecute")
 _CORDON = "node.kubernetes.io/unschedulable"
 _UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NAME_FIELD = "metadata.name"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
-    """One requirement of a node affinity about a label or ``metadata.name``."""
-
-    key: str
-    operator: str  # In, NotIn, Exists, DoesNotExist, Gt, Lt
-    values: tuple[str, ...] = ()
-    is_field: bool = False  # whether the key is a field of the node; only its name is supported
-
-    def __str__(self) -> str:
-        values = f" {', '.join(self.values)}" if self.values else ""
-        return f"{self.key} {self.operator}{values}"
+Term = tuple[tuple[selectors.Requirement, ...], tuple[selectors.Requirement, ...]]
+"""A term of a node affinity: requirements about labels, and about fields, which are only the name.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +65,7 @@ class Toleration:
             case "Equal":
                 return bool(self.key) and self.value == taint.value
             case _:
-                return _compares(self.operator, taint.value, self.value)
+                return selectors.compares(self.operator, taint.value, self.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +74,7 @@ class Needs:
 
     amounts: Amounts  # peak request, overhead included
     selector: tuple[tuple[str, str], ...] = ()  # nodeSelector, sorted
-    affinity: tuple[tuple[Requirement, ...], ...] | None = None
+    affinity: tuple[Term, ...] | None = None
     """All requirements of one of these terms must hold; None: no required affinity."""
     tolerations: tuple[Toleration, ...] = ()
 
@@ -144,7 +134,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
     Raises:
         ClusterError: The object is malformed.
     """
-    with cluster.as_cluster_error("a pod"):
+    with api_values.as_cluster_error("a pod"):
         metadata, spec = item["metadata"], item["spec"]
         status = item.get("status") or {}
         namespace, name = str(metadata["namespace"]), str(metadata["name"])
@@ -160,7 +150,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
                 amounts=_amounts(spec),
             )
         is_excluded = any(
-            (metadata.get(kind) or {}).get(cluster.PARTITIONING_LABEL) == OFF
+            (metadata.get(kind) or {}).get(well_known.PARTITIONING_LABEL) == OFF
             for kind in ("labels", "annotations")
         )
         is_unschedulable = any(
@@ -185,14 +175,22 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
 
 
 def parse_needs(spec: Mapping[str, Any]) -> Needs:
-    """Parse a PodSpec; see ``cluster.as_cluster_error`` for its exceptions."""
+    """Parse a PodSpec; see ``api_values.as_cluster_error`` for its exceptions."""
     node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     terms = None if required is None else required.get("nodeSelectorTerms") or ()
     return Needs(
         amounts=_amounts(spec),
-        selector=tuple(sorted(cluster.strings(spec.get("nodeSelector")).items())),
-        affinity=None if terms is None else tuple(map(_term, terms)),
+        selector=tuple(sorted(api_values.strings(spec.get("nodeSelector")).items())),
+        affinity=None
+        if terms is None
+        else tuple(
+            (
+                selectors.parse_requirements(term.get("matchExpressions")),
+                selectors.parse_requirements(term.get("matchFields")),
+            )
+            for term in terms
+        ),
         tolerations=tuple(
             Toleration(
                 key=str(each.get("key") or ""),
@@ -218,7 +216,7 @@ def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
             effect=str(each.get("effect") or ""),
         )
         for each in spec.get("taints") or ()
-        if each["key"] not in (cluster.HOLD_TAINT, *_UNREADY)
+        if each["key"] not in (well_known.HOLD_TAINT, *_UNREADY)
     ]
     if spec.get("unschedulable"):
         # The node controller adds this taint a moment after the field.
@@ -244,9 +242,12 @@ def why_excluded(
         if labels.get(key) != value:
             return f"its node selector requires {key}={value}"
     if needs.affinity is not None and not any(
-        term and all(_holds(each, name, labels) for each in term) for term in needs.affinity
+        _holds(term, name, labels) for term in needs.affinity
     ):
-        terms = [" and ".join(map(str, term)) for term in needs.affinity]
+        terms = [
+            " and ".join(map(str, (*about_labels, *about_fields)))
+            for about_labels, about_fields in needs.affinity
+        ]
         return f"its node affinity requires {messages.listed(terms, most=2)}"
     for taint in taints:
         if not any(each.tolerates(taint) for each in needs.tolerations):
@@ -265,7 +266,7 @@ def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
 
 def _amounts(spec: Mapping[str, Any]) -> Amounts:
     # Requests of the whole pod replace the sums of its containers.
-    peak = cluster.peak(spec, lambda container: collections.Counter(_requests(container)))
+    peak = pod_object.peak(spec, lambda container: collections.Counter(_requests(container)))
     total = collections.Counter({**peak, **_requests(spec)})
     total.update(_counter(spec.get("overhead")))
     total[_PODS] += 1
@@ -280,45 +281,15 @@ def _requests(part: Mapping[str, Any]) -> dict[str, int]:
 
 def _counter(named: Mapping[str, Any] | None) -> dict[str, int]:
     return {
-        str(name): quantity.parse(amount, parts=1000 if name == _CPU else 1)
+        str(name): api_values.parse_quantity(amount, parts=1000 if name == _CPU else 1)
         for name, amount in (named or {}).items()
     }
 
 
-def _term(term: Mapping[str, Any]) -> tuple[Requirement, ...]:
-    return tuple(
-        Requirement(
-            key=str(each["key"]),
-            operator=str(each["operator"]),
-            values=tuple(map(str, each.get("values") or ())),
-            is_field=is_field,
-        )
-        for kind, is_field in (("matchExpressions", False), ("matchFields", True))
-        for each in term.get(kind) or ()
+def _holds(term: Term, name: str, labels: Mapping[str, str]) -> bool:
+    about_labels, about_fields = term
+    return any(term) and all(
+        requirement.matches(facts)
+        for requirements, facts in ((about_labels, labels), (about_fields, {_NAME_FIELD: name}))
+        for requirement in requirements
     )
-
-
-def _holds(wanted: Requirement, name: str, labels: Mapping[str, str]) -> bool:
-    if wanted.is_field:
-        value = name if wanted.key == "metadata.name" else None
-    else:
-        value = labels.get(wanted.key)
-    match wanted.operator:
-        case "In":
-            return value in wanted.values
-        case "NotIn":
-            return value not in wanted.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case operator:
-            return len(wanted.values) == 1 and _compares(operator, value, wanted.values[0])
-
-
-def _compares(operator: str, value: str | None, bound: str) -> bool:
-    """Return whether an integer is greater (``Gt``) or less (``Lt``) than another."""
-    if not (_INTEGER.fullmatch(value or "") and _INTEGER.fullmatch(bound)):
-        return False
-    difference = int(value or "") - int(bound)
-    return (operator == "Gt" and difference > 0) or (operator == "Lt" and difference < 0)

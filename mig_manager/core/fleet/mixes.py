@@ -18,7 +18,7 @@ from typing import Any
 from mig_manager.core import messages, model, picture
 from mig_manager.core.fleet import demand, partitioned
 from mig_manager.core.layout import generator, layouts, served
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import api_values, resources
 
 NOW = "as they are"
 BEST = "best mix found"
@@ -57,7 +57,7 @@ class Score:
 
 def parse_job(item: Mapping[str, Any]) -> Job | None:
     """Parse a Pod object; None if it requested no MIG device, ClusterError if malformed."""
-    with cluster.as_cluster_error("a pod"):
+    with api_values.as_cluster_error("a pod"):
         metadata, status = item["metadata"], item.get("status") or {}
         needs = demand.parse_needs(item["spec"])
         arrival = messages.parse_time(metadata.get("creationTimestamp"))

@@ -15,7 +15,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model
 from mig_manager.core.layout import custom_layouts, layouts, served
-from mig_manager.core.node import cluster
+from mig_manager.core.node import api_values, node_object, well_known
 from mig_manager.core.records import gpu_codec, gpu_recovery, journals
 from mig_manager.core.records import status as run_status
 
@@ -46,7 +46,7 @@ class Mark:
 class Node:
     """A node with what its agent published."""
 
-    view: cluster.NodeView
+    view: node_object.NodeView
     is_ready: bool
     version: str = ""  # ``resourceVersion``
     status: run_status.PublishedStatus | None = None
@@ -65,22 +65,22 @@ class Node:
     @property
     def requested(self) -> str | None:
         """The requested layout."""
-        return self.view.labels.get(cluster.CONFIG_LABEL) or None
+        return self.view.labels.get(well_known.CONFIG_LABEL) or None
 
     @property
     def state(self) -> str:
         """Label of the last run's state, which NVIDIA's manager also sets."""
-        return self.view.labels.get(cluster.STATE_LABEL, "")
+        return self.view.labels.get(well_known.STATE_LABEL, "")
 
     @property
     def applied(self) -> str:
         """The layout last verified; empty for none."""
-        return self.view.labels.get(cluster.APPLIED_LABEL, "")
+        return self.view.labels.get(well_known.APPLIED_LABEL, "")
 
     @property
     def applied_before(self) -> str:
         """The layout applied before the change under way, which removes the label; or empty."""
-        text = self.view.annotations.get(cluster.JOURNAL_ANNOTATION)
+        text = self.view.annotations.get(well_known.JOURNAL_ANNOTATION)
         if self.applied or text is None:
             return ""
         try:
@@ -101,20 +101,20 @@ class Node:
     @property
     def gpus(self) -> str | None:
         """The published GPUs, for ``gpu_codec``."""
-        return self.view.annotations.get(cluster.GPUS_ANNOTATION)
+        return self.view.annotations.get(well_known.GPUS_ANNOTATION)
 
     @property
     def layouts(self) -> tuple[served.Entry, ...]:
         """The layouts that its agent lists; empty without a valid list."""
         try:
-            return served.from_json(self.view.annotations.get(cluster.LAYOUTS_ANNOTATION, ""))
+            return served.from_json(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
         except ValueError:
             return ()
 
     @property
     def takes_custom(self) -> bool | None:
         """Whether its agent takes custom layouts; None without a valid list."""
-        return served.takes_custom(self.view.annotations.get(cluster.LAYOUTS_ANNOTATION, ""))
+        return served.takes_custom(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
 
     @property
     def is_reported(self) -> bool:
@@ -130,7 +130,7 @@ class Node:
         return (
             bool(self.requested or self.view.allocatable)
             or any(self.view.labels.get(label) == "true" for label in _GPU_LABELS)
-            or cluster.STATUS_ANNOTATION in self.view.annotations
+            or well_known.STATUS_ANNOTATION in self.view.annotations
         )
 
     @property
@@ -139,7 +139,7 @@ class Node:
         return (
             not self.is_ready
             or self.view.is_unschedulable
-            or cluster.HOLD_TAINT in self.view.taint_keys
+            or well_known.HOLD_TAINT in self.view.taint_keys
         )
 
     @property
@@ -206,8 +206,8 @@ class Goal:
 
 def parse(item: Mapping[str, Any]) -> Node:
     """Parse a Node object of the API. Raises ClusterError: It is malformed."""
-    view = cluster.parse_node(item)
-    with cluster.as_cluster_error(f"node {view.name}"):
+    view = node_object.parse_node(item)
+    with api_values.as_cluster_error(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(
             each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
@@ -215,7 +215,7 @@ def parse(item: Mapping[str, Any]) -> Node:
         metadata = item["metadata"]
         requested_by, requested_at = _writer(metadata)
     published, status_error = None, ""
-    text = view.annotations.get(cluster.STATUS_ANNOTATION)
+    text = view.annotations.get(well_known.STATUS_ANNOTATION)
     try:
         published = None if text is None else run_status.parse(text)
     except ValueError as error:
@@ -226,7 +226,7 @@ def parse(item: Mapping[str, Any]) -> Node:
         version=str(metadata.get("resourceVersion") or ""),
         status=published,
         status_error=status_error,
-        mark=parse_mark(view.annotations.get(cluster.ROLLOUT_ANNOTATION)),
+        mark=parse_mark(view.annotations.get(well_known.ROLLOUT_ANNOTATION)),
         requested_by=requested_by,
         requested_at=requested_at,
     )
@@ -236,7 +236,7 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
     """Return the field manager of the request's label, and when it last wrote."""
     for entry in metadata.get("managedFields") or ():
         owned = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
-        if f"f:{cluster.CONFIG_LABEL}" in (owned.get("f:labels") or {}):
+        if f"f:{well_known.CONFIG_LABEL}" in (owned.get("f:labels") or {}):
             manager = messages.printable(str(entry.get("manager") or ""))
             return manager, messages.parse_time(entry.get("time"))
     return "", None
@@ -249,7 +249,7 @@ NO_FILE = layouts.Document(source="the node's list", layouts={})
 def is_listed(nodes: Iterable[Node], name: str) -> bool:
     """Return whether any node lists a layout, or takes it from its annotation."""
     return any(
-        (name == cluster.CUSTOM_LAYOUT and node.takes_custom)
+        (name == well_known.CUSTOM_LAYOUT and node.takes_custom)
         or any(name == entry.name for entry in node.layouts)
         for node in nodes
     )
@@ -275,7 +275,7 @@ def layout_of(
         LayoutError: The annotation is missing (NO_CUSTOM_LAYOUT), or the layout is unknown
             (UNKNOWN_CONFIG).
     """
-    if name == cluster.CUSTOM_LAYOUT and node.takes_custom:
+    if name == well_known.CUSTOM_LAYOUT and node.takes_custom:
         return custom_layouts.Custom.of(node.view).layout()[0]
     listed = next((each for each in node.layouts if each.name == name), None)
     own = document.layouts.get(name)
@@ -401,21 +401,21 @@ def _notes(node: Node, state: NodeState, now: dt.datetime) -> Iterator[str]:
     published = node.status
     if published is None:
         if node.state and state is NodeState.NO_AGENT:
-            yield f"another MIG manager runs here: {cluster.STATE_LABEL} is {node.state}"
+            yield f"another MIG manager runs here: {well_known.STATE_LABEL} is {node.state}"
         return
     match state:
         case NodeState.NO_REQUEST:
             yield f"the status is of layout {published.config}, which is no longer requested"
         case NodeState.WAITING:
             is_same = published.config == node.requested
-            earlier = f"an earlier annotation {cluster.LAYOUT_ANNOTATION}"
+            earlier = f"an earlier annotation {well_known.LAYOUT_ANNOTATION}"
             other = f"layout {published.config}, not {node.requested}"
             yield f"the agent last reported {earlier if is_same else other}"
         case NodeState.STALE:
             since = messages.format_time(published.started_at) or "some time"
             yield f"no report since {since}: check that the agent runs"
         case NodeState.APPLIED if node.applied != published.config:
-            yield f"label {cluster.APPLIED_LABEL} is {node.applied or 'missing'}"
+            yield f"label {well_known.APPLIED_LABEL} is {node.applied or 'missing'}"
         case _:
             pass
     if published.retry_at and now - published.retry_at > _OVERDUE:

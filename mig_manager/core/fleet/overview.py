@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.fleet import nodes
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import pod_object, resources, well_known
 from mig_manager.core.records import capacity
 
 _PITCH = 4  # columns of a memory slice
@@ -31,10 +31,10 @@ class Overview:
     """The nodes of a cluster with GPUs, and the pods."""
 
     reports: Sequence[nodes.Report]
-    pods: Sequence[cluster.Pod]
+    pods: Sequence[pod_object.Pod]
 
     @property
-    def pending(self) -> tuple[cluster.Pod, ...]:
+    def pending(self) -> tuple[pod_object.Pod, ...]:
         """The pods that request MIG devices and have no node yet."""
         return tuple(
             pod
@@ -46,7 +46,7 @@ class Overview:
 def draw(overview: Overview, *, style: bar.Style, selected: str = "") -> list[str]:
     """Return the lines of the overview, with a mark before the ``selected`` node."""
     width = max((len(report.node.name) for report in overview.reports), default=0)
-    by_node: dict[str, list[cluster.Pod]] = collections.defaultdict(list)
+    by_node: dict[str, list[pod_object.Pod]] = collections.defaultdict(list)
     for pod in overview.pods:
         by_node[pod.node_name].append(pod)
     lines: list[str] = []
@@ -57,9 +57,9 @@ def draw(overview: Overview, *, style: bar.Style, selected: str = "") -> list[st
     return [*lines, "", *_footer(overview, style)]
 
 
-def _mig_requests(pod: cluster.Pod) -> Mapping[str, int]:
+def _mig_requests(pod: pod_object.Pod) -> Mapping[str, int]:
     return {
-        name.removeprefix(cluster.RESOURCE_PREFIX): count
+        name.removeprefix(well_known.RESOURCE_PREFIX): count
         for name, count in pod.gpu_resources.items()
         if resources.is_mig(name)
     }
@@ -87,7 +87,7 @@ def _headline(report: nodes.Report, width: int, style: bar.Style) -> str:
 _STATE_WIDTH = max(len(state.value) for state in nodes.NodeState)
 
 
-def _strips(report: nodes.Report, pods: Sequence[cluster.Pod], style: bar.Style) -> list[str]:
+def _strips(report: nodes.Report, pods: Sequence[pod_object.Pod], style: bar.Style) -> list[str]:
     """Return the GPUs of a node, as many in a line as fit."""
     if not report.gpus:
         return []
@@ -118,12 +118,12 @@ _Span = tuple[str, model.Placement | None]
 
 
 def _in_use(
-    node: nodes.Node, gpus: Iterable[model.Gpu], pods: Iterable[cluster.Pod]
+    node: nodes.Node, gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod]
 ) -> frozenset[_Span]:
     """Return as many instances and whole GPUs of each kind as pods on the node request."""
     published: frozenset[_Span] = frozenset()
     with contextlib.suppress(ValueError):
-        known = capacity.from_json(node.view.annotations.get(cluster.CAPACITY_ANNOTATION, ""))
+        known = capacity.from_json(node.view.annotations.get(well_known.CAPACITY_ANNOTATION, ""))
         published = frozenset(
             (uuid, placement) for uuid, spans in known.in_use.items() for placement in spans
         )

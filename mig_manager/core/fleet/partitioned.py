@@ -11,7 +11,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import api_values, resources, well_known
 from mig_manager.core.records import capacity
 
 _MIXED = "mixed"
@@ -57,17 +57,17 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     Raises ClusterError: It is malformed.
     """
     node = fleet_nodes.parse(item)
-    is_opted_in = node.view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
-    with cluster.as_cluster_error(f"node {node.name}"):
+    is_opted_in = node.view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
+    with api_values.as_cluster_error(f"node {node.name}"):
         allocatable = demand.amounts((item.get("status") or {}).get("allocatable"))
         taints = demand.parse_taints(item.get("spec") or {})
     if not (is_opted_in or any(resources.is_mig(name) for name, _ in allocatable)):
         return None
     gpus = fleet_nodes.published_gpus(node) or ()
-    in_use = _in_use(node.view.annotations.get(cluster.CAPACITY_ANNOTATION), gpus)
+    in_use = _in_use(node.view.annotations.get(well_known.CAPACITY_ANNOTATION), gpus)
     published = node.status
     has_failed = published is not None and published.state is model.State.FAILED
-    is_custom = published is not None and published.config == cluster.CUSTOM_LAYOUT
+    is_custom = published is not None and published.config == well_known.CUSTOM_LAYOUT
     is_retried = node.answer is not None and node.answer.is_retried
     changing = _why_changing(node, is_retried=is_retried)
     retrying = f"its agent retries layout {node.requested}" if is_retried else ""

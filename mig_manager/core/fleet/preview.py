@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import layouts, plans
-from mig_manager.core.node import clients, cluster, resources
+from mig_manager.core.node import clients, pod_object, resources
 from mig_manager.core.records import gpu_codec
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def preview(
     node: nodes.Node,
     document: layouts.Document,
     name: str,
-    pods: Sequence[cluster.Pod] | None = (),
+    pods: Sequence[pod_object.Pod] | None = (),
     *,
     presumed: model.ObservedGpus | None = None,
     layout: layouts.Layout | None = None,
@@ -152,7 +152,7 @@ def of_rollout(
     goal: nodes.Goal,
     node: nodes.Node,
     document: layouts.Document,
-    pods: Sequence[cluster.Pod],
+    pods: Sequence[pod_object.Pod],
 ) -> Preview:
     """Plan what a rollout or its undo requests of a node."""
     target = goal.target(node)
@@ -174,7 +174,7 @@ def of_rollout(
 
 
 def _affected(
-    node: nodes.Node, planned: plans.Planned, pods: Sequence[cluster.Pod]
+    node: nodes.Node, planned: plans.Planned, pods: Sequence[pod_object.Pod]
 ) -> tuple[tuple[resources.Loss, ...], tuple[str, ...]]:
     """Return the devices that pods lose, and the pods with claims, which can lose others.
 

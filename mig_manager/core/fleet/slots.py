@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import messages
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 
 PREFIX = "mig-manager-slot-"
 _MOST_NAMED = 10  # holders that a message names before it counts the rest
@@ -124,10 +124,10 @@ def judge(
     )
 
 
-def is_disrupted(view: cluster.NodeView) -> bool:
+def is_disrupted(view: node_object.NodeView) -> bool:
     """Return whether a node has the marks of a running or interrupted change."""
     return (
-        bool(view.annotations.get(cluster.JOURNAL_ANNOTATION))
-        or cluster.HOLD_TAINT in view.taint_keys
-        or cluster.PAUSED_VALUE in view.labels.values()
+        bool(view.annotations.get(well_known.JOURNAL_ANNOTATION))
+        or well_known.HOLD_TAINT in view.taint_keys
+        or well_known.PAUSED_VALUE in view.labels.values()
     )

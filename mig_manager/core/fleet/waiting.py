@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from mig_manager.core import messages
 from mig_manager.core.fleet import batch, demand, partitioned
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.planner import placement
 
 
@@ -62,7 +62,7 @@ class Causes:
         if unknown := self._batch.needs[group].unknown:
             return None, f"no MIG profile is called {messages.listed(unknown)}"
         if not own:
-            label = f"{cluster.PARTITIONING_LABEL}={cluster.ON_DEMAND}"
+            label = f"{well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND}"
             return None, f"{needed}, and no node has the label {label}"
         why = messages.by_cause(own)
         return None, f"{needed}, and no opted-in node has that even if idle: {why}"

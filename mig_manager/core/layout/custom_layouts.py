@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import requests
 
-_MARK = f"{cluster.ON_DEMAND} "
+_MARK = f"{well_known.ON_DEMAND} "
 """Prefix of the names of layouts that evict no pod, regardless of later labels."""
 MOST_BYTES = 32 << 10
 """Of the annotation. The API server allows a node 256 KiB of annotations, and the agent's own
@@ -29,12 +29,12 @@ class Custom:
     """Whether programs repartition the node: then no pod is evicted or awaited."""
 
     @staticmethod
-    def of(view: cluster.NodeView) -> "Custom":
+    def of(view: node_object.NodeView) -> "Custom":
         """Return the content of ``custom`` on a node."""
         return Custom(
             node_name=view.name,
-            text=view.annotations.get(cluster.LAYOUT_ANNOTATION) or None,
-            is_on_demand=view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND,
+            text=view.annotations.get(well_known.LAYOUT_ANNOTATION) or None,
+            is_on_demand=view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND,
         )
 
     @property
@@ -54,11 +54,11 @@ class Custom:
         """
         if self.text is None:
             raise errors.LayoutError(
-                f"node {self.node_name} has no annotation {cluster.LAYOUT_ANNOTATION} with the "
-                f"layout '{cluster.CUSTOM_LAYOUT}'",
+                f"node {self.node_name} has no annotation {well_known.LAYOUT_ANNOTATION} with the "
+                f"layout '{well_known.CUSTOM_LAYOUT}'",
                 reason=errors.Reason.NO_CUSTOM_LAYOUT,
             )
-        source = f"annotation {cluster.LAYOUT_ANNOTATION} of node {self.node_name}"
+        source = f"annotation {well_known.LAYOUT_ANNOTATION} of node {self.node_name}"
         return single(self.text, source=source, is_lenient=is_lenient)
 
 
@@ -90,7 +90,7 @@ def written(desired: Mapping[str, model.DesiredGpu], *, addition: str = "") -> W
         )
         for goal, uuids in sorted(uuids_of.items(), key=lambda item: min(item[1]))
     )
-    name = " ".join(filter(None, (cluster.ON_DEMAND, addition)))
+    name = " ".join(filter(None, (well_known.ON_DEMAND, addition)))
     layout = layouts.Layout(name=name, rules=rules, location=nowhere)
     return Written(text=json.dumps(layouts.render([layout])), content_hash=layout.content_hash)
 
@@ -108,9 +108,9 @@ def is_marked(text: str) -> bool:
     return f"{layout.name} ".startswith(_MARK)
 
 
-def requested(view: cluster.NodeView) -> Custom | None:
+def requested(view: node_object.NodeView) -> Custom | None:
     """Return the content of a node's request for ``custom``; None if it requests no such."""
-    is_custom = view.labels.get(cluster.CONFIG_LABEL) == cluster.CUSTOM_LAYOUT
+    is_custom = view.labels.get(well_known.CONFIG_LABEL) == well_known.CUSTOM_LAYOUT
     return Custom.of(view) if is_custom else None
 
 
@@ -136,7 +136,7 @@ def single(
         ConfigError: It is invalid, too long, or has not exactly one layout.
     """
     layout, warnings = _only(text, source=source, is_lenient=is_lenient)
-    return dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT), warnings
+    return dataclasses.replace(layout, name=well_known.CUSTOM_LAYOUT), warnings
 
 
 def _only(

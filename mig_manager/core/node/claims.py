@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import pod_object, resources, well_known
 
-DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dra-driver"
+DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dra-driver"
 """Node label by which the GPU operator's GPUCluster deploys the driver."""
 
 _PASSTHROUGH = "vfio"  # attribute ``type`` of GPUs for virtual machines, which NVML does not see
@@ -37,7 +37,7 @@ class Slice:
     """Taints of a faulty device, by its name, that keep pods away: KEP-5055."""
 
 
-def is_driver(pod: cluster.Pod) -> bool:
+def is_driver(pod: pod_object.Pod) -> bool:
     """Return whether a pod is the part of NVIDIA's DRA driver that advertises a node's GPUs.
 
     The container decides, because the labels follow the name of the Helm release. The driver for
@@ -49,7 +49,7 @@ def is_driver(pod: cluster.Pod) -> bool:
 
 
 def parse_slice(item: Mapping[str, Any]) -> Slice:
-    """Parse a ResourceSlice; see ``cluster.as_cluster_error`` for its exceptions."""
+    """Parse a ResourceSlice; see ``api_values.as_cluster_error`` for its exceptions."""
     spec = item["spec"]
     # In v1beta1 they are one level down.
     bodies = {str(each["name"]): each.get("basic") or each for each in spec.get("devices") or ()}
@@ -94,7 +94,7 @@ def parse_claim(item: Mapping[str, Any]) -> frozenset[Device] | None:
     return frozenset(
         (str(each["pool"]), str(each["device"]))
         for each in (allocation.get("devices") or {}).get("results") or ()
-        if each["driver"] == cluster.GPU_CLAIM_DRIVER and not each.get("adminAccess")
+        if each["driver"] == well_known.GPU_CLAIM_DRIVER and not each.get("adminAccess")
     )
 
 

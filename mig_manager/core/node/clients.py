@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import fields, model, steps, yaml_tree
-from mig_manager.core.node import cluster
+from mig_manager.core.node import pod_object, well_known
 
 VERSION = "v1"
 
@@ -32,7 +32,7 @@ class ExtraClient:
     deploy_label: str | None = None
     """The node label that selects its nodes; None: its pods are deleted."""
 
-    def matches(self, pod: cluster.Pod) -> bool:
+    def matches(self, pod: pod_object.Pod) -> bool:
         """Return whether a pod belongs to this daemon."""
         if self.namespace is None and pod.owner_kind != "DaemonSet":
             return False
@@ -40,7 +40,9 @@ class ExtraClient:
         return is_in_namespace and self.labels.items() <= pod.labels.items()
 
 
-def members(pods: Iterable[cluster.Pod], table: Sequence[ExtraClient]) -> tuple[cluster.Pod, ...]:
+def members(
+    pods: Iterable[pod_object.Pod], table: Sequence[ExtraClient]
+) -> tuple[pod_object.Pod, ...]:
     """Return the pods that belong to any of the daemons."""
     return tuple(pod for pod in pods if any(client.matches(pod) for client in table))
 
@@ -62,11 +64,11 @@ def _client(item: yaml_tree.Node) -> ExtraClient:
         fields.fail(labels, f"labels must be a mapping such as {example}")
     namespace, deploy = node.get("namespace"), node.get("deploy-label")
     deploy_label = None if deploy is None else _text(deploy, "deploy-label")
-    if deploy is not None and not cluster.is_deploy_label(deploy_label or ""):
+    if deploy is not None and not well_known.is_deploy_label(deploy_label or ""):
         fields.fail(
             deploy,
-            f"deploy-label must begin with '{cluster.DEPLOY_LABEL_PREFIX}' and be a label's key, "
-            f"not {fields.shown(deploy)}",
+            f"deploy-label must begin with '{well_known.DEPLOY_LABEL_PREFIX}' and be a label's "
+            f"key, not {fields.shown(deploy)}",
         )
     return ExtraClient(
         labels={entry.key: _text(entry.value, f"label '{entry.key}'") for entry in labels.entries},
@@ -81,7 +83,7 @@ def _text(node: yaml_tree.Node, what: str) -> str:
     return node.value
 
 
-DISCOVERY_DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
+DISCOVERY_DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
 
 _PLUGIN_CONTAINERS = frozenset({"nvidia-device-plugin", "nvidia-device-plugin-ctr"})
 
@@ -98,7 +100,7 @@ _ENUMERATE_AT_START = (
 """Operands of the GPU operator that list the instances only when they start."""
 
 MONITORS = frozenset(
-    cluster.DEPLOY_LABEL_PREFIX + operand
+    well_known.DEPLOY_LABEL_PREFIX + operand
     for operand in ("dcgm-dra", "dcgm-exporter-dra", "dra-validator")
 )
 """Deploy labels of operands that have every GPU by a ResourceClaim with admin access."""
@@ -126,7 +128,7 @@ def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     return frozenset(ids)
 
 
-def is_device_plugin(pod: cluster.Pod) -> bool:
+def is_device_plugin(pod: pod_object.Pod) -> bool:
     """Return whether a pod is NVIDIA's device plugin, however it was deployed.
 
     The GPU operator sets label ``app``, the static manifest label ``name``. The Helm chart's label
@@ -144,12 +146,12 @@ def is_device_plugin(pod: cluster.Pod) -> bool:
     return has_known_name and pod.owner_kind == "DaemonSet" and pod.mounts_plugin_sockets
 
 
-def is_feature_discovery(pod: cluster.Pod) -> bool:
+def is_feature_discovery(pod: pod_object.Pod) -> bool:
     """Return whether a pod is NVIDIA's GPU feature discovery, which labels the node."""
     return not _GFD_CONTAINERS.isdisjoint(pod.container_names)
 
 
-def is_validator(pod: cluster.Pod) -> bool:
+def is_validator(pod: pod_object.Pod) -> bool:
     """Return whether a pod is one of the GPU operator's validators."""
     return pod.labels.get("app") in _VALIDATORS
 
@@ -176,12 +178,12 @@ def labels_to_pause(
     hang the driver, and a monitor that starts before its data source fails.
     """
     operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if destroys_instances(plan) else ())
-    keys = [cluster.DEPLOY_LABEL_PREFIX + operand for operand in operands]
+    keys = [well_known.DEPLOY_LABEL_PREFIX + operand for operand in operands]
     keys += [daemon.deploy_label for daemon in daemons if daemon.deploy_label]
-    return {key: "true" for key in keys if labels.get(key) in ("true", cluster.PAUSED_VALUE)}
+    return {key: "true" for key in keys if labels.get(key) in ("true", well_known.PAUSED_VALUE)}
 
 
-def gated_by(pods: Iterable[cluster.Pod], keys: Collection[str]) -> tuple[cluster.Pod, ...]:
+def gated_by(pods: Iterable[pod_object.Pod], keys: Collection[str]) -> tuple[pod_object.Pod, ...]:
     """Return the pods of DaemonSets that select nodes by one of these labels.
 
     Only the DaemonSet controller deletes a pod when its node no longer matches.
@@ -198,7 +200,7 @@ _OURS = "mig-manager"
 
 
 def other_managers(
-    pods: Iterable[cluster.Pod],
+    pods: Iterable[pod_object.Pod],
     own_uid: str | None,
     annotations: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
@@ -220,7 +222,7 @@ def other_managers(
     )
 
 
-def is_mig_manager(pod: cluster.Pod) -> bool:
+def is_mig_manager(pod: pod_object.Pod) -> bool:
     """Return whether a pod is an agent of this program or of NVIDIA's mig-manager."""
     names = {pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name"), *pod.container_names}
     return not names.isdisjoint((_OURS, _OPERATORS))
@@ -256,12 +258,12 @@ _REGISTERED_IN_MIG_MODE = re.compile(r'"mode"\s*:\s*"mig"|,mig(?::|$)')
 commas, mode last, one GPU before each colon (``EncodeNodeDevices`` of both)."""
 
 
-def is_vgpu_plugin(pod: cluster.Pod) -> bool:
+def is_vgpu_plugin(pod: pod_object.Pod) -> bool:
     """Return whether a pod is HAMi's or volcano's plugin; the node's annotations have its mode."""
     return any(plugin.label in pod.labels.items() for plugin in _VGPU_PLUGINS)
 
 
-def _vgpu_manager(pod: cluster.Pod, annotations: Mapping[str, str]) -> str:
+def _vgpu_manager(pod: pod_object.Pod, annotations: Mapping[str, str]) -> str:
     """Return the kind of a plugin in MIG mode; empty in other modes, which change no instance.
 
     Pod and annotation decide: the pod is the same in every mode, and the annotation outlives it.
@@ -275,7 +277,7 @@ def _vgpu_manager(pod: cluster.Pod, annotations: Mapping[str, str]) -> str:
     return next(kinds, "")
 
 
-def _manager_kind(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
+def _manager_kind(pod: pod_object.Pod, *, knows_ourselves: bool) -> str:
     """Return the kind of a MIG manager's pod; empty for any other pod, or if it may be ours."""
     app, name = pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name")
     component = pod.labels.get("app.kubernetes.io/component")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model, steps
-from mig_manager.core.node import claims, clients, cluster, resources
+from mig_manager.core.node import claims, clients, pod_object, resources, well_known
 from mig_manager.core.planner import placement
 
 Processes = Mapping[str, Sequence[steps.GpuProcess]]
@@ -39,8 +39,8 @@ def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
 class Usage:
     """The pods of a node, the devices that they use, and the processes that use its GPUs."""
 
-    pods: tuple[cluster.Pod, ...]  # all pods of the node, as the API lists them
-    assigned: tuple[cluster.PodDevices, ...] | None
+    pods: tuple[pod_object.Pod, ...]  # all pods of the node, as the API lists them
+    assigned: tuple[pod_object.PodDevices, ...] | None
     """Kubelet's allocations; None: kubelet does not answer."""
     no_answer: str = ""  # why kubelet does not answer
     known_ids: frozenset[str] | None = None  # see ``device_ids``
@@ -51,7 +51,7 @@ class Usage:
         affected: Collection[str] | None,
         *,
         daemons: Sequence[clients.ExtraClient] = (),
-    ) -> tuple[cluster.Pod, ...]:
+    ) -> tuple[pod_object.Pod, ...]:
         """Return the pods that use, or may use, one of the devices; None: any GPU.
 
         ``daemons`` are paused or deleted for a change, and do not count.
@@ -80,7 +80,7 @@ class Usage:
 
     def undecided(
         self, affected: Collection[str], *, daemons: Sequence[clients.ExtraClient] = ()
-    ) -> tuple[cluster.Pod, ...]:
+    ) -> tuple[pod_object.Pod, ...]:
         """Return the pods that may or may not be users while kubelet's answer is incomplete.
 
         Empty if all devices are affected: then every pod with a GPU is a user.
@@ -110,7 +110,7 @@ class Usage:
         """Whether a pod has a device that no GPU has: only processes show the use of it."""
         return any(map(self._is_unknown, self.device_ids))
 
-    def why_uncertain(self, pod: cluster.Pod) -> str:
+    def why_uncertain(self, pod: pod_object.Pod) -> str:
         """Return why an affected pod may use none of the devices; empty if it does use one."""
         allocated = self._allocations().get(pod.key)
         if self._may_claim_gpu(pod, allocated):
@@ -129,7 +129,7 @@ class Usage:
         is_named = any(map(_DEVICE_UUID.fullmatch, allocated.device_ids))
         return "" if is_named else "its device ids are not UUIDs"
 
-    def named(self, users: Iterable[cluster.Pod]) -> str:
+    def named(self, users: Iterable[pod_object.Pod]) -> str:
         """Name pods, with the reason for each uncertain user."""
         return messages.by_cause((pod.key, self.why_uncertain(pod)) for pod in users)
 
@@ -137,7 +137,7 @@ class Usage:
         self,
         plan: steps.Plan,
         *,
-        leaving: Iterable[cluster.Pod] = (),
+        leaving: Iterable[pod_object.Pod] = (),
         services: Iterable[str] = (),
         daemons: Sequence[clients.ExtraClient] = (),
     ) -> tuple[str, ...]:
@@ -163,14 +163,14 @@ class Usage:
             if stays(gpu, user)
         )
 
-    def _allocations(self) -> Mapping[str, cluster.PodDevices]:
+    def _allocations(self) -> Mapping[str, pod_object.PodDevices]:
         """Return kubelet's allocations to unfinished pods, by the pods' keys.
 
         Kubelet before 1.34 lists the devices of finished pods (kubernetes/kubernetes#132028). A
         pod that was deleted by force and its successor may have the same name.
         """
         finished = {pod.key for pod in self.pods if pod.is_finished}
-        by_key: dict[str, cluster.PodDevices] = {}
+        by_key: dict[str, pod_object.PodDevices] = {}
         for one in self.assigned or ():
             if one.key not in finished:
                 other = by_key.get(one.key)
@@ -179,8 +179,8 @@ class Usage:
 
     def _may_use(
         self,
-        pod: cluster.Pod,
-        allocated: cluster.PodDevices | None,
+        pod: pod_object.Pod,
+        allocated: pod_object.PodDevices | None,
         affected: Collection[str] | None,
     ) -> bool:
         """Return whether a pod has, or may have, one of the devices; None: any GPU."""
@@ -200,12 +200,12 @@ class Usage:
         # The ids of one pod can belong to several plugins, such as one for network cards.
         return has_gpu and not any(map(_DEVICE_UUID.fullmatch, ids))
 
-    def _may_claim_gpu(self, pod: cluster.Pod, allocated: cluster.PodDevices | None) -> bool:
+    def _may_claim_gpu(self, pod: pod_object.Pod, allocated: pod_object.PodDevices | None) -> bool:
         """Return whether a pod has ResourceClaims for unknown devices that may be GPUs."""
         if pod.claimed_ids is not None:
             return False
         if allocated is not None and allocated.claim_drivers:
-            return cluster.GPU_CLAIM_DRIVER in allocated.claim_drivers
+            return well_known.GPU_CLAIM_DRIVER in allocated.claim_drivers
         return pod.has_claims
 
     def _is_unknown(self, device_id: str) -> bool:
@@ -216,7 +216,7 @@ class Usage:
         is_missing = self.known_ids is not None and device_id not in self.known_ids
         return is_missing and _DEVICE_UUID.fullmatch(device_id) is not None
 
-    def _may_run(self, pod: cluster.Pod) -> bool:
+    def _may_run(self, pod: pod_object.Pod) -> bool:
         """Return whether a process on a GPU may belong to this pod.
 
         Right after a reboot, kubelet still lists pods whose instances are gone.
@@ -228,12 +228,12 @@ class Usage:
         return not owners.isdisjoint(("", f"pod {pod.uid}"))
 
 
-def _plugin_resources(pod: cluster.Pod) -> frozenset[str]:
+def _plugin_resources(pod: pod_object.Pod) -> frozenset[str]:
     """Return the ``nvidia.com/*`` resources that a device plugin provides to a pod."""
     return frozenset(pod.gpu_resources.keys() - pod.claimed_resources)
 
 
-def _joined(one: cluster.PodDevices, other: cluster.PodDevices) -> cluster.PodDevices:
+def _joined(one: pod_object.PodDevices, other: pod_object.PodDevices) -> pod_object.PodDevices:
     return dataclasses.replace(
         one,
         device_ids=one.device_ids | other.device_ids,
@@ -242,15 +242,15 @@ def _joined(one: cluster.PodDevices, other: cluster.PodDevices) -> cluster.PodDe
     )
 
 
-def _unlisted_pod(allocated: cluster.PodDevices) -> cluster.Pod:
+def _unlisted_pod(allocated: pod_object.PodDevices) -> pod_object.Pod:
     """Build the pod that only kubelet lists, as far as known."""
-    return cluster.Pod(
+    return pod_object.Pod(
         namespace=allocated.namespace,
         name=allocated.name,
         uid="",
         phase="Running",
         gpu_resources=dict.fromkeys(allocated.gpu_resources, 1),
-        has_claims=cluster.GPU_CLAIM_DRIVER in allocated.claim_drivers,
+        has_claims=well_known.GPU_CLAIM_DRIVER in allocated.claim_drivers,
         is_unlisted=True,
     )
 
@@ -303,13 +303,13 @@ def find(
 
 
 def paused_homes(
-    pods: Iterable[cluster.Pod], daemons: Sequence[clients.ExtraClient]
+    pods: Iterable[pod_object.Pod], daemons: Sequence[clients.ExtraClient]
 ) -> frozenset[str]:
     """Return the owners, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
 
-    def is_client(pod: cluster.Pod) -> bool:
+    def is_client(pod: pod_object.Pod) -> bool:
         has_deploy_label = any(
-            key.startswith(cluster.DEPLOY_LABEL_PREFIX) for key in pod.node_selector
+            key.startswith(well_known.DEPLOY_LABEL_PREFIX) for key in pod.node_selector
         )
         return (
             clients.is_device_plugin(pod)
@@ -321,7 +321,7 @@ def paused_homes(
     return frozenset(f"pod {pod.uid}" for pod in pods if is_client(pod))
 
 
-def relevant(pods: Iterable[cluster.Pod]) -> frozenset[tuple[object, ...]]:
+def relevant(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[object, ...]]:
     """Return the part of the pods' states that decides the use, to detect a change."""
     return frozenset(
         (pod.uid, pod.is_finished, pod.may_run_gpu_init)

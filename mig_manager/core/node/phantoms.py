@@ -12,14 +12,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import node_object, resources
 
 _Devices = Mapping[str, frozenset[str]]
 
 
 def find(
     gpus: Sequence[model.Gpu],
-    node: cluster.NodeView,
+    node: node_object.NodeView,
     strategy: resources.Strategy | None,
     kubelet: Callable[[], _Devices | None],
 ) -> dict[str, int]:
@@ -52,7 +52,7 @@ def find(
 
 
 def is_possible(
-    gpus: Sequence[model.Gpu], node: cluster.NodeView, strategy: resources.Strategy | None
+    gpus: Sequence[model.Gpu], node: node_object.NodeView, strategy: resources.Strategy | None
 ) -> bool:
     """Return whether a node may have phantom devices, as far as it and the GPUs show."""
     if not gpus or model.unreachable(gpus):

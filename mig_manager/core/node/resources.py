@@ -10,10 +10,10 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, profile_name, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, pod_object, well_known
 
-GPU = f"{cluster.RESOURCE_PREFIX}gpu"  # A whole GPU
-_MIG_PREFIX = f"{cluster.RESOURCE_PREFIX}mig-"
+GPU = f"{well_known.RESOURCE_PREFIX}gpu"  # A whole GPU
+_MIG_PREFIX = f"{well_known.RESOURCE_PREFIX}mig-"
 _SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
 _REPLICAS = ".replicas"
 DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
@@ -143,7 +143,7 @@ class Loss:
 
 
 def kinds(
-    gpus: Iterable[model.Gpu], pods: Iterable[cluster.Pod], *, strategy: str
+    gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod], *, strategy: str
 ) -> tuple[DeviceKind, ...]:
     """Return the kinds of devices of a node, most slices first, whole GPUs last.
 
@@ -165,7 +165,7 @@ def kinds(
 def losses(
     plan: steps.Plan,
     gpus: Iterable[model.Gpu],
-    pods: Iterable[cluster.Pod],
+    pods: Iterable[pod_object.Pod],
     *,
     strategy: str,
 ) -> tuple[Loss, ...]:
@@ -209,7 +209,7 @@ def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozens
 def why_not_schedulable(
     gpus: Iterable[model.Gpu],
     allocatable: Mapping[str, frozenset[str]] | None,
-    node: cluster.NodeView,
+    node: node_object.NodeView,
     *,
     changed: Collection[str] | None = None,
 ) -> str:
@@ -243,7 +243,7 @@ def why_not_schedulable(
     )
 
 
-def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: cluster.NodeView) -> str:
+def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: node_object.NodeView) -> str:
     """Name the GPUs whose registered devices kubelet does not list as healthy.
 
     The device plugin marks one device of a GPU unhealthy after a critical Xid, later versions all
@@ -260,7 +260,7 @@ def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: cluster.Nod
 def is_plugin_stale(
     gpus: Sequence[model.Gpu],
     allocatable: Mapping[str, frozenset[str]] | None,
-    node: cluster.NodeView,
+    node: node_object.NodeView,
 ) -> bool:
     """Return whether the device plugin does not have the current devices."""
     is_partial = bool(model.unreachable(gpus))
@@ -279,7 +279,7 @@ def is_plugin_stale(
 
 
 def _why_not_counted(
-    gpus: Sequence[model.Gpu], node: cluster.NodeView, changed: Collection[str] | None
+    gpus: Sequence[model.Gpu], node: node_object.NodeView, changed: Collection[str] | None
 ) -> str:
     """Compare the node's counts with the plugin's expected devices by one of its strategies."""
     sliced, whole = expected_devices(gpus)
@@ -403,7 +403,9 @@ def without_devices(gpus: Iterable[GpuLayout]) -> str:
     return ", ".join(gpu.name for gpu in gpus if gpu.is_enabled and not gpu.profiles)
 
 
-def plugin_strategy(plugins: Sequence[cluster.Pod], labels: Mapping[str, str]) -> Strategy | None:
+def plugin_strategy(
+    plugins: Sequence[pod_object.Pod], labels: Mapping[str, str]
+) -> Strategy | None:
     """Return the strategy of a node's device plugin; None if unknown."""
     configured = filter(None, (pod.mig_strategy for pod in plugins))
     return _strategy(next(configured, labels.get(STRATEGY_LABEL) if plugins else None))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from mig_manager import errors
 from mig_manager.core import messages, model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import readiness
 
 _REBOOT = "drain the node and reboot it"
@@ -50,7 +50,7 @@ five values; the comments of ``nvmlDeviceGpuRecoveryAction_t`` in nvml.h for the
 """
 _UNREACHABLE = errors.Reason.GPU_UNREACHABLE
 NONE_NEEDED = readiness.Condition(
-    type=cluster.RECOVERY_CONDITION,
+    type=well_known.RECOVERY_CONDITION,
     is_true=False,
     reason="NoRecoveryNeeded",
     message="No GPU reports a fault.",
@@ -89,7 +89,7 @@ def condition(gpus: model.ObservedGpus) -> readiness.Condition:
     worst = next((action for action in _NEEDS if action in actions), None)
     reason = _UNREACHABLE.value if worst is None else _camel_case(worst)
     return readiness.Condition(
-        type=cluster.RECOVERY_CONDITION,
+        type=well_known.RECOVERY_CONDITION,
         is_true=True,
         reason=reason,
         message=messages.fit(" ".join(sentences), messages.LONGEST_BYTES),
@@ -99,7 +99,7 @@ def condition(gpus: model.ObservedGpus) -> readiness.Condition:
 def none_reachable(message: str) -> readiness.Condition:
     """Return the condition for a node without a reachable GPU, with the reason of the driver."""
     return readiness.Condition(
-        type=cluster.RECOVERY_CONDITION,
+        type=well_known.RECOVERY_CONDITION,
         is_true=True,
         reason=_UNREACHABLE.value,
         message=messages.fit(

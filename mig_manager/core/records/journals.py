@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import json_text, model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec
 
 JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
@@ -38,7 +38,7 @@ class Journal:
 
     config: str
     annotation_hash: str = ""  # as in ``status.Status``
-    hold_taint: bool = False  # whether the node has ``cluster.HOLD_TAINT``
+    hold_taint: bool = False  # whether the node has ``well_known.HOLD_TAINT``
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
     plugin_config: PluginConfig | None = None  # set back unless the run succeeds
@@ -177,7 +177,7 @@ class Journal:
         paused = data.get("pausedLabels")
         # One invalid label would make the API server refuse the whole restore.
         if not isinstance(paused, dict) or not all(
-            cluster.is_deploy_label(key) and _is_label_value(value)
+            well_known.is_deploy_label(key) and _is_label_value(value)
             for key, value in paused.items()
         ):
             raise ValueError("pausedLabels is not a map of deploy labels")
@@ -214,26 +214,26 @@ class Journal:
 NONE = Journal(config="")  # nothing to restore
 
 
-def restore_patch(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:
+def restore_patch(journal: Journal, view: node_object.NodeView) -> node_object.NodePatch:
     """Return the patch that restores a journal's entries on the Node."""
     journal = without_foreign_labels(journal, view)
     labels: dict[str, str | None] = dict(journal.paused_labels)
     if journal.plugin_config:
-        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
+        labels[well_known.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
     if journal.applied and not journal.snapshot:
-        labels[cluster.APPLIED_LABEL] = journal.applied
-    return cluster.NodePatch(labels=labels, hold_taint=False if journal.hold_taint else None)
+        labels[well_known.APPLIED_LABEL] = journal.applied
+    return node_object.NodePatch(labels=labels, hold_taint=False if journal.hold_taint else None)
 
 
-def without_foreign_labels(journal: Journal, view: cluster.NodeView) -> Journal:
+def without_foreign_labels(journal: Journal, view: node_object.NodeView) -> Journal:
     """Return the journal without the labels that another program wrote since."""
     paused = {
         key: value
         for key, value in journal.paused_labels.items()
-        if view.labels.get(key) == cluster.PAUSED_VALUE
+        if view.labels.get(key) == well_known.PAUSED_VALUE
     }
     plugin = journal.plugin_config
-    if plugin and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) != plugin.now:
+    if plugin and view.labels.get(well_known.PLUGIN_CONFIG_LABEL) != plugin.now:
         plugin = None
     return dataclasses.replace(journal, paused_labels=paused, plugin_config=plugin)
 
@@ -293,5 +293,5 @@ def _plugin_config(data: object) -> PluginConfig | None:
 
 def _is_label_value(value: object) -> bool:
     return isinstance(value, str) and (
-        not value or cluster.LABEL_VALUE.fullmatch(value) is not None
+        not value or well_known.LABEL_VALUE.fullmatch(value) is not None
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import messages, model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import status
 
 
@@ -17,7 +17,7 @@ from mig_manager.core.records import status
 class Condition:
     """The value of a condition of the Node."""
 
-    type: str = cluster.READY_CONDITION
+    type: str = well_known.READY_CONDITION
     is_true: bool
     reason: str  # in CamelCase, for programs
     message: str
@@ -56,7 +56,7 @@ class Condition:
 NO_LAYOUT_REQUESTED = Condition(
     is_true=True,
     reason="NoLayoutRequested",
-    message=f"The label {cluster.CONFIG_LABEL} is not set.",
+    message=f"The label {well_known.CONFIG_LABEL} is not set.",
 )
 """Ready, because only a requested layout that is missing makes a node unready."""
 

@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import store
 
 JsonObject = dict[str, Any]
@@ -126,7 +126,7 @@ def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
     return {
         key: int(value)
         for key, value in limits.items()
-        if key.startswith(cluster.RESOURCE_PREFIX) and int(value) > 0
+        if key.startswith(well_known.RESOURCE_PREFIX) and int(value) > 0
     }
 
 
@@ -236,7 +236,9 @@ def capacity(node: Mapping[str, Any]) -> dict[str, int]:
 def _devices(node: Mapping[str, Any], field: str) -> dict[str, int]:
     counts = (node.get("status") or {}).get(field) or {}
     return {
-        key: int(value) for key, value in counts.items() if key.startswith(cluster.RESOURCE_PREFIX)
+        key: int(value)
+        for key, value in counts.items()
+        if key.startswith(well_known.RESOURCE_PREFIX)
     }
 
 
@@ -266,7 +268,7 @@ def plugin_daemon_set(style: DeployStyle) -> JsonObject:
         "volumes": [volume],
     }
     if is_gated:
-        spec["nodeSelector"] = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
+        spec["nodeSelector"] = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from mig_manager import errors
-from mig_manager.core.node import cluster as node_cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import (
     cluster_view,
@@ -222,7 +222,7 @@ def _node_labels(gpus: Sequence[device_plugin.Gpu], options: NodeOptions) -> dic
             "nvidia.com/mig.strategy": options.strategy.value,
         }
         if options.deploy_style is objects.DeployStyle.GPU_OPERATOR:
-            labels[node_cluster.PLUGIN_DEPLOY_LABEL] = "true"
+            labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
     return {**labels, **options.labels}
 
 

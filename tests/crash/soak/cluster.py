@@ -3,15 +3,15 @@
 import dataclasses
 from collections.abc import Mapping
 
-from mig_manager.core.node import clients, cluster, policies
+from mig_manager.core.node import clients, evictions, pod_object, well_known
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.crash.soak import driver, script
 from tests.node import fake_ports, simulated_rig
 
-MONITOR_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dcgm"
-PLUGIN_LABEL = cluster.PLUGIN_DEPLOY_LABEL
+MONITOR_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
+PLUGIN_LABEL = well_known.PLUGIN_DEPLOY_LABEL
 _VALUES = ("true", "false", None)
 """What an owner may decide about a deploy label."""
 
@@ -169,9 +169,9 @@ class Workloads(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._cluster = rig
 
-    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         verdict = super().evict(pod)
-        if verdict.answer is policies.Eviction.ACCEPTED:
+        if verdict.answer is evictions.Eviction.ACCEPTED:
             self._cluster.evicted[pod.uid] = self._cluster.assigned.get(pod.uid, frozenset())
         return verdict
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -126,8 +126,8 @@ class Soak(stateful.RuleBasedStateMachine):
     def _label(self, name: str | None) -> bool:
         """Return whether there was a label to write or to remove."""
         if name is None:
-            return self.rig.labels.pop(cluster.CONFIG_LABEL, None) is not None
-        self.rig.labels[cluster.CONFIG_LABEL] = name
+            return self.rig.labels.pop(well_known.CONFIG_LABEL, None) is not None
+        self.rig.labels[well_known.CONFIG_LABEL] = name
         return True
 
     # -- what happens to the process and its node
@@ -223,7 +223,7 @@ class Soak(stateful.RuleBasedStateMachine):
         rig, outcome = self.rig, self.step.outcome
         # Without a request, or at the end of the process, the next start or request rolls back.
         is_retried = outcome is None or outcome.should_retry
-        text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+        text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
         assert text is None or is_retried
         # A drain that is tried again keeps what it took: pods have left the node already.
         journal = journals.Journal.from_json(text) if text else None
@@ -237,7 +237,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def at_rest_the_applied_label_is_true(self) -> None:
-        name = hasattr(self, "rig") and self.rig.labels.get(cluster.APPLIED_LABEL)
+        name = hasattr(self, "rig") and self.rig.labels.get(well_known.APPLIED_LABEL)
         if not name or not self.is_at_rest or self.is_foreign:
             return
         assert self.applied is not None
@@ -296,7 +296,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.step = step
         # Where the API refuses what a stopped agent restores, its next start does it.
         is_left = "node" in self.rig.script.failed_ports and step.is_over
-        is_left = is_left and cluster.JOURNAL_ANNOTATION in self.rig.annotations
+        is_left = is_left and well_known.JOURNAL_ANNOTATION in self.rig.annotations
         self.is_at_rest = not (step.is_killed or is_left)
         COUNTS["runs"] += len(step.names)
         COUNTS["kills"] += step.is_killed
@@ -370,7 +370,7 @@ class Soak(stateful.RuleBasedStateMachine):
         A journal that is kept may lead to what was before it, at the next try or start.
         """
         now = simulated_rig.geometry(self.rig.state)
-        is_all = is_undone and cluster.JOURNAL_ANNOTATION not in self.rig.annotations
+        is_all = is_undone and well_known.JOURNAL_ANNOTATION not in self.rig.annotations
         for known, found in zip(self.before, now, strict=True):
             if is_all:
                 known.clear()
@@ -404,7 +404,7 @@ class Soak(stateful.RuleBasedStateMachine):
         if fired[None] or _ASKED & self.rig.script.failed_ports:
             return everywhere
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
-        text = self.rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+        text = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
         kept = {gpu.uuid for gpu in journals.Journal.from_json(text).snapshot} if text else set()
         if kept & users:
             users |= kept

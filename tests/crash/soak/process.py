@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import intake, main, settings
 from mig_manager.core import model, ports, standbys
-from mig_manager.core.node import cluster
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
@@ -227,7 +227,7 @@ class _Mailbox(intake.Inbox):
         self._rig.clock.wait(seconds)
 
     def _deliver(self) -> None:
-        self.put_label(self._rig.labels.get(cluster.CONFIG_LABEL))
+        self.put_label(self._rig.labels.get(well_known.CONFIG_LABEL))
 
     def _end_step(self) -> None:
         self.is_step_over.release()
@@ -237,7 +237,7 @@ class _Mailbox(intake.Inbox):
 
 
 def state_of(rig: soak_cluster.Cluster) -> model.State | None:
-    text = rig.labels.get(cluster.STATE_LABEL)
+    text = rig.labels.get(well_known.STATE_LABEL)
     return model.State(text) if text else None
 
 

@@ -1,7 +1,40 @@
-"""Kubernetes quantities, such as ``100m`` and ``2Ki``."""
+"""Parse values of Kubernetes API objects: quantities, resource lists, labels."""
 
+import contextlib
 import decimal
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.core.node import well_known
+
+
+@contextlib.contextmanager
+def as_cluster_error(what: str) -> Iterator[None]:
+    """Turn the exceptions of parsing a malformed object into a ClusterError about ``what``."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
+        raise errors.ClusterError(
+            f"{what} from the Kubernetes API is malformed: {err!r}",
+            reason=errors.Reason.API_ERROR,
+        ) from err
+
+
+def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return labels, annotations or a selector, empty if absent."""
+    return {str(key): str(value) for key, value in (mapping or {}).items()}
+
+
+def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return the ``nvidia.com/*`` entries of a resource list."""
+    return {
+        name: parse_quantity(amount)
+        for name, amount in (resources or {}).items()
+        if name.startswith(well_known.RESOURCE_PREFIX)
+    }
+
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
 _LARGEST = 2**63 - 1
@@ -15,7 +48,7 @@ _SUFFIXES = {
 }
 
 
-def parse(text: str | float, *, parts: int = 1) -> int:
+def parse_quantity(text: str | float, *, parts: int = 1) -> int:
     """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others.
 
     Quantities beyond 64 bits count as the largest, as in the API server, which accepts them in

@@ -1,63 +1,13 @@
-"""Kubernetes objects: the keys of the contract, and nodes and pods parsed from the API.
-
-The keys are the contract with users and with NVIDIA's GPU operator; see docs/labels.md.
-"""
+"""The pods of our node, from Pod objects, and the devices that kubelet allocated to them."""
 
 import collections
-import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from mig_manager import errors
 from mig_manager.core import messages
-from mig_manager.core.node import quantity
-
-CONFIG_LABEL = "nvidia.com/mig.config"
-STATE_LABEL = "nvidia.com/mig.config.state"
-APPLIED_LABEL = "mig-manager.io/applied"
-STATUS_ANNOTATION = "mig-manager.io/status"
-GPUS_ANNOTATION = "mig-manager.io/gpus"
-"""The node's GPUs, for planners elsewhere; see ``records.gpu_codec``."""
-LAYOUTS_ANNOTATION = "mig-manager.io/layouts"
-"""The layouts that can be requested of the node; see ``layout.served``."""
-CAPACITY_ANNOTATION = "mig-manager.io/capacity"
-"""The instances in use, and the room for others; see ``records.capacity``."""
-CUSTOM_LAYOUT = "custom"
-"""Value of the request's label: the layout is the one in ``LAYOUT_ANNOTATION``."""
-LAYOUT_ANNOTATION = "mig-manager.io/layout"  # a v1 document with one layout, for this node alone
-PARTITIONING_LABEL = "mig-manager.io/partitioning"
-"""On a node, ``on-demand`` lets the partitioner change it. The partitioner ignores a pod with
-``off``."""
-ON_DEMAND = "on-demand"
-ROLLOUT_ANNOTATION = "mig-manager.io/rollout"
-"""Written by ``mig-manager rollout``: the requested layout, and the one requested before."""
-REQUEST_ANNOTATION = "mig-manager.io/request"
-"""The request, and the layout that was verified for it; see ``records.requests``."""
-JOURNAL_ANNOTATION = "mig-manager.io/journal"
-UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
-"""Keeps an invalid journal for inspection."""
-DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
-PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
-PAUSED_VALUE = "paused-for-mig-change"
-HOLD_TAINT = "mig-manager.io/reconfiguring"
-"""NoSchedule: keeps new pods off the node during a change, also those of DaemonSets.
-
-The scheduler and the DaemonSet controller honour it, and it evicts no pod. A cordon belongs to
-people: ``kubectl drain`` does not change a cordoned node, and a manager that uncordons it
-afterwards undoes that drain.
-"""
-LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-"""A label's value to the API unless it is empty, and a label's key after the slash."""
-READY_CONDITION = "MigReady"
-RECOVERY_CONDITION = "GpuRecoveryNeeded"
-RESOURCE_PREFIX = "nvidia.com/"
-PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
-"""Names the entry of the device plugin's ConfigMap that this node's plugin reads."""
-KEEP_ANNOTATION = "mig-manager.io/do-not-evict"  # ``"true"`` on a pod: it is never evicted
-GPU_CLAIM_DRIVER = "gpu.nvidia.com"
-"""The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
+from mig_manager.core.node import api_values, well_known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +40,7 @@ class Pod:
     """``nvidia.com/*`` extended resources over all containers, init containers included."""
     container_names: tuple[str, ...] = ()
     node_name: str = ""  # empty: not scheduled yet
-    is_kept: bool = False  # whether ``KEEP_ANNOTATION`` forbids its eviction
+    is_kept: bool = False  # whether ``well_known.KEEP_ANNOTATION`` forbids its eviction
     grace_s: int = 30  # its termination grace period
     has_claims: bool = False  # whether it has ResourceClaims for GPUs, or for unknown devices
     claims: tuple[str, ...] = ()  # names of its existing ResourceClaims, in its namespace
@@ -130,42 +80,6 @@ class Pod:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """A Node object."""
-
-    name: str
-    uid: str = ""
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    is_unschedulable: bool = False
-    taint_keys: frozenset[str] = frozenset()
-    allocatable: Mapping[str, int]
-    """Healthy ``nvidia.com/*`` extended resources; a shared device counts once per replica."""
-    capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same with unhealthy devices, which are not allocatable; empty: unknown."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodePatch:
-    """One write to our node; None as a value removes the key, absent keys stay as they are."""
-
-    labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    annotations: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    hold_taint: bool | None = None
-    """True adds, False removes ``HOLD_TAINT``; None leaves it as it is."""
-    removed_taints: frozenset[str] = frozenset()  # keys of taints to remove, other programs' too
-
-    def is_in(self, view: NodeView) -> bool:
-        """Return whether the patch would change nothing."""
-        return (
-            all(view.labels.get(key) == value for key, value in self.labels.items())
-            and all(view.annotations.get(key) == value for key, value in self.annotations.items())
-            and self.hold_taint in (None, HOLD_TAINT in view.taint_keys)
-            and not self.removed_taints & view.taint_keys
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodDevices:
     """The devices that kubelet allocated to one pod."""
 
@@ -184,58 +98,6 @@ class PodDevices:
 
 
 _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})  # True to Go (``strconv.ParseBool``)
-
-
-@contextlib.contextmanager
-def as_cluster_error(what: str) -> Iterator[None]:
-    """Turn the exceptions of parsing a malformed object into a ClusterError about ``what``."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
-        raise errors.ClusterError(
-            f"{what} from the Kubernetes API is malformed: {err!r}",
-            reason=errors.Reason.API_ERROR,
-        ) from err
-
-
-def is_deploy_label(key: str) -> bool:
-    """Return whether a key is a deploy label that the API accepts."""
-    name = key.partition("/")[2]
-    return key.startswith(DEPLOY_LABEL_PREFIX) and LABEL_VALUE.fullmatch(name) is not None
-
-
-def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return the ``nvidia.com/*`` entries of a resource list."""
-    return {
-        name: quantity.parse(amount)
-        for name, amount in (resources or {}).items()
-        if name.startswith(RESOURCE_PREFIX)
-    }
-
-
-def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return labels, annotations or a selector, empty if absent."""
-    return {str(key): str(value) for key, value in (mapping or {}).items()}
-
-
-def parse_node(node: Mapping[str, Any]) -> NodeView:
-    """Parse a Node object; ClusterError if it is malformed."""
-    with as_cluster_error("the node"):
-        metadata = node["metadata"]
-        spec = node.get("spec") or {}
-        status = node.get("status") or {}
-        return NodeView(
-            name=str(metadata["name"]),
-            uid=str(metadata.get("uid") or ""),
-            labels=strings(metadata.get("labels")),
-            annotations=strings(metadata.get("annotations")),
-            is_unschedulable=bool(spec.get("unschedulable")),
-            taint_keys=frozenset(str(taint["key"]) for taint in spec.get("taints") or ()),
-            allocatable=gpu_resources(status.get("allocatable")),
-            capacity=gpu_resources(status.get("capacity")),
-        )
-
-
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by kubelet on the pod that shows a static pod in the API."""
 _GATES_OPTION = re.compile(r"--feature-gates[= ]+[\"']?([^\s\"']+)")
@@ -243,10 +105,10 @@ _DEFAULT_GRACE_S = 30  # the API server's default
 
 
 def parse_pod(item: Mapping[str, Any]) -> Pod:
-    """Parse a Pod object; see ``as_cluster_error`` for its exceptions."""
+    """Parse a Pod object; see ``api_values.as_cluster_error`` for its exceptions."""
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
-    annotations = strings(metadata.get("annotations"))
+    annotations = api_values.strings(metadata.get("annotations"))
     # The API server sets Pending; only an object that never went through it has none.
     phase = str(status.get("phase") or "Pending")
     grace = spec.get("terminationGracePeriodSeconds")
@@ -269,8 +131,8 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
         phase=phase,
-        labels=strings(metadata.get("labels")),
-        node_selector=strings(spec.get("nodeSelector")),
+        labels=api_values.strings(metadata.get("labels")),
+        node_selector=api_values.strings(spec.get("nodeSelector")),
         owner_kind=next((str(each["kind"]) for each in owners if each.get("controller")), None),
         is_mirror=_MIRROR_ANNOTATION in annotations,
         is_ready=any(
@@ -281,7 +143,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         gpu_resources=peak(spec, _container_resources),
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
         node_name=str(spec.get("nodeName") or ""),
-        is_kept=annotations.get(KEEP_ANNOTATION) == "true",
+        is_kept=annotations.get(well_known.KEEP_ANNOTATION) == "true",
         grace_s=_DEFAULT_GRACE_S if grace is None else int(grace),
         has_claims=bool(spec.get("resourceClaims") or extended),
         claims=_claims(spec, status),
@@ -390,5 +252,7 @@ def peak(
 
 def _container_resources(container: Mapping[str, Any]) -> collections.Counter[str]:
     resources = container.get("resources") or {}
-    requests, limits = (gpu_resources(resources.get(kind)) for kind in ("requests", "limits"))
+    requests, limits = (
+        api_values.gpu_resources(resources.get(kind)) for kind in ("requests", "limits")
+    )
     return collections.Counter(requests) | collections.Counter(limits)

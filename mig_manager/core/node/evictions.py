@@ -1,0 +1,147 @@
+"""Answers of the Eviction API, and the PodDisruptionBudgets on which they depend.
+
+The Eviction API answers for one pod at a time, and a dry run does not use up a budget: where one
+covers two pods and allows one disruption, a dry run of each eviction succeeds. So budgets are
+counted here, by the rules of the API server (kubernetes/kubernetes,
+``pkg/registry/core/pod/storage/eviction.go``).
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mig_manager.core.node import pod_object, selectors
+
+
+class Eviction(enum.Enum):
+    """An answer of the Eviction API."""
+
+    ACCEPTED = "accepted"
+    GONE = "gone"
+    BLOCKED = "blocked"  # 429: a PodDisruptionBudget does not allow it now
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionResponse:
+    """The API server's answer to an eviction."""
+
+    answer: Eviction
+    why: str = ""  # the server's explanation if it is BLOCKED
+    retry_after_s: float = 0.0  # how long the server asks to wait before the next attempt
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """A PodDisruptionBudget with the status that the disruption controller gave it."""
+
+    namespace: str
+    name: str
+    selector: tuple[selectors.Requirement, ...] | None
+    """Empty: every pod of the namespace (policy/v1); None: no pod."""
+    allowed: int  # ``disruptionsAllowed``: how many evictions it grants now
+    healthy: int
+    desired: int
+    is_current: bool = True
+    """Whether the status belongs to the current spec; the API server refuses until then."""
+    always_allows_unready: bool = False  # ``unhealthyPodEvictionPolicy: AlwaysAllow``
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def label_selector(self) -> str:
+        """Its selector in the form of a query; meaningless if it selects no pod."""
+        return ",".join(str(requirement) for requirement in self.selector or ())
+
+    def covers(self, pod: pod_object.Pod) -> bool:
+        """Return whether the budget selects a pod."""
+        return (
+            self.selector is not None
+            and pod.namespace == self.namespace
+            and all(requirement.matches(pod.labels) for requirement in self.selector)
+        )
+
+    def is_used_by(self, pod: pod_object.Pod) -> bool:
+        """Return whether the eviction of a covered pod counts as a disruption."""
+        if pod.is_ready:
+            return True
+        return not (self.always_allows_unready or self.healthy >= self.desired > 0)
+
+    @property
+    def refusal(self) -> str:
+        """Why it grants no eviction now."""
+        if not self.is_current:
+            return f"PodDisruptionBudget {self.name} is still being processed"
+        return (
+            f"PodDisruptionBudget {self.name} needs {self.desired} healthy pods "
+            f"and has {self.healthy}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """The evictions, out of a set, that the budgets grant."""
+
+    rolling: tuple[pod_object.Pod, ...]
+    """Pods that can be evicted now and whose budget covers more pods than it grants."""
+    refused: Mapping[str, str]
+    """Key of a pod -> why it cannot be evicted together with all others; empty: all can."""
+    exhausted: Mapping[str, str]  # the part of ``refused`` whose budget grants no eviction at all
+    spent: tuple[Budget, ...]  # the budgets that refuse
+
+
+def count(pods: Sequence[pod_object.Pod], budgets: Iterable[Budget]) -> Count:
+    """Count the evictions that all budgets grant; each budget serves the first pods first."""
+    budgets = tuple(budgets)
+    refused: dict[str, str] = {}
+    exhausted: dict[str, str] = {}
+    members: dict[str, list[pod_object.Pod]] = {}
+    for pod in pods:
+        # The API server ignores budgets for a pod that does not run.
+        runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
+        guards = [budget for budget in budgets if runs and budget.covers(pod)]
+        if len(guards) > 1:
+            names = " and ".join(sorted(budget.name for budget in guards))
+            why = f"PodDisruptionBudgets {names} both cover it, and the API evicts no such pod"
+            refused[pod.key] = exhausted[pod.key] = why
+        elif guards and guards[0].is_used_by(pod):
+            members.setdefault(guards[0].key, []).append(pod)
+    rolling: list[pod_object.Pod] = []
+    spent: list[Budget] = []
+    for budget in budgets:
+        guarded = members.get(budget.key, [])
+        room = max(0, budget.allowed) if budget.is_current else 0
+        if len(guarded) <= room:
+            continue
+        spent.append(budget)
+        rolling += guarded[:room]
+        why = f"PodDisruptionBudget {budget.name} allows {room} of {len(guarded)} evictions"
+        refused |= {pod.key: why if room else budget.refusal for pod in guarded[room:]}
+        exhausted |= {pod.key: budget.refusal for pod in guarded if not room}
+    return Count(rolling=tuple(rolling), refused=refused, exhausted=exhausted, spent=tuple(spent))
+
+
+def none_granted(pods: Iterable[pod_object.Pod], why: str) -> Count:
+    """Return the count while the budgets are unknown."""
+    refused = {pod.key: why for pod in pods}
+    return Count(rolling=(), refused=refused, exhausted=refused, spent=())
+
+
+def parse_budget(item: Mapping[str, Any]) -> Budget:
+    """Parse a PodDisruptionBudget; see ``api_values.as_cluster_error`` for its exceptions."""
+    metadata = item["metadata"]
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    selector, observed = spec.get("selector"), int(status.get("observedGeneration") or 0)
+    return Budget(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        selector=None if selector is None else selectors.parse_label_selector(selector),
+        allowed=int(status.get("disruptionsAllowed") or 0),
+        healthy=int(status.get("currentHealthy") or 0),
+        desired=int(status.get("desiredHealthy") or 0),
+        is_current=observed >= int(metadata.get("generation") or 0),
+        always_allows_unready=spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow",
+    )

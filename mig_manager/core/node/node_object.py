@@ -1,0 +1,61 @@
+"""Our Node object: what the agent reads of it, and a write to it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mig_manager.core.node import api_values, well_known
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A Node object."""
+
+    name: str
+    uid: str = ""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_unschedulable: bool = False
+    taint_keys: frozenset[str] = frozenset()
+    allocatable: Mapping[str, int]
+    """Healthy ``nvidia.com/*`` extended resources; a shared device counts once per replica."""
+    capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The same with unhealthy devices, which are not allocatable; empty: unknown."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodePatch:
+    """One write to our node; None as a value removes the key, absent keys stay as they are."""
+
+    labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    hold_taint: bool | None = None
+    """True adds, False removes ``well_known.HOLD_TAINT``; None leaves it as it is."""
+    removed_taints: frozenset[str] = frozenset()  # keys of taints to remove, other programs' too
+
+    def is_in(self, view: NodeView) -> bool:
+        """Return whether the patch would change nothing."""
+        return (
+            all(view.labels.get(key) == value for key, value in self.labels.items())
+            and all(view.annotations.get(key) == value for key, value in self.annotations.items())
+            and self.hold_taint in (None, well_known.HOLD_TAINT in view.taint_keys)
+            and not self.removed_taints & view.taint_keys
+        )
+
+
+def parse_node(node: Mapping[str, Any]) -> NodeView:
+    """Parse a Node object; ClusterError if it is malformed."""
+    with api_values.as_cluster_error("the node"):
+        metadata = node["metadata"]
+        spec = node.get("spec") or {}
+        status = node.get("status") or {}
+        return NodeView(
+            name=str(metadata["name"]),
+            uid=str(metadata.get("uid") or ""),
+            labels=api_values.strings(metadata.get("labels")),
+            annotations=api_values.strings(metadata.get("annotations")),
+            is_unschedulable=bool(spec.get("unschedulable")),
+            taint_keys=frozenset(str(taint["key"]) for taint in spec.get("taints") or ()),
+            allocatable=api_values.gpu_resources(status.get("allocatable")),
+            capacity=api_values.gpu_resources(status.get("capacity")),
+        )

@@ -1,0 +1,57 @@
+"""Labels, annotations, taints and conditions: the contract with users and the GPU operator.
+
+See docs/labels.md.
+"""
+
+import re
+
+CONFIG_LABEL = "nvidia.com/mig.config"
+STATE_LABEL = "nvidia.com/mig.config.state"
+APPLIED_LABEL = "mig-manager.io/applied"
+STATUS_ANNOTATION = "mig-manager.io/status"
+GPUS_ANNOTATION = "mig-manager.io/gpus"
+"""The node's GPUs, for planners elsewhere; see ``records.gpu_codec``."""
+LAYOUTS_ANNOTATION = "mig-manager.io/layouts"
+"""The layouts that can be requested of the node; see ``layout.served``."""
+CAPACITY_ANNOTATION = "mig-manager.io/capacity"
+"""The instances in use, and the room for others; see ``records.capacity``."""
+CUSTOM_LAYOUT = "custom"
+"""Value of the request's label: the layout is the one in ``LAYOUT_ANNOTATION``."""
+LAYOUT_ANNOTATION = "mig-manager.io/layout"  # a v1 document with one layout, for this node alone
+PARTITIONING_LABEL = "mig-manager.io/partitioning"
+"""On a node, ``on-demand`` lets the partitioner change it. The partitioner ignores a pod with
+``off``."""
+ON_DEMAND = "on-demand"
+ROLLOUT_ANNOTATION = "mig-manager.io/rollout"
+"""Written by ``mig-manager rollout``: the requested layout, and the one requested before."""
+REQUEST_ANNOTATION = "mig-manager.io/request"
+"""The request, and the layout that was verified for it; see ``records.requests``."""
+JOURNAL_ANNOTATION = "mig-manager.io/journal"
+UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
+"""Keeps an invalid journal for inspection."""
+DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
+PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
+PAUSED_VALUE = "paused-for-mig-change"
+HOLD_TAINT = "mig-manager.io/reconfiguring"
+"""NoSchedule: keeps new pods off the node during a change, also those of DaemonSets.
+
+The scheduler and the DaemonSet controller honour it, and it evicts no pod. A cordon belongs to
+people: ``kubectl drain`` does not change a cordoned node, and a manager that uncordons it
+afterwards undoes that drain.
+"""
+LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""A label's value to the API unless it is empty, and a label's key after the slash."""
+READY_CONDITION = "MigReady"
+RECOVERY_CONDITION = "GpuRecoveryNeeded"
+RESOURCE_PREFIX = "nvidia.com/"
+PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
+"""Names the entry of the device plugin's ConfigMap that this node's plugin reads."""
+KEEP_ANNOTATION = "mig-manager.io/do-not-evict"  # ``"true"`` on a pod: it is never evicted
+GPU_CLAIM_DRIVER = "gpu.nvidia.com"
+"""The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
+
+
+def is_deploy_label(key: str) -> bool:
+    """Return whether a key is a deploy label that the API accepts."""
+    name = key.partition("/")[2]
+    return key.startswith(DEPLOY_LABEL_PREFIX) and LABEL_VALUE.fullmatch(name) is not None
