@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, messages, model, steps
+from mig_manager.core import bar, messages, model, profile_name, steps
 
 WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
 _PLACED_LATER = "placements are decided once MIG is on"
@@ -132,17 +132,11 @@ def summarise(gpu: model.Gpu) -> str:
     """Return the instances of a GPU in a few words, such as ``1x 3g.20gb, 2x 1g.5gb``."""
     if gpu.current_mode is not model.MigMode.ENABLED:
         return WHOLE
-    return counted(
+    return profile_name.counted(
         collections.Counter(
             each.profile for gi in gpu.gpu_instances for each in gi.compute_instances or (gi,)
         )
     )
-
-
-def counted(counts: Mapping[model.Profile, int]) -> str:
-    """Return profiles with their counts, biggest first; ``no instances`` for none."""
-    ordered = sorted(counts.items(), key=lambda item: item[0].sort_key)
-    return ", ".join(f"{count}x {profile}" for profile, count in ordered) or "no instances"
 
 
 def indices(gpus: Iterable[model.Gpu]) -> str:

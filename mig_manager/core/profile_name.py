@@ -10,7 +10,7 @@ whether a GPU offers a profile.
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model
 
@@ -57,6 +57,12 @@ def parse(text: str) -> model.Profile:
         attributes=attributes if match["sign"] == "+" else (),
         negated_attributes=attributes if match["sign"] == "-" else (),
     )
+
+
+def counted(counts: Mapping[model.Profile, int]) -> str:
+    """Return profiles with their counts, biggest first; ``no instances`` for none."""
+    ordered = sorted(counts.items(), key=lambda item: item[0].sort_key)
+    return ", ".join(f"{count}x {profile}" for profile, count in ordered) or "no instances"
 
 
 def memory_gb(*, instance_mib: int, total_bytes: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.cli.toolkit import tables
-from mig_manager.core import bar, messages, model, picture
+from mig_manager.core import bar, messages, model, picture, profile_name
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
@@ -227,9 +227,9 @@ def table(result: Capacity, *, style: bar.Style) -> str:
 def _row(node: NodeCapacity, age: str) -> tuple[str, ...]:
     if not node.gpus:
         return node.name, age, "-", "-", "-", "-"
-    parts = [picture.counted(node.devices)] if node.devices else []
+    parts = [profile_name.counted(node.devices)] if node.devices else []
     parts += [f"{node.whole_gpus}x whole GPU"] if node.whole_gpus else []
     # Variants with other media engines need the same slices; only JSON lists them.
     plain = {p: n for p, n in node.room.items() if not (p.attributes or p.negated_attributes)}
-    fits = picture.counted(plain) if plain else "none"
+    fits = profile_name.counted(plain) if plain else "none"
     return node.name, age, ", ".join(parts) or "none", fits, str(node.free), str(node.stranded)

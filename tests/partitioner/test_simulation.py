@@ -67,7 +67,7 @@ def test_shows_each_node_before_and_after_and_each_pod_without_room(
     assert "room for 1 pod on GPU 0, for ml/p." in answer.out
     assert "new" in answer.out
     assert "left alone: its agent has not published which instances are in use." in answer.out
-    assert "ml/x: it needs a node with room for 1 x 7g.80gb" in answer.out
+    assert "ml/x: it needs a node with room for 1x 7g.80gb" in answer.out
     assert "ml/y: it waits for" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 100
 

@@ -55,14 +55,14 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
         ("A30", FOR_A30, 1, "NVIDIA A30 has no profile 1g.5gb"),
         ("A30", FOR_H100, 0, "selects other GPUs"),
         ("A30", instances("1g.6gb: 4"), 0, "Every layout fits the GPUs that it selects."),
-        ("A30", instances("1g.6gb: 5"), 1, "5 x 1g.6gb and the memory slices have room for 4"),
+        ("A30", instances("1g.6gb: 5"), 1, "5x 1g.6gb and the memory slices have room for 4"),
         (
             "A100-SXM4-40GB",
             instances("3g.20gb: 2, 1g.5gb: 1"),
             1,
             (
                 "it needs 9 memory slices and the GPU has 8 (2 x 4 + 1 x 1); the largest part "
-                "that fits is 2 x 3g.20gb (3g.20gb at 0-3, 4-7); then no memory slice is free, "
+                "that fits is 2x 3g.20gb (3g.20gb at 0-3, 4-7); then no memory slice is free, "
                 "and 1g.5gb needs one at 0-6"
             ),
         ),

@@ -177,11 +177,11 @@ def test_what_no_node_can_have_is_unmet_with_what_would_be_needed() -> None:
     pods = [pod("x", "7g.80gb"), pod("y", "3x3g.20gb"), pod("z", "7g.40gb", "1g.5gb")]
     decision = decided(nodes, pods)
     assert {each.pod.name: each.message for each in decision.unmet} == {
-        "x": "it needs a node with room for 1 x 7g.80gb, and no opted-in node has that even if "
+        "x": "it needs a node with room for 1x 7g.80gb, and no opted-in node has that even if "
         "idle: a (its GPUs have no profile 7g.80gb); b (the node is cordoned)",
-        "y": "it needs a node with room for 3 x 3g.20gb, and no opted-in node has that even if "
-        "idle: a (its GPUs can have at most 2 x 3g.20gb); b (the node is cordoned)",
-        "z": "it needs a node with room for 1 x 7g.40gb + 1 x 1g.5gb, and no opted-in node has "
+        "y": "it needs a node with room for 3x 3g.20gb, and no opted-in node has that even if "
+        "idle: a (its GPUs can have at most 2x 3g.20gb); b (the node is cordoned)",
+        "z": "it needs a node with room for 1x 7g.40gb, 1x 1g.5gb, and no opted-in node has "
         "that even if idle: a (its GPUs cannot have all of it together); b (the node is cordoned)",
     }
 
@@ -197,7 +197,7 @@ def test_only_missing_mig_devices_are_made_room_for() -> None:
 def test_a_pod_that_asks_for_an_absurd_number_of_devices_costs_nothing() -> None:
     decision = decided([node("a", EMPTY)], [pod("p", f"{2**62}x1g.5gb"), pod("q", "7g.40gb")])
     assert [each.name for each in only(decision).pods] == ["q"]
-    assert "at most 7 x 1g.5gb" in decision.unmet[0].message
+    assert "at most 7x 1g.5gb" in decision.unmet[0].message
 
 
 def test_a_node_that_is_not_ready_is_waited_for_in_spite_of_its_taints() -> None:

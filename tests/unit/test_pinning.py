@@ -97,7 +97,7 @@ def test_placements_are_planned_with_mig_off_too() -> None:
         ),
         ({"1g.5gb+me@0": 1, "1g.5gb+me@1": 1}, "2 x optical-flow engine (OFA)"),
         ({"1g.5gb+me@0": 1, "1g.5gb+me": 1}, "2 x optical-flow engine (OFA)"),
-        ({"1g.5gb@4": 1, "3g.20gb": 2}, "2 x 3g.20gb beside 1g.5gb at 4 does not fit"),
+        ({"1g.5gb@4": 1, "3g.20gb": 2}, "2x 3g.20gb beside 1g.5gb at 4 does not fit"),
         ({"2c.3g.20gb@0": 1, "3g.20gb@0": 1}, "do not fit into one 3g.20gb together"),
         ({"2c.4g.20gb@0": 2, "1c.4g.20gb@0": 1}, "do not fit into one 4g.20gb together"),
     ],

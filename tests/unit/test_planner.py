@@ -271,19 +271,19 @@ def test_an_unknown_profile_is_refused_with_the_gpus_profiles(
 @pytest.mark.parametrize(
     ("product", "devices", "why", "part"),
     [
-        ("A100", {"1g.5gb": 8}, "8 x 1g.5gb and the memory slices have room for 7", "7 x 1g.5gb"),
-        ("A100", {"1g.5gb": 4, "2g.10gb": 2}, "overlap", "2 x 2g.10gb + 3 x 1g.5gb"),
-        ("A100", {"3g.20gb": 2, "1g.5gb": 1}, "9 memory slices and the GPU has 8", "2 x 3g.20gb"),
-        ("A100", {"1g.5gb+me": 2}, "2 x optical-flow engine (OFA)", "1 x 1g.5gb+me"),
+        ("A100", {"1g.5gb": 8}, "8x 1g.5gb and the memory slices have room for 7", "7x 1g.5gb"),
+        ("A100", {"1g.5gb": 4, "2g.10gb": 2}, "overlap", "2x 2g.10gb, 3x 1g.5gb"),
+        ("A100", {"3g.20gb": 2, "1g.5gb": 1}, "9 memory slices and the GPU has 8", "2x 3g.20gb"),
+        ("A100", {"1g.5gb+me": 2}, "2 x optical-flow engine (OFA)", "1x 1g.5gb+me"),
         (
             "A100",
             {"1c.3g.20gb": 7},
-            "3 x 3g.20gb and the memory slices have room for 2",
-            "6 x 1c.3g.20gb",
+            "3x 3g.20gb and the memory slices have room for 2",
+            "6x 1c.3g.20gb",
         ),
-        ("A100", {"7g.40gb": 10**12}, "memory slices have room for 1", "1 x 7g.40gb"),
-        ("A30", {"1g.6gb+me": 1, "2g.12gb+me": 1}, "JPEG", "1 x 2g.12gb+me"),
-        ("RTX6000", {"1g.24gb+me.all": 1, "1g.24gb": 1}, "5 x decoder", "1 x 1g.24gb+me.all"),
+        ("A100", {"7g.40gb": 10**12}, "memory slices have room for 1", "1x 7g.40gb"),
+        ("A30", {"1g.6gb+me": 1, "2g.12gb+me": 1}, "JPEG", "1x 2g.12gb+me"),
+        ("RTX6000", {"1g.24gb+me.all": 1, "1g.24gb": 1}, "5 x decoder", "1x 1g.24gb+me.all"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused_with_what_is_exceeded(

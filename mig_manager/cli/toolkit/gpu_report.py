@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.cli.toolkit import tables
-from mig_manager.core import bar, messages, model, picture, steps
+from mig_manager.core import bar, messages, model, picture, profile_name, steps
 from mig_manager.core.layout import plans
 from mig_manager.core.records import gpu_recovery
 
@@ -45,7 +45,7 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
             whole += 1
         elif not gpu.devices:
             empty += 1
-    parts = [picture.counted(counts)] if counts else []
+    parts = [profile_name.counted(counts)] if counts else []
     parts += [f"{whole}x whole GPU"] if whole else []
     parts += [f"{empty}x empty GPU"] if empty else []
     return ", ".join(parts) or "none"
@@ -163,7 +163,7 @@ def difference(result: plans.Planned) -> str:
     layout = result.desired[first.uuid]
     is_enabled = layout.mode is model.MigMode.ENABLED
     present = picture.summarise(first)
-    requested = picture.counted(layout.counts) if is_enabled else picture.WHOLE
+    requested = profile_name.counted(layout.counts) if is_enabled else picture.WHOLE
     sentence = f"GPU {first.index} has {present} instead of {requested}"
     if present == requested:
         but = "at other placements, or with leftovers or" if layout.pins else "leftovers or"

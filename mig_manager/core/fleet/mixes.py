@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mig_manager.core import messages, model, picture
+from mig_manager.core import messages, model, profile_name
 from mig_manager.core.fleet import demand, partitioned
 from mig_manager.core.layout import generator, layouts, served
 from mig_manager.core.node import api_values, resources
@@ -154,7 +154,7 @@ class _Trial:
         waited_s += sum(
             (self._end - self.jobs[position].arrival).total_seconds() for position in waiting
         )
-        counts = collections.Counter(map(picture.counted, contents))
+        counts = collections.Counter(map(profile_name.counted, contents))
         return Score(name=name, served=count, waited_s=waited_s, gpus=dict(counts))
 
     def best(self) -> Score:
@@ -163,7 +163,7 @@ class _Trial:
         menus = [_menu(gpu, requested) for _, gpu in self.gpus]
         parts: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         for number, menu in enumerate(menus):
-            kind = tuple(map(picture.counted, menu))
+            kind = tuple(map(profile_name.counted, menu))
             parts.setdefault((number % _PARTS, kind), []).append(number)
         contents = [menu[0] if menu else collections.Counter() for menu in menus]
         best = self.score(BEST, contents)

@@ -3,10 +3,9 @@
 import enum
 from collections.abc import Callable
 
-from mig_manager.core import messages
+from mig_manager.core import messages, profile_name
 from mig_manager.core.fleet import batch, demand, partitioned
 from mig_manager.core.node import well_known
-from mig_manager.core.planner import placement
 
 
 class Wait(enum.Enum):
@@ -57,10 +56,10 @@ class Causes:
             possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1]))
             causes = messages.by_cause((name, text) for _, name, text in possible)
             return possible[0][0], f"it waits for {causes}"
-        wanted = placement.show(self._batch.profiles[group])
-        needed = f"it needs a node with room for {wanted}" if wanted else ""
         if unknown := self._batch.needs[group].unknown:
             return None, f"no MIG profile is called {messages.listed(unknown)}"
+        devices = profile_name.counted(self._batch.profiles[group])
+        needed = f"it needs a node with room for {devices}"
         if not own:
             label = f"{well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND}"
             return None, f"{needed}, and no node has the label {label}"
@@ -120,5 +119,5 @@ class Causes:
             if not most:
                 return f"its GPUs have no profile {profile}"
             if most < count:
-                return f"its GPUs can have at most {most} x {profile}"
+                return f"its GPUs can have at most {most}x {profile}"
         return "its GPUs cannot have all of it together"

@@ -12,7 +12,8 @@ GPU instance, the driver chooses among them (``adapters.nvml.execute``).
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from mig_manager.core import model, steps
 
@@ -20,7 +21,9 @@ Counts = tuple[int, ...]
 """Numbers of compute instances of 1, 2, ... slices, up to the slices of the GPU instance."""
 
 Spans = tuple[model.Placement, ...]
-"""Spans of compute instances in one GPU instance; sizes are compute slices."""
+"""Of compute instances in one GPU instance, in compute slices; or of GPU instances."""
+
+_Item = TypeVar("_Item")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,8 @@ def fit(counts: Counts, occupied: int = 0) -> Spans | None:
     def rank(way: Spans) -> tuple[tuple[int, ...], Spans]:
         return _lost_room(occupied | slices(way), len(counts)), way
 
-    return min(_ways(tuple(sizes), occupied, len(counts)), key=rank, default=None)
+    every = ways(sizes, lambda size: spans(size, len(counts)), occupied)
+    return min(every, key=rank, default=None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -134,6 +138,23 @@ def bins(counts: Counts) -> tuple[Spans, ...]:
         if best is None or len(rest) + 1 < len(best):
             best = (placed, *rest)
     return best or ()
+
+
+def ways(
+    items: Sequence[_Item], spans_of: Callable[[_Item], Spans], occupied: int, *, floor: int = 0
+) -> Iterator[Spans]:
+    """Yield every way to place items at possible spans; starts of adjacent equals ascend."""
+    if not items:
+        yield ()
+        return
+    head, *rest = items
+    has_equal = bool(rest) and rest[0] == head
+    for span in spans_of(head):
+        if span.start < floor or occupied & mask(span):
+            continue
+        follows = span.end if has_equal else 0
+        for others in ways(rest, spans_of, occupied | mask(span), floor=follows):
+            yield (span, *others)
 
 
 def inside(profile: model.Profile, spans: Spans) -> tuple[steps.TargetComputeInstance, ...]:
@@ -288,19 +309,6 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choi
         if best is None or rank < best[0]:
             best = rank, choice
     return best[1] if best else None
-
-
-def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) -> Iterator[Spans]:
-    """Yield every way to place the sizes; equal sizes are adjacent, their starts ascend."""
-    if not sizes:
-        yield ()
-        return
-    for span in spans(sizes[0], slots):
-        if span.start < floor or occupied & mask(span):
-            continue
-        follows = span.end if sizes[1:2] == sizes[:1] else 0
-        for tail in _ways(sizes[1:], occupied | mask(span), slots, floor=follows):
-            yield (span, *tail)
 
 
 def _lost_room(occupied: int, slots: int) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, steps
-from mig_manager.core.planner import packing, placement
+from mig_manager.core import model, profile_name, steps
+from mig_manager.core.planner import misfits, packing, placement
 
 Pins = Iterable[tuple[model.Pin, int]]
 
@@ -140,7 +140,7 @@ def _decide(
     for profile in desired.counts:
         has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
         if not has_size or profile.gpu_instance not in capacity.by_profile:
-            raise placement.unknown_profile(gpu, profile, capacity)
+            raise misfits.unknown_profile(gpu, profile, capacity)
     pinned = _place_pins(gpu, capacity, live, desired.pins)
     positions = [stay.position for stay in pinned.stays]
     free = {position: each for position, each in enumerate(live) if position not in positions}
@@ -169,7 +169,7 @@ def _decide(
             stays=tuple(sorted([*pinned.stays, *stays], key=lambda stay: stay.position)),
             created=(*pinned.created, *created),
         )
-    raise placement.does_not_fit(gpu, dict(desired.devices), capacity, pinned=(*kept, *new))
+    raise misfits.does_not_fit(gpu, dict(desired.devices), capacity, pinned=(*kept, *new))
 
 
 def _place_pins(
@@ -206,24 +206,24 @@ def _locate(
         spec = capacity.by_profile.get(profile)
         possible = {place.start: place for place in spec.placements} if spec else {}
         if start not in possible:
-            where = placement.shown_slices(sorted(possible))
+            where = misfits.shown_slices(sorted(possible))
             raise refuse(f"{profile} cannot start at memory slice {start}; it can at {where}")
         counts = packing.count_sizes(devices, profile)
         if packing.fit(counts) is None:
-            raise refuse(f"{placement.show(devices)} do not fit into one {profile} together")
+            raise refuse(f"{profile_name.counted(devices)} do not fit into one {profile} together")
         place = possible[start]
         for other, occupied in pinned:
             if place.overlaps(occupied):
                 shared = max(place.start, occupied.start)
                 both = model.Placement(shared, min(place.end, occupied.end) - shared)
                 raise refuse(
-                    f"{other}@{occupied.start} needs memory {placement.named(occupied)} and "
-                    f"{profile}@{start} {placement.named(place)}; "
-                    f"they collide in {placement.named(both)}"
+                    f"{other}@{occupied.start} needs memory {misfits.named(occupied)} and "
+                    f"{profile}@{start} {misfits.named(place)}; "
+                    f"they collide in {misfits.named(both)}"
                 )
         pinned[profile, place] = counts
     profiles = collections.Counter(profile for profile, _ in pinned)
-    missing_engines = placement.missing_engines(profiles, capacity)
+    missing_engines = misfits.missing_engines(profiles, capacity)
     if missing_engines:
         raise refuse("; ".join(missing_engines))
     return pinned
