@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from mig_manager import errors
 from mig_manager.core import model
+from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from tests.node import fakes, scenes, swept_scenes
 
@@ -189,15 +190,15 @@ class _Queue:
     """Implements ``ports.Slots``: first there is no slot, then one or a refusal."""
 
     def __init__(self, *, is_forbidden: bool) -> None:
-        self._denials = ["taken by another node"] * 2
+        self._denials = [slots.Denial(limit=1, holders=("other",))] * 2
         self._is_forbidden = is_forbidden
 
-    def take(self) -> str:
+    def take(self) -> slots.Denial | None:
         if self._denials:
             return self._denials.pop()
         if self._is_forbidden:
             raise errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
-        return ""
+        return None
 
     def check(self) -> None:
         """Be sure of the slot."""

@@ -30,11 +30,11 @@ def wait(job: jobs.Job) -> None:
         return
     if journal.blocks_workloads:
         try:
-            denial = slots.take()
+            why = str(slots.take() or "")
         except errors.ClusterError as error:
-            denial = error.message
-        if denial:
-            _log.warning("slot_not_taken_again", why=denial)
+            why = error.message
+        if why:
+            _log.warning("slot_not_taken_again", why=why)
         return
     if journal.is_restored and _changes_nothing(job):
         return
@@ -46,14 +46,14 @@ def wait(job: jobs.Job) -> None:
     )
     published, published_at_s = "", 0.0
     for _ in wait.attempts():
-        denial = _try(slots)
-        if not denial:
+        why = _why_none(slots)
+        if not why:
             return
         now_s = clock.monotonic()
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
-        if denial != published and may_publish:
-            published, published_at_s = denial, now_s
-            job.journal.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
+        if why != published and may_publish:
+            published, published_at_s = why, now_s
+            job.journal.enter(model.Phase.WAIT, why, reason=errors.Reason.SLOTS_TAKEN)
 
 
 def _changes_nothing(job: jobs.Job) -> bool:
@@ -66,9 +66,10 @@ def _changes_nothing(job: jobs.Job) -> bool:
         return True
 
 
-def _try(slots: ports.Slots) -> str:
+def _why_none(slots: ports.Slots) -> str:
+    """Take a slot; return why the node has none, empty if it has."""
     try:
-        return slots.take()
+        return str(slots.take() or "")
     except errors.ClusterError as error:
         if error.reason is errors.Reason.FORBIDDEN:
             raise

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, standbys, steps, timing
+from mig_manager.core.fleet import slots
 from mig_manager.core.node import claims, clients, evictions, gpu_use, node_object, pod_object
 from mig_manager.core.records import readiness
 
@@ -218,10 +219,10 @@ class NodeLock(Protocol):
 class Slots(Protocol):
     """The cluster's slots for nodes under change; a node takes one before its drain."""
 
-    def take(self) -> str:
-        """Take a free slot until ``release``; return why not, and which nodes have the slots.
+    def take(self) -> slots.Denial | None:
+        """Take a free slot until ``release``; return why none is free, and None with a slot.
 
-        Empty: this node has a slot. It may also have one after a ClusterError.
+        The node may also have a slot after a ClusterError.
         """
 
     def check(self) -> None:

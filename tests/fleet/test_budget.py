@@ -59,7 +59,7 @@ class Contender:
                 denial = self._slots.take()
                 if not denial:
                     break
-                assert "slots for nodes under change" in denial
+                assert "slots for nodes under change" in str(denial)
             wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(attempt)
             self._clock.wait(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
         self._slots.check()

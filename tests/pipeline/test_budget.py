@@ -6,9 +6,12 @@ import json
 import pytest
 
 from mig_manager import errors
+from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
+
+USED_BY_B = slots.Denial(limit=1, holders=("b",))
 
 
 @dataclasses.dataclass
@@ -16,12 +19,12 @@ class FakeSlots:
     """Implements ``ports.Slots``; notes what it is asked in the rig's own log."""
 
     rig: fakes.NodeRig
-    denials: list[str] = dataclasses.field(default_factory=list)
+    denials: list[slots.Denial] = dataclasses.field(default_factory=list)
     failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
     is_taken: bool = False
     is_stale: bool = False
 
-    def take(self) -> str:
+    def take(self) -> slots.Denial | None:
         self.rig.log.append("slots.take")
         if self.failing:
             raise self.failing.pop(0)
@@ -29,7 +32,7 @@ class FakeSlots:
             return self.denials.pop(0)
         assert not self.rig.has_hold_taint, "a slot comes before its node is disrupted"
         self.is_taken = True
-        return ""
+        return None
 
     def check(self) -> None:
         self.rig.log.append("slots.check")
@@ -43,17 +46,17 @@ class FakeSlots:
 
 
 @pytest.fixture
-def slots() -> FakeSlots:
+def fake() -> FakeSlots:
     """Return the slots that a busy node asks."""
     rig = scenes.busy_node()
     rig.slots = FakeSlots(rig)
     return rig.slots
 
 
-def test_slot_is_taken_before_the_taint_and_released_after_the_restore(slots: FakeSlots) -> None:
-    scenes.assert_ends(slots.rig, Reason.APPLIED)
+def test_slot_is_taken_before_the_taint_and_released_after_the_restore(fake: FakeSlots) -> None:
+    scenes.assert_ends(fake.rig, Reason.APPLIED)
 
-    log = slots.rig.log
+    log = fake.rig.log
     assert log.index("slots.take") < log.index("slots.check") < log.index("node.patch")
     assert [call for call in log if not call.startswith("host.")][-2:] == [
         "node.patch",
@@ -61,15 +64,15 @@ def test_slot_is_taken_before_the_taint_and_released_after_the_restore(slots: Fa
     ]
 
 
-def test_layouts_are_written_after_the_slot_is_released(slots: FakeSlots) -> None:
-    log = slots.rig.log
+def test_layouts_are_written_after_the_slot_is_released(fake: FakeSlots) -> None:
+    log = fake.rig.log
 
     def write(_document: str) -> bool:
         log.append("layouts.write")
         return True
 
     scenes.assert_ends(
-        slots.rig, Reason.APPLIED, by=scenes.reconciler(slots.rig, write_layouts=write)
+        fake.rig, Reason.APPLIED, by=scenes.reconciler(fake.rig, write_layouts=write)
     )
 
     assert log[-3:] == ["slots.release", "host.save", "layouts.write"]
@@ -80,18 +83,18 @@ def test_layouts_are_written_after_the_slot_is_released(slots: FakeSlots) -> Non
     [("all-balanced", Reason.ALREADY_APPLIED), ("too-much", Reason.DOES_NOT_FIT)],
 )
 def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
-    slots: FakeSlots, layout: str, reason: Reason
+    fake: FakeSlots, layout: str, reason: Reason
 ) -> None:
-    scenes.assert_ends(slots.rig, reason, layout=layout)
+    scenes.assert_ends(fake.rig, reason, layout=layout)
 
-    assert "slots.take" not in slots.rig.log
+    assert "slots.take" not in fake.rig.log
 
 
 def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
-    slots: FakeSlots,
+    fake: FakeSlots,
 ) -> None:
-    rig = slots.rig
-    slots.denials = ["used by b"] * 3
+    rig = fake.rig
+    fake.denials = [USED_BY_B] * 3
     seen: list[dict[str, object]] = []
     rig.clock.on_wait.append(
         lambda: seen.append(json.loads(rig.annotations[well_known.STATUS_ANNOTATION]))
@@ -103,40 +106,40 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
         "state": "pending",
         "phase": "Wait",
         "reason": "SlotsTaken",
-        "message": "used by b",
+        "message": str(USED_BY_B),
     }
-    assert rig.statuses.count("used by b") == 1
+    assert rig.statuses.count(str(USED_BY_B)) == 1
 
 
-def test_a_waiting_node_publishes_the_slot_owners_now_and_then(slots: FakeSlots) -> None:
-    slots.denials = [f"used by {number}" for number in range(60)]
+def test_a_waiting_node_publishes_the_slot_owners_now_and_then(fake: FakeSlots) -> None:
+    fake.denials = [slots.Denial(limit=1, holders=(f"node-{number}",)) for number in range(60)]
 
-    scenes.assert_ends(slots.rig, Reason.APPLIED)
+    scenes.assert_ends(fake.rig, Reason.APPLIED)
 
-    reports = [message for message in slots.rig.statuses if message.startswith("used by")]
+    reports = [message for message in fake.rig.statuses if "under change now: node-" in message]
     assert 2 <= len(reports) < 12
 
 
-def test_an_api_that_does_not_answer_only_makes_the_wait_longer(slots: FakeSlots) -> None:
-    slots.failing = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
+def test_an_api_that_does_not_answer_only_makes_the_wait_longer(fake: FakeSlots) -> None:
+    fake.failing = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
 
-    scenes.assert_ends(slots.rig, Reason.APPLIED)
+    scenes.assert_ends(fake.rig, Reason.APPLIED)
 
 
 @pytest.mark.parametrize("why", ["newer request", "no right", "stale slot"])
-def test_without_a_slot_the_node_is_not_touched(slots: FakeSlots, why: str) -> None:
+def test_without_a_slot_the_node_is_not_touched(fake: FakeSlots, why: str) -> None:
     if why == "newer request":
-        slots.denials = ["used by b"] * 10
-        scenes.assert_superseded(slots.rig, ends_at=2)
+        fake.denials = [USED_BY_B] * 10
+        scenes.assert_superseded(fake.rig, ends_at=2)
     elif why == "no right":
-        slots.failing = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
-        scenes.assert_ends(slots.rig, Reason.FORBIDDEN)
+        fake.failing = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
+        scenes.assert_ends(fake.rig, Reason.FORBIDDEN)
     else:
-        slots.is_stale = True
-        assert scenes.assert_ends(slots.rig, Reason.SLOTS_TAKEN).should_retry
+        fake.is_stale = True
+        assert scenes.assert_ends(fake.rig, Reason.SLOTS_TAKEN).should_retry
 
-    assert not slots.is_taken
-    assert "gpus.execute" not in slots.rig.log
+    assert not fake.is_taken
+    assert "gpus.execute" not in fake.rig.log
 
 
 CALLS = scenes.calls(scenes.busy_node, scenes.LAYOUT)
@@ -144,9 +147,9 @@ CALLS = scenes.calls(scenes.busy_node, scenes.LAYOUT)
 
 @pytest.mark.parametrize("index", range(len(CALLS)))
 def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
-    slots: FakeSlots, index: int
+    fake: FakeSlots, index: int
 ) -> None:
-    rig = slots.rig
+    rig = fake.rig
     reconciler = scenes.reconciler(rig)
     calls = [0]
 
@@ -162,13 +165,13 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
         scenes.run(rig, by=reconciler)
     except errors.ClusterError:
         # It could not say how it ended; what it took is still there, and so is the slot.
-        assert slots.is_taken is bool(rig.annotations.get(well_known.JOURNAL_ANNOTATION))
+        assert fake.is_taken is bool(rig.annotations.get(well_known.JOURNAL_ANNOTATION))
         reconciler.recover(scenes.LAYOUT)
         scenes.run(rig, by=reconciler)
 
     assert calls[0] > index, "the call was not made"
     scenes.assert_nothing_taken(rig)
-    assert not slots.is_taken
+    assert not fake.is_taken
 
 
 def disrupting_calls() -> list[int]:
@@ -188,7 +191,7 @@ def disrupting_calls() -> list[int]:
 @pytest.mark.parametrize("index", disrupting_calls()[::3])
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> None:
     rig, _ = scenes.killed(scenes.busy_node, index)
-    rig.slots = FakeSlots(rig, denials=["used by b"])
+    rig.slots = FakeSlots(rig, denials=[USED_BY_B])
 
     assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.APPLIED
 
@@ -198,40 +201,40 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     rig, _ = scenes.killed(scenes.busy_node, disrupting_calls()[0])
-    rig.slots = slots = FakeSlots(rig, is_taken=True)
+    rig.slots = fake = FakeSlots(rig, is_taken=True)
 
     scenes.reconciler(rig).recover("all-balanced")
 
     scenes.assert_nothing_taken(rig)
-    assert not slots.is_taken
+    assert not fake.is_taken
 
 
-def test_a_node_without_a_request_holds_no_slot(slots: FakeSlots) -> None:
-    slots.is_taken = True
+def test_a_node_without_a_request_holds_no_slot(fake: FakeSlots) -> None:
+    fake.is_taken = True
 
-    scenes.reconciler(slots.rig).rest()
+    scenes.reconciler(fake.rig).rest()
 
-    assert not slots.is_taken
+    assert not fake.is_taken
 
 
-def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(slots: FakeSlots) -> None:
-    slots.denials = ["used by b"] * 5
-    ours = scenes.reconciler(slots.rig)
+def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(fake: FakeSlots) -> None:
+    fake.denials = [USED_BY_B] * 5
+    ours = scenes.reconciler(fake.rig)
     with pytest.raises(errors.Superseded):
         scenes.run(
-            slots.rig,
+            fake.rig,
             by=ours,
-            request=fakes.FakeRequest(slots.rig.clock, ends_at=2, replaced=True),
+            request=fakes.FakeRequest(fake.rig.clock, ends_at=2, replaced=True),
         )
-    assert slots.rig.labels[well_known.STATE_LABEL] == "pending"
+    assert fake.rig.labels[well_known.STATE_LABEL] == "pending"
 
     ours.rest()
 
-    assert slots.rig.labels[well_known.STATE_LABEL] == "failed"
+    assert fake.rig.labels[well_known.STATE_LABEL] == "failed"
 
 
-def test_a_machine_that_reboots_for_us_keeps_its_slot(slots: FakeSlots) -> None:
-    rig = slots.rig
+def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: FakeSlots) -> None:
+    rig = fake.rig
     rig.mode_waits = rig.may_reboot = True
     request = fakes.FakeRequest(rig.clock)
     request.ends_when = lambda: rig.reboots > 0
@@ -239,4 +242,4 @@ def test_a_machine_that_reboots_for_us_keeps_its_slot(slots: FakeSlots) -> None:
     with pytest.raises(errors.Superseded):
         scenes.run(rig, "all-disabled", request=request)
 
-    assert slots.is_taken
+    assert fake.is_taken

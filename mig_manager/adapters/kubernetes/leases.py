@@ -102,7 +102,7 @@ class LeaseSlots:
         """Whether we certainly own no slot; we may still own one from before a restart."""
         self._stop: threading.Event | None = None
 
-    def take(self) -> str:
+    def take(self) -> slots.Denial | None:
         with self._lock:
             denial = None if self._is_fresh else self._take()
             if denial is None and self._stop is None:
@@ -110,7 +110,7 @@ class LeaseSlots:
                 threading.Thread(
                     target=self._renew_until, args=(self._stop,), name="slot-renewal", daemon=True
                 ).start()
-            return str(denial or "")
+            return denial
 
     def check(self) -> None:
         with self._lock:
