@@ -190,7 +190,7 @@ class _Queue:
     """Implements ``ports.Slots``: first there is no slot, then one or a refusal."""
 
     def __init__(self, *, is_forbidden: bool) -> None:
-        self._denials = [slots.Denial(limit=1, holders=("other",))] * 2
+        self._denials = [slots.Denial(limit=1, changing=("other",))] * 2
         self._is_forbidden = is_forbidden
 
     def take(self) -> slots.Denial | None:

@@ -11,7 +11,7 @@ from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 
-USED_BY_B = slots.Denial(limit=1, holders=("b",))
+USED_BY_B = slots.Denial(limit=1, changing=("b",))
 
 
 @dataclasses.dataclass
@@ -112,7 +112,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
 
 
 def test_a_waiting_node_publishes_the_slot_owners_now_and_then(fake: FakeSlots) -> None:
-    fake.denials = [slots.Denial(limit=1, holders=(f"node-{number}",)) for number in range(60)]
+    fake.denials = [slots.Denial(limit=1, changing=(f"node-{number}",)) for number in range(60)]
 
     scenes.assert_ends(fake.rig, Reason.APPLIED)
 

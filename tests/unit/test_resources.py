@@ -228,7 +228,7 @@ def pod(name: str, asks: dict[str, int], *, phase: str = "Running") -> pod_objec
 
 
 def requests(
-    *pods: pod_object.Pod, strategy: str = "mixed"
+    *pods: pod_object.Pod, strategy: resources.Strategy = resources.Strategy.MIXED
 ) -> dict[str, tuple[int, dict[str, int]]]:
     return {
         kind.resource.removeprefix("nvidia.com/"): (kind.count, dict(kind.pods))
@@ -252,7 +252,7 @@ def test_devices_and_requesting_pods_are_counted_by_kind() -> None:
         ("mig-7g.40gb", (0, {"ml/asks-in-vain": 1})),
         ("gpu", (1, {"ml/b": 1})),
     ]
-    for strategy, count in (("single", 7), ("none", 3)):
+    for strategy, count in ((resources.Strategy.SINGLE, 7), (resources.Strategy.NONE, 3)):
         assert requests(pod("a", {"gpu": 1}), strategy=strategy) == {"gpu": (count, {"ml/a": 1})}
 
 
@@ -300,7 +300,7 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
 ) -> None:
     off = samples.want(mode=model.MigMode.DISABLED)
     plan = planner.plan(NODE, {NODE[0].uuid: off if desired is None else samples.want(desired)})
-    losses = resources.losses(plan, NODE, [pod("a", asks)], strategy=strategy)
+    losses = resources.losses(plan, NODE, [pod("a", asks)], strategy=resources.Strategy(strategy))
     assert {
         loss.kind.resource.removeprefix("nvidia.com/"): (loss.ending, loss.is_total, loss.least)
         for loss in losses

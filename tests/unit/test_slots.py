@@ -98,10 +98,10 @@ def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, object]) -
 
 
 def test_a_denial_names_the_nodes_that_hold_and_counts_the_rest() -> None:
-    denial = slots.Denial(limit=12, holders=tuple(f"n{number:02}" for number in range(12)))
+    denial = slots.Denial(limit=12, changing=tuple(f"n{number:02}" for number in range(12)))
 
     assert str(denial) == (
         "waiting for one of 12 slots for nodes under change; under change now: "
         "n00, n01, n02, n03, n04, n05, n06, n07, n08, n09 and 2 more"
     )
-    assert "silent: dead" in str(slots.Denial(limit=1, holders=(), silent=("dead",)))
+    assert "silent: dead" in str(slots.Denial(limit=1, changing=(), silent=("dead",)))

@@ -165,7 +165,7 @@ class LeaseSlots:
                 return None
         return slots.Denial(
             limit=self._limit,
-            holders=tuple(slot.holder for slot in state.held),
+            changing=tuple(slot.holder for slot in state.held),
             silent=tuple(slot.holder for slot in interrupted),
         )
 
@@ -238,7 +238,7 @@ class LeaseSlots:
                     denial = self._take()
                     if denial is not None:
                         # Edited by a person, or the API was unreachable for long.
-                        _log.warning("slot_lost", node=self._node, owners=denial.holders)
+                        _log.warning("slot_lost", node=self._node, owners=denial.changing)
                 except errors.ClusterError as error:
                     _log.warning(
                         "slot_not_renewed", reason=error.reason.value, error=error.message

@@ -15,12 +15,11 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model
 from mig_manager.core.layout import custom_layouts, layouts, served
-from mig_manager.core.node import api_values, node_object, well_known
+from mig_manager.core.node import api_values, node_object, resources, well_known
 from mig_manager.core.records import gpu_codec, gpu_recovery, journals
 from mig_manager.core.records import status as run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
-_STRATEGY_LABEL = "nvidia.com/mig.strategy"
 _CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
@@ -94,9 +93,9 @@ class Node:
         return self.applied or (f"{self.applied_before} (before)" if self.applied_before else "")
 
     @property
-    def strategy(self) -> str:
-        """The device plugin's MIG strategy; empty if unknown."""
-        return self.view.labels.get(_STRATEGY_LABEL, "")
+    def strategy(self) -> resources.Strategy | None:
+        """The device plugin's MIG strategy; None if unknown."""
+        return resources.labelled_strategy(self.view.labels)
 
     @property
     def gpus(self) -> str | None:

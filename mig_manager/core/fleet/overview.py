@@ -137,7 +137,7 @@ def _in_use(
     spans = [
         (name, (gpu.uuid, placement))
         for gpu in gpus
-        for name, placement in _devices(gpu, is_single=node.strategy == "single")
+        for name, placement in _devices(gpu, node.strategy)
     ]
     spans.sort(key=lambda each: each[1] not in published)
     in_use: set[_Span] = set(published) if has_claims else set()
@@ -148,14 +148,15 @@ def _in_use(
     return frozenset(in_use)
 
 
-def _devices(gpu: model.Gpu, *, is_single: bool) -> Iterable[tuple[str, model.Placement | None]]:
+def _devices(
+    gpu: model.Gpu, strategy: resources.Strategy | None
+) -> Iterable[tuple[str, model.Placement | None]]:
     if gpu.current_mode is not model.MigMode.ENABLED:
         yield resources.GPU, None
         return
     for gi in gpu.gpu_instances:
         for ci in gi.compute_instances:
-            name = resources.GPU if is_single else resources.of_profile(ci.profile)
-            if name is not None:
+            if name := resources.name_of(ci.profile, strategy):
                 yield name, gi.placement
 
 

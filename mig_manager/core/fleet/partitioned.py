@@ -14,8 +14,6 @@ from mig_manager.core.layout import layouts
 from mig_manager.core.node import api_values, resources, well_known
 from mig_manager.core.records import capacity
 
-_MIXED = "mixed"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedNode:
@@ -200,8 +198,8 @@ def _why_unusable(
         yield "its agent takes no custom layouts (--custom-layouts)"
     if in_use is None:
         yield "its agent has not published which instances are in use"
-    if node.strategy not in ("", _MIXED):
-        yield f"its device plugin has MIG strategy {node.strategy}, not {_MIXED}"
+    if node.strategy not in (None, resources.Strategy.MIXED):
+        yield f"its device plugin has MIG strategy {node.strategy.value}, not mixed"
     # With strategy mixed.
     names = (
         resources.of_profile(device.profile)

@@ -181,7 +181,7 @@ def _affected(
     Only the node's kubelet knows which pod uses which device.
     """
     requesting = [pod for pod in pods if not clients.is_device_plugin(pod)]
-    strategy = node.strategy or _strategy(node)
+    strategy = node.strategy or _likely_strategy(node)
     losses = resources.losses(planned.plan, planned.gpus, requesting, strategy=strategy)
     claims: tuple[str, ...] = ()
     if planned.mode_changes or any(
@@ -191,9 +191,9 @@ def _affected(
     return losses, claims
 
 
-def _strategy(node: nodes.Node) -> str:
-    """Return the device plugin's MIG strategy by the node's resources; empty if it has none."""
+def _likely_strategy(node: nodes.Node) -> resources.Strategy | None:
+    """Return the device plugin's MIG strategy by the node's resources; None if it has none."""
     names = [name for name, count in node.view.allocatable.items() if count]
-    if any(resources.is_device(name) and name != resources.GPU for name in names):
-        return "mixed"
-    return "single" if resources.GPU in names else ""
+    if any(map(resources.is_mig, names)):
+        return resources.Strategy.MIXED
+    return resources.Strategy.SINGLE if resources.GPU in names else None

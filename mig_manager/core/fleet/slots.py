@@ -12,7 +12,7 @@ from mig_manager.core import messages
 from mig_manager.core.node import node_object, well_known
 
 PREFIX = "mig-manager-slot-"
-_MOST_NAMED = 10  # holders that a message names before it counts the rest
+_MOST_NAMED = 10  # nodes in a message before it counts the rest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Denial:
     """Why no slot was free."""
 
     limit: int
-    holders: tuple[str, ...]  # nodes that are under change now
+    changing: tuple[str, ...]  # nodes under change
     silent: tuple[str, ...] = ()
     """Nodes with a silent agent that an interrupted change has made unavailable."""
 
@@ -63,8 +63,8 @@ class Denial:
             return messages.listed(sorted(nodes), most=_MOST_NAMED)
 
         parts = []
-        if self.holders:
-            parts.append(f"under change now: {named(self.holders)}")
+        if self.changing:
+            parts.append(f"under change now: {named(self.changing)}")
         if self.silent:
             parts.append(
                 "interrupted in a change, and their agents are silent: "

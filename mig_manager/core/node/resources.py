@@ -18,6 +18,16 @@ _SHARED = ".shared"  # suffix of the device plugin for a resource with replicas,
 _REPLICAS = ".replicas"
 DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
+STRATEGY_LABEL = "nvidia.com/mig.strategy"
+"""Node label of GPU feature discovery, which has the plugin's strategy."""
+
+
+class Strategy(enum.Enum):
+    """How the device plugin names MIG devices."""
+
+    NONE = "none"  # not at all: it advertises whole GPUs
+    SINGLE = "single"  # all as ``nvidia.com/gpu``, which takes devices of one profile on all GPUs
+    MIXED = "mixed"  # by profile, such as ``nvidia.com/mig-1g.5gb``
 
 
 def of_profile(profile: model.Profile) -> str | None:
@@ -28,6 +38,11 @@ def of_profile(profile: model.Profile) -> str | None:
     """
     # Resource names may not contain a plus sign.
     return f"{_MIG_PREFIX}{profile}".replace("+", ".") if profile.spans else None
+
+
+def name_of(profile: model.Profile, strategy: Strategy | None) -> str | None:
+    """Return the resource of a profile's devices; None: they have no name."""
+    return GPU if strategy is Strategy.SINGLE else of_profile(profile)
 
 
 def profile_of(resource: str) -> model.Profile | None:
@@ -54,7 +69,7 @@ def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
 
 
 def desired_counts(
-    gpus: Iterable[model.Gpu], desired: Mapping[str, model.DesiredGpu], strategy: "Strategy"
+    gpus: Iterable[model.Gpu], desired: Mapping[str, model.DesiredGpu], strategy: Strategy
 ) -> dict[str, int]:
     """Count the devices of each resource once desired GPUs, by UUID, are applied.
 
@@ -69,7 +84,7 @@ def desired_counts(
             devices[GPU] += 1
             continue
         for profile, count in gpu_desired.counts.items():
-            if name := GPU if strategy is Strategy.SINGLE else of_profile(profile):
+            if name := name_of(profile, strategy):
                 devices[name] += count
     return dict(devices)
 
@@ -99,7 +114,7 @@ def devices_of(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if n and is_device_or_shared(name)}
 
 
-def supplied(gpus: Iterable[model.Gpu], strategy: "Strategy | None") -> frozenset[str]:
+def supplied(gpus: Iterable[model.Gpu], strategy: Strategy | None) -> frozenset[str]:
     """Return the resources that a device plugin may advertise for these GPUs, without replicas.
 
     ``strategy`` None: unknown.
@@ -143,11 +158,11 @@ class Loss:
 
 
 def kinds(
-    gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod], *, strategy: str
+    gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod], *, strategy: Strategy | None
 ) -> tuple[DeviceKind, ...]:
     """Return the kinds of devices of a node, most slices first, whole GPUs last.
 
-    ``strategy`` is the device plugin's ``mig.strategy``; empty if unknown.
+    ``strategy`` None: unknown.
     """
     devices = collections.Counter(name for gpu in gpus for name in _devices(gpu, strategy))
     requests: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -167,14 +182,14 @@ def losses(
     gpus: Iterable[model.Gpu],
     pods: Iterable[pod_object.Pod],
     *,
-    strategy: str,
+    strategy: Strategy | None,
 ) -> tuple[Loss, ...]:
     """Return the kinds of devices that a plan for these GPUs destroys and pods request."""
     known = tuple(gpus)
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
-        if gpu_plan.changes_mode or (strategy == "none" and gpu_plan.steps):
+        if gpu_plan.changes_mode or (strategy is Strategy.NONE and gpu_plan.steps):
             ending.update(_devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
             doomed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
@@ -186,15 +201,14 @@ def losses(
     )
 
 
-def _devices(gpu: model.Gpu, strategy: str) -> list[str]:
-    if gpu.current_mode is not model.MigMode.ENABLED or strategy == "none":
+def _devices(gpu: model.Gpu, strategy: Strategy | None) -> list[str]:
+    if gpu.current_mode is not model.MigMode.ENABLED or strategy is Strategy.NONE:
         return [GPU]
     return _names((device.profile for device in gpu.devices), strategy)
 
 
-def _names(profiles: Iterable[model.Profile], strategy: str) -> list[str]:
-    names = (GPU if strategy == "single" else of_profile(profile) for profile in profiles)
-    return [name for name in names if name]
+def _names(profiles: Iterable[model.Profile], strategy: Strategy | None) -> list[str]:
+    return [name for profile in profiles if (name := name_of(profile, strategy))]
 
 
 def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
@@ -338,18 +352,6 @@ def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, 
         if (expected == 0 and actual != 0) or (expected and (actual == 0 or actual % expected)):
             return f"the node's allocatable {name} is {actual}, {expected} expected"
     return ""
-
-
-STRATEGY_LABEL = "nvidia.com/mig.strategy"
-"""Node label of GPU feature discovery, which has the plugin's strategy."""
-
-
-class Strategy(enum.Enum):
-    """How the device plugin names MIG devices."""
-
-    NONE = "none"  # not at all: it advertises whole GPUs
-    SINGLE = "single"  # all as ``nvidia.com/gpu``, which takes devices of one profile on all GPUs
-    MIXED = "mixed"  # by profile, such as ``nvidia.com/mig-1g.5gb``
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,9 +105,9 @@ class Capacity:
             return None
         occupied = packing.slices(place for _, place in known)
 
-        def arrange(places: packing.Spans) -> Arrangement:
-            placed = tuple(zip((spec.profile for spec in specs), places, strict=True))
-            room = self.room(occupied | packing.slices(places), used)
+        def arrange(spans: packing.Spans) -> Arrangement:
+            placed = tuple(zip((spec.profile for spec in specs), spans, strict=True))
+            room = self.room(occupied | packing.slices(spans), used)
             ranked = sorted((self._rank[p], place.start) for p, place in (*known, *placed))
             starts = tuple(start for _, start in ranked)
             return Arrangement(placed=placed, rank=(tuple(-count for count in room), starts))
