@@ -12,14 +12,12 @@ import yaml
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, responses
-from mig_manager.core import model
 from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import operator_pod, waiting
 from tests.cluster import envtest
-from tests.stage import agent_stage, journals
+from tests.stage import agent_stage
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -28,9 +26,6 @@ AGENT_TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, a
 EVENTS = "/api/v1/namespaces/default/events"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-PATIENT = ("--retry-initial-s", "600", "--retry-max-s", "600")
-"""For tests that look at the end of an attempt, which the next one would write over."""
-
 TRAIN = [("train", "nvidia.com/gpu", {"app": "train"})]
 """A pod for ``Stage.run_pods`` that uses a whole GPU."""
 
@@ -292,37 +287,22 @@ def stage(
     where: Cluster,
     folder: pathlib.Path,
     *agent_options: str,
-    kind: type[stages.Stage] = stages.Stage,
+    kind: type[agent_stage.Stage] = agent_stage.Stage,
     spec: str = "1xA100-SXM4-40GB",
     rights: Rights = SHIPPED,
     style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR,
-) -> Iterator[stages.Stage]:
+) -> Iterator[agent_stage.Stage]:
     """A node of the cluster with the agent on it, who has these rights and no other."""
     with (
         where.admit(folder, rights) as credentials,
         kind(
             spec,
-            agent_stage.config_text(spec),
-            latency=states.Latency(),
-            agent_options=(*agent_stage.IMPATIENT, *agent_options),
+            *agent_options,
             node_options=dataclasses.replace(agent_stage.QUICK, deploy_style=style),
             credentials=credentials,
         ) as stage,
     ):
         yield stage
-
-
-def apply(stage: stages.Stage, layout: str) -> None:
-    """Request a layout; return when it is active."""
-    stage.label(layout)
-    assert stage.wait_for_end(layout) is model.State.SUCCESS, stage.status()
-
-
-def failure(stage: stages.Stage, layout: str) -> Mapping[str, Any]:
-    """Request a layout that must fail; return the agent's status when it has."""
-    stage.label(layout)
-    assert stage.wait_for_end(layout) is model.State.FAILED, stage.status()
-    return stage.status()
 
 
 def slot_owners(kube: api.KubeApi) -> list[str]:
@@ -346,7 +326,3 @@ def refusal(act: Callable[[], object]) -> str:
         if error.status != http.HTTPStatus.CONFLICT:
             raise
     return ""
-
-
-def assert_nothing_taken(stage: stages.Stage) -> None:
-    assert journals.taken(stage.api.get(f"/api/v1/nodes/{NODE}")) == []

@@ -14,10 +14,10 @@ import pytest
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core import model
 from mig_manager.core.node import claims, resources, well_known
-from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import cluster_view, objects
 from tests import waiting
 from tests.cluster import clusters
+from tests.stage import agent_stage
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
 GROUP = "/apis/resource.k8s.io/v1"
@@ -56,7 +56,7 @@ DAEMON_SET = {
 class Driver:
     """NVIDIA's DRA driver: each new pod of it publishes the GPUs that it finds, once."""
 
-    def __init__(self, stage: stages.Stage) -> None:
+    def __init__(self, stage: agent_stage.Stage) -> None:
         self.starts: list[str] = []
         self._stage = stage
         self._published: set[str] = set()
@@ -103,7 +103,7 @@ def a_slice(
     return {"metadata": {"name": f"{node}-{driver}"}, "spec": spec}
 
 
-def run_with_claim(stage: stages.Stage, name: str, device: str) -> None:
+def run_with_claim(stage: agent_stage.Stage, name: str, device: str) -> None:
     """Run a pod with a device by a claim, which a scheduler would have allocated."""
     request = {"name": "r", "exactly": {"deviceClassName": "mig.nvidia.com"}}
     spec = {"devices": {"requests": [request]}}
@@ -130,12 +130,12 @@ def delete_all(kube: api.KubeApi, path: str) -> None:
 
 
 @contextlib.contextmanager
-def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[stages.Stage]:
+def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_stage.Stage]:
     """A node that the DRA driver serves alone, with seven instances."""
     with clusters.stage(where, folder) as stage, contextlib.ExitStack() as exits:
         exits.callback(delete_all, stage.api, CLAIMS)
         exits.callback(delete_all, stage.api, SLICES)
-        clusters.apply(stage, "all-1g.5gb")
+        stage.assert_ends("all-1g.5gb")
         labels = {well_known.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}
         stage.cluster.patch(cluster_view.Kind.NODE, stage.node(), {"metadata": {"labels": labels}})
         stage.cluster.create(cluster_view.Kind.DAEMON_SET, DAEMON_SET)
@@ -169,7 +169,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
         (published,) = stage.api.get(SLICES)["items"]
         assert set(claims.parse_slice(published).uuids.values()) == uuids
         assert len(uuids) == 4
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
         assert clusters.event_reasons(stage) >= {"Draining", "Applied"}
 
 

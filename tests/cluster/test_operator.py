@@ -6,16 +6,16 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.layout import config
-from mig_manager.sandbox import stages
 from tests import operator_pod
 from tests.cluster import clusters
+from tests.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
 LAYOUTS = f"{clusters.NODE}-mig-config"
 """The ConfigMap that NVIDIA's agent writes, too."""
 
 
-class OperatorsStage(stages.Stage):
+class OperatorsStage(agent_stage.Stage):
     """A stage whose agent learns of node and config by the operator's variables alone."""
 
     def agent_arguments(self) -> list[str]:
@@ -26,7 +26,7 @@ class OperatorsStage(stages.Stage):
             *("--simulate-state", str(self.state_file)),
             *("--poll-interval-s", "0.2"),
             *self._agent_options,
-            *clusters.PATIENT,
+            *agent_stage.PATIENT,
         ]
 
     def start_agent(self) -> None:
@@ -47,7 +47,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         # On no node, where the agent would take it for another manager.
         pod = stage.api.post(f"{namespace}/pods", operator_pod.POD)
 
-        clusters.apply(stage, LAYOUT)
+        stage.assert_ends(LAYOUT)
 
         config_maps = f"{namespace}/configmaps"
 
@@ -65,7 +65,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         assert clusters.event_reasons(stage) == set()
         assert stage.agent_log.read_text().count('"events_forbidden"') == 1
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
 
 
 def test_operators_rights_fail_a_layout_that_must_evict_and_cost_nothing(
@@ -81,13 +81,13 @@ def test_operators_rights_fail_a_layout_that_must_evict_and_cost_nothing(
         stage.run_pods(clusters.TRAIN)
         devices, before = stage.devices_by_pod(), stage.gpus.observe()
 
-        status = clusters.failure(stage, LAYOUT)
+        status = stage.failure(LAYOUT)
 
         assert status["reason"] == "Forbidden"
         assert "default/train (the agent may not evict it" in status["message"]
         assert "pods/eviction" in status["message"]
         assert (stage.devices_by_pod(), stage.gpus.observe()) == (devices, before)
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
 
 
 def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
@@ -103,7 +103,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
         stage.api.delete("/api/v1/namespaces/default/pods/train", {})
 
         assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
 
 
 def test_nothing_is_touched_beside_the_operators_own_manager(
@@ -121,7 +121,7 @@ def test_nothing_is_touched_beside_the_operators_own_manager(
         stage.api.post(pods, manager)
         before = stage.gpus.observe()
 
-        status = clusters.failure(stage, LAYOUT)
+        status = stage.failure(LAYOUT)
 
         assert status["reason"] == "ForeignManager"
         named = f"{operator_pod.NAMESPACE}/{name} (NVIDIA's mig-manager)"
@@ -129,4 +129,4 @@ def test_nothing_is_touched_beside_the_operators_own_manager(
         assert stage.gpus.observe() == before
         stage.api.delete(f"{pods}/{name}", {"gracePeriodSeconds": 0})
         stage.wait(lambda: stage.status().get("reason") == "Applied", "the next try")
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()

@@ -7,9 +7,9 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from tests.cluster import clusters
+from tests.stage import agent_stage
 
 LAYOUT = "all-1g.5gb"
 COORDINATION = "coordination.k8s.io"
@@ -24,51 +24,51 @@ def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
     style = objects.DeployStyle.GPU_OPERATOR if has_budget else objects.DeployStyle.PLAIN
     with clusters.stage(where, tmp_path, *options, rights=rights, style=style) as stage:
         stage.run_pods(clusters.TRAIN)
-        clusters.apply(stage, LAYOUT)
+        stage.assert_ends(LAYOUT)
 
         assert clusters.event_reasons(stage) == {"Draining", "Applied"}
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
         if has_budget:
             assert clusters.slot_owners(stage.api) == [""]
 
 
-def never_begins(stage: stages.Stage, right: clusters.Right) -> None:
+def never_begins(stage: agent_stage.Stage, right: clusters.Right) -> None:
     """The agent says what it lacks, and the node stays as it is."""
     stage.wait(lambda: complains(stage, right), "the agent's complaint")
     assert well_known.STATE_LABEL not in objects.labels(stage.node())
     assert "train" in stage.workloads()
-    clusters.assert_nothing_taken(stage)
+    stage.assert_nothing_taken()
 
 
-def fails(stage: stages.Stage, right: clusters.Right) -> None:
+def fails(stage: agent_stage.Stage, right: clusters.Right) -> None:
     """The run ends, says what was forbidden, and restores what it took."""
     assert stage.wait_for_end(LAYOUT) is model.State.FAILED
     assert stage.status()["reason"] == "Forbidden"
     assert f'cannot {right[2]} resource "{right[1]}"' in stage.status()["message"]
-    clusters.assert_nothing_taken(stage)
+    stage.assert_nothing_taken()
 
 
-def is_served(stage: stages.Stage, right: clusters.Right) -> None:
+def is_served(stage: agent_stage.Stage, right: clusters.Right) -> None:
     """The layout becomes active, perhaps later, and the agent says what it lacks."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert complains(stage, right)
 
 
-def is_not_asked_without_dra(stage: stages.Stage, right: clusters.Right) -> None:
+def is_not_asked_without_dra(stage: agent_stage.Stage, right: clusters.Right) -> None:
     """No pod of this node has a ResourceClaim; ``test_dra`` has those that do."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert not complains(stage, right)
 
 
-def is_served_in_silence(stage: stages.Stage, right: clusters.Right) -> None:
+def is_served_in_silence(stage: agent_stage.Stage, right: clusters.Right) -> None:
     """The layout becomes active, no Event appears, and the agent says why."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert clusters.event_reasons(stage) == set()
     assert complains(stage, right)
 
 
-def keeps_its_slot(stage: stages.Stage, right: clusters.Right) -> None:
+def keeps_its_slot(stage: agent_stage.Stage, right: clusters.Right) -> None:
     """The layout becomes active; the slot is not released, and expires."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert stage.stop_agent() == 0
@@ -77,14 +77,14 @@ def keeps_its_slot(stage: stages.Stage, right: clusters.Right) -> None:
     assert complains(stage, right)
 
 
-def complains(stage: stages.Stage, right: clusters.Right) -> bool:
+def complains(stage: agent_stage.Stage, right: clusters.Right) -> bool:
     refusal = f'cannot {right[2]} resource \\"{right[1]}\\"'
     return any(
         "403" in line and refusal in line for line in stage.agent_log.read_text().splitlines()
     )
 
 
-WITHOUT: Mapping[clusters.Right, Callable[[stages.Stage, clusters.Right], None]] = {
+WITHOUT: Mapping[clusters.Right, Callable[[agent_stage.Stage, clusters.Right], None]] = {
     ("", "nodes", "get"): never_begins,
     ("", "nodes", "list"): never_begins,
     ("", "nodes", "patch"): never_begins,
@@ -121,7 +121,7 @@ def test_agent_without_one_right_fails_and_reports_it(
     with clusters.stage(
         where_in_depth,
         tmp_path,
-        *clusters.PATIENT,
+        *agent_stage.PATIENT,
         *("--drain-timeout-s", "2"),
         *options,
         rights=clusters.BUDGET.without(right),

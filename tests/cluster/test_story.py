@@ -11,9 +11,10 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import scenarios, stages
+from mig_manager.sandbox import scenarios
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.cluster import clusters
+from tests.stage import agent_stage
 
 NODE_PATH = f"/api/v1/nodes/{clusters.NODE}"
 FOREIGN_TAINT = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
@@ -39,7 +40,7 @@ def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
 
         assert checks
         assert [text for text, holds in checks.items() if not holds] == []
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
 
 
 def test_a_corrected_file_is_served_without_touching_the_label(
@@ -48,7 +49,7 @@ def test_a_corrected_file_is_served_without_touching_the_label(
     with clusters.stage(where_in_depth, tmp_path) as stage:
         good = stage.config_file.read_text()
         stage.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
-        status = clusters.failure(stage, "all-1g.5gb")
+        status = stage.failure("all-1g.5gb")
         assert status["reason"] == "InvalidConfig"
         assert "config.yaml:3:" in status["message"]
 
@@ -61,7 +62,7 @@ def test_a_corrected_file_is_served_without_touching_the_label(
 STARTUP = "example.com/mig-not-ready"
 
 
-def ready(stage: stages.Stage) -> clusters.Object:
+def ready(stage: agent_stage.Stage) -> clusters.Object:
     """Return the condition of the node; empty if the agent has written none."""
     conditions = stage.node()["status"].get("conditions") or ()
     return next((dict(each) for each in conditions if each["type"] == "MigReady"), {})
@@ -76,19 +77,19 @@ def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
         stage.wait(lambda: ready(stage).get("reason") == "NoLayoutRequested", "the condition")
         stage.api.patch(NODE_PATH, {"spec": {"taints": taints}})
 
-        clusters.failure(stage, "no-such-layout")
+        stage.failure("no-such-layout")
         stage.wait(lambda: ready(stage).get("reason") == "UnknownConfig", "the condition")
         assert ready(stage)["status"] == "False"
         assert {each["key"] for each in stage.node()["spec"]["taints"]} >= {STARTUP}
 
-        clusters.apply(stage, "all-1g.5gb")
+        stage.assert_ends("all-1g.5gb")
 
         stage.wait(lambda: ready(stage)["reason"] == "LayoutVerified", "the condition")
         assert ready(stage)["status"] == "True"
         assert stage.node()["spec"]["taints"] == [FOREIGN_TAINT]
 
 
-def request_guarded(where: clusters.Cluster, stage: stages.Stage) -> None:
+def request_guarded(where: clusters.Cluster, stage: agent_stage.Stage) -> None:
     """Request a layout that must evict a pod which a budget keeps."""
     stage.run_pods(clusters.TRAIN)
     spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}}
@@ -100,14 +101,14 @@ def request_guarded(where: clusters.Cluster, stage: stages.Stage) -> None:
 def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with clusters.stage(where, tmp_path, "--drain-timeout-s", "1", *clusters.PATIENT) as stage:
+    with clusters.stage(where, tmp_path, "--drain-timeout-s", "1", *agent_stage.PATIENT) as stage:
         request_guarded(where, stage)
 
         assert stage.wait_for_end("all-1g.5gb") is model.State.FAILED
         assert stage.status()["reason"] == "DrainTimeout"
         assert "PodDisruptionBudget guard needs" in stage.status()["message"]
         assert "train" in stage.workloads()
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped agent", "newer label"])
@@ -123,10 +124,10 @@ def test_a_drain_that_is_interrupted_restores_everything(
             stage.wait(lambda: stage.status().get("state") == "failed", "a terminal state")
             assert stage.status()["reason"] == "Interrupted"
         else:
-            clusters.apply(stage, "all-disabled")
+            stage.assert_ends("all-disabled")
 
         assert "train" in stage.workloads()
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
 
 
 def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
@@ -149,7 +150,7 @@ def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
 
         stage.wait(lambda: stage.status().get("state") == "success", "success", timeout_s=120)
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-        clusters.assert_nothing_taken(stage)
+        stage.assert_nothing_taken()
 
 
 def test_agent_after_one_killed_in_a_change_takes_its_slot_again(
@@ -175,11 +176,11 @@ def test_a_removed_label_leaves_the_layout_active(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
-        clusters.apply(stage, "all-1g.5gb")
+        stage.assert_ends("all-1g.5gb")
 
         stage.label(None)
         # The agent's answer to a later request shows that it has seen the removal before.
-        clusters.failure(stage, "all-9g.1gb")
+        stage.failure("all-9g.1gb")
 
         assert objects.labels(stage.node())[well_known.APPLIED_LABEL] == "all-1g.5gb"
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
@@ -189,18 +190,18 @@ def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
-        clusters.apply(stage, "all-1g.5gb")
+        stage.assert_ends("all-1g.5gb")
         # A later write of the agent would be newer than the versions that expire. The condition
         # is its last one.
         stage.wait(lambda: ready(stage).get("status") == "True", "a node that is ready")
 
         where_in_depth.expire_watches()
-        clusters.apply(stage, "all-2g.10gb")
+        stage.assert_ends("all-2g.10gb")
 
         stage.wait(lambda: has_lost_its_watch(stage), "the end of the watch")
 
 
-def has_lost_its_watch(stage: stages.Stage) -> bool:
+def has_lost_its_watch(stage: agent_stage.Stage) -> bool:
     """Return whether the agent had to list its node again.
 
     A server that is just starting may refuse the watch before it can say that it has expired.
@@ -234,7 +235,7 @@ def test_writers_of_taints_do_not_lose_each_others_changes(
         writer = threading.Thread(target=tag_until_ended, args=(stage.api,))
         writer.start()
         try:
-            clusters.apply(stage, "all-1g.5gb")
+            stage.assert_ends("all-1g.5gb")
         finally:
             ended.set()
             writer.join()

@@ -194,16 +194,10 @@ def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
     problems = []
     if not rig.are_deploy_labels_as_before():
         problems.append(f"deploy labels: {dict(objects.labels(node))}")
-    if bool(node["spec"].get("unschedulable")) != rig.scenario.is_cordoned:
-        problems.append(f"unschedulable: {node['spec'].get('unschedulable')}")
-    if any(taint["key"] == well_known.HOLD_TAINT for taint in objects.taints(node)):
-        problems.append("the hold taint is there")
     if rig.owes_hooks():
         problems.append("the hooks of the end are owed")
-    journal = objects.annotations(node).get(well_known.JOURNAL_ANNOTATION)
-    if not journals.lists_nothing(journal, is_stopped=is_stopped):
-        problems.append(f"a journal: {journal}")
-    return problems
+    own = {"cordon"} if rig.scenario.is_cordoned else set()
+    return problems + sorted(own ^ {*journals.taken(node, is_stopped=is_stopped)})
 
 
 def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:

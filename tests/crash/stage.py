@@ -20,6 +20,7 @@ from tests import changes
 from tests.crash import agent_process, scenarios
 from tests.node import simulated_rig
 from tests.sandbox import monitors
+from tests.stage import agent_stage
 
 WAIT_S = 60.0
 _POLL_S = 0.01
@@ -33,8 +34,6 @@ _CLIENT_LABELS = {
 }
 """One that is paused and restored, and one that an administrator disabled."""
 _MONITOR_LABEL = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
-_NODE = f"/api/v1/nodes/{stages.NODE_NAME}"
-_BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 _FORKS = multiprocessing.get_context("forkserver")
 # A fork of a process that has imported everything and used nothing is as good as a fresh start.
@@ -66,8 +65,8 @@ class PodWithDevices(NamedTuple):
     """The same by GPU, profile and place."""
 
 
-class Stage(stages.Stage):
-    """The demonstration's stage in a hurry, for agents that can be struck.
+class Stage(agent_stage.Stage):
+    """The stage in a hurry, for agents that can be struck.
 
     Args:
         scenario: What is on it.
@@ -78,8 +77,7 @@ class Stage(stages.Stage):
         labels = _CLIENT_LABELS | ({_MONITOR_LABEL: "true"} if scenario.has_monitor else {})
         super().__init__(
             scenario.spec,
-            changes.document(changes.LAYOUTS),
-            latency=states.Latency(),
+            text=changes.document(changes.LAYOUTS),
             node_options=dataclasses.replace(
                 _QUICK, labels=labels | dict(start.labels if start else {})
             ),
@@ -105,7 +103,7 @@ class Stage(stages.Stage):
     def start_agent(self) -> None:
         """Populate the node; agents come with ``spawn``."""
         start, scenario = self._start_with, self.scenario
-        self.patch({"metadata": {"annotations": dict(start.annotations if start else {})}})
+        self.patch(annotations=start.annotations if start else {})
         if scenario.has_monitor:
             self.cluster.create(cluster_view.Kind.DAEMON_SET, monitors.daemon_set())
         self.wait(self.is_offering, "the first devices")
@@ -120,7 +118,7 @@ class Stage(stages.Stage):
                 "the monitor",
             )
         if scenario.is_cordoned:
-            self.patch({"spec": {"unschedulable": True}})
+            self.api.patch(agent_stage.NODE_PATH, {"spec": {"unschedulable": True}})
         self._deploy_labels_before = self._deploy_labels()
         self.serials_before = self.serials()
 
@@ -134,8 +132,7 @@ class Stage(stages.Stage):
                 pods.append((name, resource, {"resource": short}))
         if self.scenario.guarded:
             labels = {"resource": self.scenario.guarded.partition("/")[2]}
-            spec = {"maxUnavailable": 0, "selector": {"matchLabels": labels}}
-            self.api.post(_BUDGETS, {"metadata": {"name": "keep-them"}, "spec": spec})
+            self.guard({"matchLabels": labels})
         self.run_pods(pods)
         in_use, names = self.devices_by_pod(), self._device_names()
         self.pods = tuple(
@@ -164,7 +161,7 @@ class Stage(stages.Stage):
 
     def node(self) -> objects.JsonObject:
         """Return the Node object as the API has it."""
-        return self.api.get(_NODE)
+        return self.api.get(agent_stage.NODE_PATH)
 
     def phase(self) -> str:
         """Return the phase that the node says it is in; before its first run it says none."""
@@ -216,9 +213,6 @@ class Stage(stages.Stage):
             for compute in instance.compute_instances
         }
 
-    def patch(self, change: Mapping[str, object]) -> None:
-        self.api.patch(_NODE, change)
-
     def reboot(self) -> None:
         """Reboot the machine, which cures whatever was wrong with its GPUs."""
         self.state.clear_faults()
@@ -229,7 +223,7 @@ class Stage(stages.Stage):
         text = objects.annotations(self.node()).get(well_known.JOURNAL_ANNOTATION)
         if text is not None:
             spoilt = {well_known.JOURNAL_ANNOTATION: text[: len(text) // 2]}
-            self.patch({"metadata": {"annotations": spoilt}})
+            self.patch(annotations=spoilt)
 
     def spawn(
         self,

@@ -24,11 +24,10 @@ from mig_manager.agent import main, settings
 from mig_manager.core import liveness, model, ports, standbys, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
 from tests.node import simulated_rig
-from tests.stage import journals
+from tests.stage import agent_stage
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 DEADLINE_S = 60.0
@@ -110,8 +109,8 @@ class _Pulse(liveness.Pulse):
         self.is_resting = False
 
 
-class InProcessStage(stages.Stage):
-    """The demonstration's stage, with the agent in this process and in a hurry."""
+class InProcessStage(agent_stage.Stage):
+    """The stage with the agent in this process."""
 
     server: apiserver.ApiServer
 
@@ -125,8 +124,7 @@ class InProcessStage(stages.Stage):
     ) -> None:
         super().__init__(
             "A30",
-            LAYOUTS,
-            latency=states.Latency(),
+            text=LAYOUTS,
             node_options=dataclasses.replace(QUICK, deploy_style=style),
             server=apiserver.ApiServer(),
         )
@@ -175,7 +173,7 @@ class InProcessStage(stages.Stage):
         for end in (kube.close, thread.join, stopped.set, served.stop):
             self._running.callback(end)
 
-    def stop_agent(self, signal_number: int = 0) -> int:
+    def stop_agent(self, *_signals: int) -> int:
         self._running.close()
         return 0
 
@@ -219,10 +217,6 @@ class InProcessStage(stages.Stage):
             )
 
         self.wait(is_at_rest, layout, timeout_s=DEADLINE_S)
-
-    def taken(self) -> list[str]:
-        """Return what is still taken on the node; nothing, if all is well."""
-        return journals.taken(self.node())
 
     def asked(self) -> list[Request]:
         """Return the agent's requests so far, without its watch, each with its number."""

@@ -14,7 +14,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from testkit import nvml_faults
 from tests.node import fakes, scenes
-from tests.stage import agent_stage, observed_agent
+from tests.stage import agent_stage
 
 LAYOUT = "all-balanced"
 RESET = model.RecoveryAction.GPU_RESET
@@ -220,27 +220,23 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
 
 
 @pytest.fixture
-def observed() -> Iterator[observed_agent.Observed]:
-    port = observed_agent.free_port()
-    options = ("--health-address", "127.0.0.1", "--health-port", str(port), "--watch-gpu-events")
-    with agent_stage.Stage("2xA30", *options) as stage:
-        yield observed_agent.Observed(stage, port)
+def stage() -> Iterator[agent_stage.ObservedStage]:
+    with agent_stage.ObservedStage("2xA30", "--watch-gpu-events") as stage:
+        yield stage
 
 
 def test_an_xid_starts_a_check_that_finds_the_recovery_action(
-    observed: observed_agent.Observed,
+    stage: agent_stage.ObservedStage,
 ) -> None:
-    stage = observed.stage
     state = nvml_faults.SharedState(stage.state_file)
     uuid = state.boards[1].uuid
-    stage.label("all-1g.6gb")
-    assert stage.wait_for_end("all-1g.6gb") is model.State.SUCCESS
+    stage.assert_ends("all-1g.6gb")
 
     def conditions() -> dict[str, str]:
         return {each["type"]: each["status"] for each in stage.node()["status"]["conditions"]}
 
     def is_listening() -> bool:
-        events = [line["event"] for line in observed.lines()]
+        events = [line["event"] for line in stage.lines()]
         return "run_finished" in events and events[-1] == "gpu_events_watched"
 
     stage.wait(is_listening, "the listener")
@@ -248,10 +244,10 @@ def test_an_xid_starts_a_check_that_finds_the_recovery_action(
     stage.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
 
     assert conditions()["MigReady"] == "True"
-    assert observed.series("xids_total") == {f"{uuid},79": 1}
-    assert observed.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
+    assert stage.series("xids_total") == {f"{uuid},79": 1}
+    assert stage.series("gpu_recovery_action") == {f"gpu-reset,1,{uuid}": 1}
 
     # Xid 154: the recovery action has changed.
     state.fail_gpu(1, xid=154)
     stage.wait(lambda: conditions()["GpuRecoveryNeeded"] == "False", "the recovery")
-    assert observed.series("gpu_recovery_action") == {}
+    assert stage.series("gpu_recovery_action") == {}

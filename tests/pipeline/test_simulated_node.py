@@ -1,14 +1,14 @@
 """The real agent on a node without GPUs: what it simulates the node offers to the scheduler."""
 
 import pathlib
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.node import objects
+from mig_manager.sandbox import machines
 from testkit import apiserver
+from tests import waiting
 from tests.stage import plain_node
 
 STARTUP = "example.com/mig-not-ready"
@@ -17,25 +17,22 @@ STARTUP = "example.com/mig-not-ready"
 @pytest.fixture
 def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
     with apiserver.serve() as server:
-        server.store.create(plain_node.NODE)
-        command = [
-            *(sys.executable, "-m", "mig_manager", "agent", "--node-name", "plain"),
+        found = plain_node.PlainNode(server)
+        agent = machines.Process(
+            *("agent", "--node-name", found.name),
             *("--kubeconfig", str(server.kubeconfig(tmp_path / "kubeconfig"))),
             *("--pod-resources-socket", str(tmp_path / "none.sock")),
             *("--simulate", "8xA100-SXM4-40GB", "--simulate-state", str(tmp_path / "gpus.json")),
             *("--advertise-simulated", "--poll-interval-s", "0.2"),
             *("--startup-taint", STARTUP),
-        ]
-        log = tmp_path / "agent.log"
-        with (
-            plain_node.running(command, log),
-            plain_node.PlainNode(server.url, log).watched() as found,
-        ):
-            yield found
+            log=tmp_path / "agent.log",
+        )
+        yield found
+        agent.end()
 
 
 def test_node_without_gpus_offers_simulated_devices(rig: plain_node.PlainNode) -> None:
-    rig.wait(lambda: rig.schedulable() == {"nvidia.com/gpu": "8"})
+    waiting.until(lambda: rig.schedulable() == {"nvidia.com/gpu": "8"})
 
     rig.label("all-1g.5gb")
 
@@ -55,20 +52,20 @@ def test_node_without_gpus_offers_simulated_devices(rig: plain_node.PlainNode) -
 def test_node_registered_again_is_published_again(rig: plain_node.PlainNode) -> None:
     rig.label("all-1g.5gb")
     assert rig.wait_for_end("all-1g.5gb") == "success"
-    rig.wait(lambda: condition(rig) == "LayoutVerified")
+    waiting.until(lambda: condition(rig) == "LayoutVerified")
     before, devices = rig.node()["metadata"], rig.schedulable()
 
-    rig.register_again(layout="all-1g.5gb", taint=STARTUP)
-    rig.wait(lambda: rig.node().get("metadata", before)["uid"] != before["uid"])
+    taint = {"key": STARTUP, "effect": "NoSchedule"}
+    rig.register(taint, **{well_known.CONFIG_LABEL: "all-1g.5gb"})
 
     assert rig.wait_for_end("all-1g.5gb") == "success"
-    rig.wait(lambda: condition(rig) == "LayoutVerified")
+    waiting.until(lambda: condition(rig) == "LayoutVerified")
     after = rig.node()
     assert rig.schedulable() == {name: n for name, n in devices.items() if n != "0"}
     assert not after["spec"].get("taints")
     assert after["metadata"]["labels"] == before["labels"]
     assert set(after["metadata"]["annotations"]) == set(before["annotations"])
-    assert "AlreadyApplied" in objects.annotations(after)[well_known.STATUS_ANNOTATION]
+    assert rig.status()["reason"] == "AlreadyApplied"
 
 
 def condition(rig: plain_node.PlainNode) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 
 from mig_manager.sandbox.driver import state_file
 from testkit import apiserver
+from tests import waiting
 from tests.cluster import clusters
 from tests.realnode import container, images, namespaces, rig
 from tests.shipped import dockerfile, overlays
@@ -34,13 +35,12 @@ def built() -> images.Images:
 def node(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
     """A cluster of one node in a network of its own, where the agent's port is free."""
     with namespaces.another_network(), apiserver.serve() as server:
-        server.store.create(plain_node.NODE)
+        found = plain_node.PlainNode(server)
         config = tmp_path / "config"
         config.mkdir()
         shutil.copy(clusters.ROOT / "profiles/mig-parted.yaml", config / "config.yaml")
         server.kubeconfig(config / "kubeconfig")
-        with plain_node.PlainNode(server.url, tmp_path / "log").watched() as found:
-            yield found
+        yield found
 
 
 @pytest.fixture
@@ -48,8 +48,7 @@ def agent(
     built: images.Images, node: plain_node.PlainNode, tmp_path: pathlib.Path
 ) -> Iterator[container.Container]:
     """A container with the image's own command, as the simulated overlay confines it."""
-    name = node.node()["metadata"]["name"]
-    environ = {"NODE_NAME": name, "KUBECONFIG": "/etc/mig-manager/kubeconfig"}
+    environ = {"NODE_NAME": node.name, "KUBECONFIG": "/etc/mig-manager/kubeconfig"}
     overlay = overlays.overlay("simulated")
     with built.mounted() as image, container.running(image, overlay, tmp_path, environ) as running:
         yield running
@@ -62,7 +61,7 @@ def test_what_the_image_adds_to_its_base_stays_small(built: images.Images) -> No
 def test_images_command_serves_a_layout_is_healthy_and_ends_cleanly(
     agent: container.Container, node: plain_node.PlainNode, tmp_path: pathlib.Path
 ) -> None:
-    node.wait(lambda: node.schedulable() == {"nvidia.com/gpu": "8"})
+    waiting.until(lambda: node.schedulable() == {"nvidia.com/gpu": "8"})
 
     node.label("all-1g.5gb")
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import objects, sandbox_node
+from mig_manager.sandbox.node import objects
 from testkit import nvml_faults
 from tests.shell import shell_node
-from tests.stage import observed_agent
+from tests.stage import agent_stage
 
 SPEC = "8xA100-SXM4-40GB"
 LOST = 3
@@ -205,31 +203,12 @@ def test_boot_restores_the_former_instances_of_a_lost_gpu(node: shell_node.Node)
 
 
 @pytest.fixture
-def observed() -> Iterator[observed_agent.Observed]:
-    port = observed_agent.free_port()
-    with stages.Stage(
-        SPEC,
-        LAYOUTS,
-        latency=states.Latency(),
-        agent_options=(
-            *("--health-address", "127.0.0.1", "--health-port", str(port)),
-            *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
-        ),
-        node_options=sandbox_node.NodeOptions(tick_s=0.1),
-    ) as stage:
-        observed = observed_agent.Observed(stage, port)
-        stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")
-        yield observed
+def stage() -> Iterator[agent_stage.ObservedStage]:
+    with agent_stage.ObservedStage(SPEC, text=LAYOUTS) as stage:
+        yield stage
 
 
-def reaches(stage: stages.Stage, layout: str, state: model.State) -> None:
-    """Request the layout, and wait for the end of the run."""
-    stage.label(layout)
-    stage.wait_for_end(layout)
-    assert stage.status()["state"] == state.value, stage.status()["message"]
-
-
-def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
+def event_reasons(stage: agent_stage.Stage) -> Mapping[str, str]:
     """Return the last message of the node's Events by reason."""
     return {
         str(each["reason"]): str(each["message"])
@@ -238,13 +217,13 @@ def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
 
 
 @pytest.mark.slow
-def test_agent_serves_the_others_and_a_returned_gpu(observed: observed_agent.Observed) -> None:
-    stage, state = observed.stage, nvml_faults.SharedState(observed.stage.state_file)
-    reaches(stage, "halves", model.State.SUCCESS)
+def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedStage) -> None:
+    state = nvml_faults.SharedState(stage.state_file)
+    stage.assert_ends("halves")
 
     # Lost at rest: the agent observes again, and then serves another layout without it.
     state.lose_gpu(LOST)
-    reaches(stage, "sevenths", model.State.SUCCESS)
+    stage.assert_ends("sevenths")
     uuid = state.boards[LOST].uuid
     assert of_others(state) == {(True, 7)}
     assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
@@ -253,23 +232,22 @@ def test_agent_serves_the_others_and_a_returned_gpu(observed: observed_agent.Obs
     inventory = json.loads(objects.annotations(stage.node())[well_known.GPUS_ANNOTATION])
     assert [gpu["index"] for gpu in inventory["unreachable"]] == [LOST]
     stage.wait(
-        lambda: observed.series("unreachable_gpu") == {f"{LOST},GpuLost,{uuid}": 1.0},
+        lambda: stage.series("unreachable_gpu") == {f"{LOST},GpuLost,{uuid}": 1.0},
         "the metric",
     )
     stage.wait(lambda: "GpuUnreachable" in event_reasons(stage), "the Event")
     assert uuid in event_reasons(stage)["GpuUnreachable"]
 
     # A layout that names it fails, before anything is touched.
-    reaches(stage, "names-it", model.State.FAILED)
-    assert stage.status()["reason"] == "GpuUnreachable"
+    assert stage.failure("names-it")["reason"] == "GpuUnreachable"
     assert of_others(state) == {(True, 7)}
 
-    reaches(stage, "sevenths", model.State.SUCCESS)
+    stage.assert_ends("sevenths")
 
     # Back from the shop, without MIG mode: the layout is applied to it.
     state.return_gpu(LOST, keeps_mode=False)
     stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "the GPU's devices")
     stage.wait(lambda: "unreachableGpus" not in stage.status(), "a status without it")
-    stage.wait(lambda: observed.series("unreachable_gpu") == {}, "no metric")
+    stage.wait(lambda: stage.series("unreachable_gpu") == {}, "no metric")
     stage.wait(lambda: stage.status()["state"] == "success", "the end")
     assert shapes(state)[LOST] == (True, 7)

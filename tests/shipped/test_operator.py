@@ -6,19 +6,18 @@ import os
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 import yaml
 
 import mig_manager
 from mig_manager.core.layout import config
-from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
-from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import operator_pod, programs
+from tests import operator_pod, programs, waiting
 from tests.cluster import clusters
 from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Object, kustomize, overlay
 from tests.shipped.unit_files import agent_settings
@@ -33,8 +32,19 @@ def alone(
 ) -> Iterator[tuple[apiserver.ApiServer, str]]:
     """A cluster of one node without GPUs in which the agent has these rights and no more."""
     with apiserver.serve(apiserver.ApiServer(authorizer=rights.authorize)) as server:
-        server.store.create(plain_node.NODE)
         yield server, str(server.kubeconfig(folder / "kubeconfig", token=clusters.AGENT_TOKEN))
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: pathlib.Path, environ: Mapping[str, str]) -> Iterator[None]:
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(  # noqa: S603 - our own program and our own arguments
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environ
+        ) as agent,
+    ):
+        yield
+        agent.terminate()
 
 
 def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib.Path) -> None:
@@ -50,8 +60,8 @@ def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib
             "MIG_MANAGER_HEALTH_PORT": "0",
         }
         log = tmp_path / "agent.log"
-        watched = plain_node.PlainNode(server.url, log).watched()
-        with plain_node.running(command, log, environ), watched as node:
+        node = plain_node.PlainNode(server)
+        with running(command, log, environ):
             node.label(LAYOUT)
 
             assert node.wait_for_end(LAYOUT) == "success"
@@ -177,13 +187,15 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
         }
         log = tmp_path / "agent.log"
         command = ["/bin/sh", "-c", OPERATOR_ENTRYPOINT]
-        watched = plain_node.PlainNode(server.url, log).watched()
-        with plain_node.running(command, log, environ), watched as node:
+        node = plain_node.PlainNode(server)
+        with running(command, log, environ):
             node.label("all-1g.6gb")
 
             assert node.wait_for_end("all-1g.6gb") == "success"
-            status = json.loads(objects.annotations(node.node())[well_known.STATUS_ANNOTATION])
-            node.wait(lambda: bool(server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)))
+            status = node.status()
+            waiting.until(
+                lambda: bool(server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE))
+            )
     is_default = variable == "DEFAULT_CONFIG_FILE"
     assert (status["origin"] == "generated for NVIDIA A30") is is_default
     (written,) = server.objects(resources.CONFIG_MAPS, operator_pod.NAMESPACE)

@@ -1,8 +1,14 @@
 """The real agent process on a sandbox node: real HTTP, real gRPC, and pynvml or a real library."""
 
 import contextlib
+import http.client
+import json
 import pathlib
+import socket
+from collections.abc import Mapping
 from typing import Any
+
+from prometheus_client import parser
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
@@ -10,17 +16,19 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
-from testkit import apiserver
+from mig_manager.sandbox.node import cluster_view, sandbox_node
 from tests.sandbox import library
 from tests.stage import journals
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
+PATIENT = ("--retry-initial-s", "600", "--retry-max-s", "600")
+"""For tests that look at the end of an attempt, which the next one would write over."""
 QUICK = sandbox_node.NodeOptions(
     tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
 )
 """Each thing still takes a moment of its own, only a shorter one than people like to watch."""
+NODE_PATH = f"/api/v1/nodes/{stages.NODE_NAME}"
 
 
 class Stage(stages.Stage):
@@ -31,10 +39,10 @@ class Stage(stages.Stage):
         agent_options: Further options of the agent.
         text: The layout file; None: the packaged one and what stories need.
         node_options: How the node behaves.
-        server: The API server; None: a plain one.
         has_library: Whether the agent has the library of a real driver, so that it may change
             the host; without it the agent simulates GPUs.
         stderr: A descriptor for the agent's output; None: a file takes it.
+        api_server: The ``server`` or the ``credentials`` of the demo's stage, if not its own.
     """
 
     def __init__(
@@ -43,9 +51,9 @@ class Stage(stages.Stage):
         *agent_options: str,
         text: str | None = None,
         node_options: sandbox_node.NodeOptions = QUICK,
-        server: apiserver.ApiServer | None = None,
         has_library: bool = False,
         stderr: int | None = None,
+        **api_server: Any,
     ) -> None:
         super().__init__(
             spec,
@@ -53,7 +61,7 @@ class Stage(stages.Stage):
             latency=states.Latency(),
             agent_options=(*IMPATIENT, *agent_options),
             node_options=node_options,
-            server=server,
+            **api_server,
         )
         self._has_library = has_library
         self._stderr = stderr
@@ -84,7 +92,12 @@ class Stage(stages.Stage):
         self._driver.close()
         return status
 
-    def patch(self, *, annotations: dict[str, Any] | None = None, **labels: str | None) -> None:
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what the agent has logged."""
+        text = self.agent_log.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def patch(self, *, annotations: Mapping[str, Any] | None = None, **labels: str | None) -> None:
         """Write labels and annotations of the node in one patch."""
         named = {LABELS[name]: value for name, value in labels.items()}
         change = {"metadata": {"labels": named, "annotations": annotations or {}}}
@@ -93,16 +106,55 @@ class Stage(stages.Stage):
     def assert_ends(self, layout: str, state: model.State = model.State.SUCCESS) -> None:
         """Request a layout, and wait for its end."""
         self.label(layout)
-        assert self.wait_for_end(layout) is state
+        assert self.wait_for_end(layout) is state, self.status()
+
+    def failure(self, layout: str) -> Mapping[str, Any]:
+        """Request a layout that must fail; return the status when it has."""
+        self.assert_ends(layout, model.State.FAILED)
+        return self.status()
+
+    def taken(self, *, is_stopped: bool = False) -> list[str]:
+        """Return what is still taken on the node; nothing, if all is well."""
+        return journals.taken(self.api.get(NODE_PATH), is_stopped=is_stopped)
 
     def assert_nothing_taken(self, *, is_stopped: bool = False) -> None:
         """Check that the agent has restored what it takes for a change."""
-        node = self.node()
-        assert not (node["spec"] or {}).get("unschedulable")
-        assert not (node["spec"] or {}).get("taints")
-        assert well_known.PAUSED_VALUE not in objects.labels(node).values()
-        journal = objects.annotations(node).get(well_known.JOURNAL_ANNOTATION)
-        assert journals.lists_nothing(journal, is_stopped=is_stopped)
+        assert self.taken(is_stopped=is_stopped) == []
+
+
+class ObservedStage(Stage):
+    """The same with an agent that serves health and metrics."""
+
+    def __init__(self, spec: str, *agent_options: str, **how: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._port: int = server.getsockname()[1]
+        served = ("--health-address", "127.0.0.1", "--health-port", str(self._port))
+        super().__init__(spec, *served, *agent_options, **how)
+
+    def start_agent(self) -> None:
+        super().start_agent()
+        self.wait(lambda: self.ask("/readyz")[0] == http.HTTPStatus.OK, "a ready agent")
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Return status and text; 0 while the port is closed."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", path)
+            except ConnectionRefusedError:
+                return 0, ""
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def series(self, name: str) -> dict[str, float]:
+        """Return the values of one metric by its labels' values."""
+        _, text = self.ask("/metrics")
+        return {
+            ",".join(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in parser.text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == f"mig_manager_{name}"
+        }
 
 
 LABELS = {"config": well_known.CONFIG_LABEL, "partitioning": well_known.PARTITIONING_LABEL}

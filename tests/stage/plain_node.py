@@ -1,41 +1,35 @@
-"""A cluster of one node that has neither GPUs nor a device plugin, for agents that simulate."""
+"""A node without GPUs and device plugin on the embedded API server, for agents that simulate."""
 
-import contextlib
 import json
-import pathlib
-import subprocess
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from mig_manager.core.node import well_known
-from mig_manager.sandbox.node import cluster_view, objects
-
-NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "plain"}}
-POLL_S = 0.5
-TIMEOUT_S = 60.0
+from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.node import objects
+from testkit import apiserver
+from tests import waiting
 
 
 class PlainNode:
-    """A cluster with the one node ``plain``."""
+    """The only node of a server."""
 
-    def __init__(self, url: str, log: pathlib.Path) -> None:
-        self._cluster = cluster_view.ClusterView(url)
-        self._log = log
-        self._changed = threading.Event()
+    name = "plain"
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator["PlainNode"]:
-        """Follow what happens for as long as the body runs."""
-        with self._cluster:
-            stop = self._cluster.listen(lambda _kind, _obj: self._changed.set())
-            yield self
-            stop()
+    def __init__(self, server: apiserver.ApiServer) -> None:
+        self._server = server
+        self.register()
+
+    def register(self, *taints: Mapping[str, str], **labels: str) -> None:
+        """Create the Node; one that is there is deleted, as by ``kubectl delete node``."""
+        if self._server.objects(resources.NODES):
+            self._server.delete(resources.NODES, self.name)
+        metadata = {"name": self.name, "labels": labels}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+        self._server.create(node | {"spec": {"taints": [*taints]}})
 
     def node(self) -> dict[str, Any]:
-        return dict(self._cluster.node("plain") or {})
+        return self._server.get(resources.NODES, self.name)
 
     def schedulable(self) -> dict[str, str]:
         """Return the devices that pods can be scheduled on."""
@@ -43,56 +37,23 @@ class PlainNode:
         assert status.get("capacity") == status.get("allocatable")
         return dict(status.get("capacity") or {})
 
-    def label(self, layout: str) -> None:
-        change = {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
-        self._cluster.patch(cluster_view.Kind.NODE, self.node(), change)
+    def status(self) -> Mapping[str, Any]:
+        text = objects.annotations(self.node()).get(well_known.STATUS_ANNOTATION, "{}")
+        found: Mapping[str, Any] = json.loads(text)
+        return found
 
-    def register_again(self, *, layout: str, taint: str) -> None:
-        """Delete the Node and create it again, as ``kubectl delete node`` and kubelet do."""
-        labels = {well_known.CONFIG_LABEL: layout}
-        taints = [{"key": taint, "effect": "NoSchedule"}]
-        self._cluster.delete(cluster_view.Kind.NODE, self.node())
-        self._cluster.create(
-            cluster_view.Kind.NODE,
-            {**NODE, "metadata": {"name": "plain", "labels": labels}, "spec": {"taints": taints}},
-        )
+    def label(self, layout: str) -> None:
+        def change(node: dict[str, Any]) -> None:
+            node["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
+
+        self._server.modify(resources.NODES, self.name, change)
 
     def wait_for_end(self, layout: str) -> str:
         """Return the state in which the run for a layout ended."""
 
         def has_ended() -> bool:
-            text = objects.annotations(self.node()).get(well_known.STATUS_ANNOTATION, "{}")
-            status = json.loads(text)
+            status = self.status()
             return status.get("config") == layout and "finishedAt" in status
 
-        self.wait(has_ended)
+        waiting.until(has_ended, f"the end of the run for {layout}")
         return objects.labels(self.node())[well_known.STATE_LABEL]
-
-    def wait(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition on the node holds."""
-        for _ in range(int(TIMEOUT_S / POLL_S)):
-            self._changed.clear()
-            if holds():
-                return
-            self._changed.wait(POLL_S)
-        pytest.fail(f"waited in vain; the agent's log: {self._log.read_text()[-2000:]}")
-
-
-@contextlib.contextmanager
-def running(
-    command: list[str], log: pathlib.Path, environ: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    with (
-        log.open("wb") as stream,
-        subprocess.Popen(  # noqa: S603 - our own program and our own arguments
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=environ,
-        ) as agent,
-    ):
-        try:
-            yield agent
-        finally:
-            agent.terminate()
