@@ -127,6 +127,8 @@ def _price_s(step: steps.Step, latency: states.Latency) -> float:
             return latency.create_gpu_instance_s
         case steps.CreateComputeInstance():
             return latency.create_compute_instance_s
+        case steps.Reset():
+            return 0.0  # no layout needs one
         case steps.SetMode():
             return latency.mode_with_reset_s if step.needs_reset else latency.mode_without_reset_s
 

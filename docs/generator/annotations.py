@@ -156,6 +156,16 @@ class VerifiedRequest(TypedDict):
     gpus: str  # fingerprint of the instances
 
 
+class Repair(TypedDict):
+    """The attempts to repair a GPU by a reset."""
+
+    gpu: str  # its UUID
+    attempts: int
+    next: int  # Unix time before which no other attempt begins
+    open: bool  # whether an attempt is under way
+    problem: str  # why the last one failed; empty: it did not
+
+
 class RequestAnnotation(TypedDict):
     """Value of the annotation 'mig-manager.io/request': what decides whether a run may evict."""
 
@@ -168,6 +178,7 @@ class RequestAnnotation(TypedDict):
     rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
     rebootedFrom: NotRequired[str]  # the boot in which it was asked to
     awaited: NotRequired[list[str]]  # deploy labels of deleted device plugins and DRA drivers
+    repairs: NotRequired[list[Repair]]  # the agent's own requests to reset GPUs
 
 
 class PluginConfigChange(TypedDict):

@@ -21,6 +21,8 @@ class Action(enum.Enum):
     REST = "rest"
     HEAL = "heal"
     """Run the pipeline without evicting a pod."""
+    REPAIR = "repair"
+    """Run the pipeline to reset GPUs with a fault; other GPUs stay as they are."""
     RUN = "run"
 
 

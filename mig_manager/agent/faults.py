@@ -48,15 +48,17 @@ class FaultReport:
             self._publish_xids()
         return is_loss
 
-    def publish(self, gpus: model.ObservedGpus) -> None:
+    def publish(self, gpus: model.ObservedGpus, note: str = "") -> None:
         """Publish the faults of observed GPUs; do nothing for an empty observation.
+
+        ``note`` is as in ``gpu_recovery.condition``.
 
         Raises:
             ClusterError: The API refused or does not answer; the next call tries again.
         """
         if not self.is_on or not (gpus or gpus.unreachable):
             return
-        condition = gpu_recovery.condition(gpus)
+        condition = gpu_recovery.condition(gpus, note)
         self._deps.node.set_condition(condition)
         self._publish_xids()
         faulty = [gpu for gpu in (*gpus, *gpus.unreachable) if gpu_recovery.fault(gpu)]

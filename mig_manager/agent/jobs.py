@@ -23,11 +23,16 @@ class Request:
     attempt: int = 1
     last_gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs as last observed; empty before the first observation."""
+    repairs: frozenset[str] = frozenset()
+    """UUIDs of the GPUs to repair in this attempt."""
 
     @property
     def is_on_demand(self) -> bool:
-        """Whether this is a custom layout on a node with on-demand partitioning."""
-        return self.custom is not None and self.custom.is_on_demand
+        """Whether pods stay: a custom layout on a node with on-demand partitioning.
+
+        A repair has the right to evict from the owner's setting, not from the layout's origin.
+        """
+        return self.custom is not None and self.custom.is_on_demand and not self.repairs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Job(Shared):
             journal=self.journal,
             clock=self.deps.clock,
             refresh_files=self.deps.refresh_files,
-            reset=self.deps.reset.reset if self.deps.reset else None,
+            reset=self.deps.reset,
             idle_wait=idle_wait,
         )
 

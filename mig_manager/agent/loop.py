@@ -200,5 +200,5 @@ class Agent:
                 return
             case drift.Action.HEAL:
                 self._serve(request, may_evict=False)
-            case drift.Action.RUN:
+            case drift.Action.RUN | drift.Action.REPAIR:
                 self._serve(request)

@@ -192,6 +192,9 @@ class Metrics(ports.Telemetry):
     def xid_reported(self, uuid: str, xid: int) -> None:
         self._faults.count_xid(uuid, xid)
 
+    def repair_ended(self, *, is_good: bool) -> None:
+        self._faults.count_repair(is_good=is_good)
+
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         result = "ok" if is_good else "error"
         self._operation_s.labels(operation=name, result=result).observe(seconds)
@@ -228,6 +231,9 @@ class _FaultMetrics:
         counter: Callable[..., prometheus_client.Counter],
     ) -> None:
         self._xids = counter("xids", "Critical errors (Xid) of the GPUs.", ("uuid", "xid"))
+        self._repairs = counter(
+            "gpu_repairs", "Resets of GPUs with a fault, with all around them.", ("result",)
+        )
         self._unreachable = gauge(
             "unreachable_gpu",
             "1 for each GPU that the driver counts but that could not be observed.",
@@ -241,6 +247,9 @@ class _FaultMetrics:
 
     def count_xid(self, uuid: str, xid: int) -> None:
         self._xids.labels(uuid=uuid, xid=str(xid)).inc()
+
+    def count_repair(self, *, is_good: bool) -> None:
+        self._repairs.labels(result="success" if is_good else "failure").inc()
 
     def set_gpus(self, gpus: model.ObservedGpus) -> None:
         lost: dict[tuple[str, ...], int] = {

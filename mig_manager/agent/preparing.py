@@ -64,11 +64,13 @@ def plan_change(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool)
     selected = resolving.select(resolved, gpus)
     others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in selected)
     restoring = others if others and recovery.is_possible(job.deps, gpus, others) else ()
+    resolved = resolved.with_snapshots(gpus)
+    plan = resolved.plan(gpus, restoring=restoring)
     return Change(
         resolved=resolved,
-        may_evict=may_evict,
+        may_evict=may_evict or any(gpu_plan.is_repair for gpu_plan in plan.gpus),
         gpus=gpus,
-        plan=resolved.plan(gpus, restoring=restoring),
+        plan=plan,
         restoring=restoring,
         extra_clients=extra_clients,
         services=services,

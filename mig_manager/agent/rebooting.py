@@ -23,7 +23,7 @@ def may_help(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bool
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = job.limits.policy.drain is not policies.Drain.NONE
-    if was_rebooted or job.deps.reboot is None or not drains:
+    if was_rebooted or job.deps.reboot is None or not drains or job.request.repairs:
         return False
     if isinstance(error, errors.HostError):
         return error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE

@@ -19,6 +19,7 @@ from mig_manager.agent import (
     outcomes,
     publish,
     recovery,
+    repairing,
     resting,
     run,
     served_layouts,
@@ -29,7 +30,7 @@ from mig_manager.change import local
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import journals, requests
+from mig_manager.core.records import gpu_repair, journals, requests
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -134,7 +135,19 @@ class Reconciler:
             may_evict=may_evict,
             attempt=attempt,
             last_gpus=self.capacity.gpus,
+            repairs=gpu_repair.open_gpus(self._record.repairs),
         )
+        outcome = self._run(request, cancel, retry_after_s=retry_after_s)
+        if request.repairs and outcome.state is model.State.FAILED:
+            # The repair failed: this run publishes what became of the layout.
+            request = dataclasses.replace(request, repairs=frozenset())
+            outcome = self._run(request, cancel, retry_after_s=retry_after_s)
+        return outcome
+
+    def _run(
+        self, request: jobs.Request, cancel: ports.Cancellation, *, retry_after_s: float
+    ) -> outcomes.Outcome:
+        """Run the pipeline once, and publish the outcome; not that of a failed repair."""
         journal, self._journal = self._journal, journals.NONE
         with self._attempt(request, journal, cancel, retry_after_s=retry_after_s) as job:
             try:
@@ -147,19 +160,28 @@ class Reconciler:
                     job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))
                 self._keep_remaining(job.journal.entries)
                 raise
+            is_success = outcome.state is model.State.SUCCESS
+            if request.repairs:
+                repairing.end(job, outcome)
+                if not is_success:
+                    self._shared.publisher.annotate(publish.of_record(job.journal.record))
+                    job.journal.abandon()
+                    self._keep_remaining(job.journal.entries)
+                    return outcome
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
             fitting = self._layouts.fitting(job.status.gpus)
             annotations = self._layouts.annotations(fitting)
             if not outcome.should_retry:
                 annotations |= self.capacity.annotations(job.status.gpus)
+            outcome = repairing.with_problems(outcome, job.journal.record)
             job.journal.finish(outcome, annotations)
             self._keep_remaining(job.journal.entries)
-            if outcome.state is model.State.SUCCESS:
+            if is_success:
                 _save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         if not self.faults.publish_failure(outcome.reason, outcome.message):
-            self.faults.publish(job.status.gpus)
+            self._publish_faults(job.status.gpus, is_active=is_success)
         return outcome
 
     def check_drift(
@@ -178,12 +200,25 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
+            repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
-                self.faults.publish(observation.gpus)
+                is_active = observation.plan is not None and observation.plan.is_empty
+                repair = self._publish_faults(observation.gpus, is_active=is_active)
             action, self._drift = drift.act(
                 job, self._drift, outcome, observation, self._watched_node
             )
+            if action is drift.Action.REST and repair.gpus:
+                record = repairing.begin(self._shared, job.journal.record, repair)
+                job.journal.record = record
+                return drift.Action.REPAIR
             return action
+
+    def _publish_faults(self, gpus: model.ObservedGpus, *, is_active: bool) -> repairing.Decision:
+        """Publish the faults of GPUs; return which of them to repair now."""
+        record = self._record or requests.NONE
+        decision = repairing.decide(self._shared, record, gpus, is_active=is_active)
+        self.faults.publish(gpus, decision.note)
+        return decision
 
     def rest(self) -> bool:
         """Restore a node without a request; call between runs.
@@ -199,8 +234,10 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         # The next layout is always a new request.
-        awaited = self._record.awaited if self._record else frozenset()
-        self._record = dataclasses.replace(requests.NONE, awaited=awaited)
+        before = self._record or requests.NONE
+        self._record = dataclasses.replace(
+            requests.NONE, awaited=before.awaited, repairs=gpu_repair.ended(before.repairs)
+        )
         self._shared.publisher.save_on_host(self._record)
         if not self._journal.is_empty:
             self._undo(self._journal)
@@ -212,7 +249,7 @@ class Reconciler:
         if self._deps.slots is not None:
             self._deps.slots.release()
         must_retry = resting.publish_gpus(self._shared, self._layouts, self.capacity, view)
-        self.faults.publish(self.capacity.gpus)
+        self._publish_faults(self.capacity.gpus, is_active=False)
         return must_retry or not self._journal.is_empty
 
     def check_faults(self) -> None:
@@ -231,7 +268,7 @@ class Reconciler:
             self.faults.publish_failure(error.reason, error.message)
             return
         self.capacity.note_gpus(gpus)
-        self.faults.publish(gpus)
+        self._publish_faults(gpus, is_active=False)
 
     def stop(self) -> None:
         """Reopen a node that is closed until the next attempt; call when the agent stops.

@@ -27,6 +27,15 @@ class Resolved:
     was_rebooted: bool = False  # whether the machine was rebooted for it
     observed: model.ObservedGpus | None = None
     """The GPUs, if the layout was generated from them just now."""
+    repairs: frozenset[str] = frozenset()  # UUIDs of the GPUs to repair
+    before_repair: tuple[model.GpuSnapshot, ...] = ()
+    """Those GPUs as they were, also before an interrupted attempt."""
+
+    def with_snapshots(self, gpus: model.ObservedGpus) -> "Resolved":
+        """Return it with the GPUs to repair as they are now, unless it knows them already."""
+        unknown = self.repairs - {gpu.uuid for gpu in self.before_repair}
+        now = (gpu.snapshot for gpu in gpus if gpu.uuid in unknown)
+        return dataclasses.replace(self, before_repair=(*self.before_repair, *now))
 
     def plan(
         self,
@@ -35,7 +44,7 @@ class Resolved:
         restoring: tuple[model.GpuSnapshot, ...] = (),
         busy: frozenset[str] = frozenset(),
     ) -> steps.Plan:
-        """Plan the layout.
+        """Plan the layout; as long as GPUs are to be repaired, their repair alone.
 
         ``restoring`` has the instances of GPUs outside the layout from before an interrupted
         change. Devices with ``busy`` UUIDs are destroyed last.
@@ -43,6 +52,9 @@ class Resolved:
         Raises:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
         """
+        repair = planner.repair(gpus, self.with_snapshots(gpus).before_repair)
+        if not repair.is_empty:
+            return repair
         with layouts.located(self.layout, gpus):
             plan = planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy)
             return planner.combined(plan, planner.restore(gpus, restoring))
@@ -79,7 +91,13 @@ def resolve(job: jobs.Job) -> Resolved:
     job.status.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
-    return dataclasses.replace(resolved, was_rebooted=was_rebooted)
+    before = job.journal.entries.snapshot
+    return dataclasses.replace(
+        resolved,
+        was_rebooted=was_rebooted,
+        repairs=request.repairs,
+        before_repair=tuple(gpu for gpu in before if gpu.uuid in request.repairs),
+    )
 
 
 def _resolve_named(job: jobs.Job) -> Resolved:

@@ -31,6 +31,8 @@ class Repair(enum.Enum):
     OFF = "off"
     REPORT = "report"
     """Publish the condition ``GpuRecoveryNeeded`` and Events."""
+    RESET = "reset"
+    """Also reset a GPU that needs it, after evicting its pods, and restore its layout."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class Limits:
         "restore the layout after another program changed it", name="heal-drift"
     )
     repair: Repair = options.choice(
-        "report GPUs with a fault as the Node condition GpuRecoveryNeeded and as Events, or off",
+        "GPUs with a fault: report them on the Node, also reset them if that helps, or off",
         metavar="HOW",
         default=Repair.REPORT,
     )

@@ -175,8 +175,9 @@ def _points_of(plan: steps.Plan) -> Iterator[host_files.Point]:
 
 
 def _to_mode(gpu: steps.GpuPlan) -> steps.GpuPlan:
-    """Cut a GPU's steps after the change of its mode."""
-    last = next(i for i, step in enumerate(gpu.steps) if isinstance(step, steps.SetMode))
+    """Cut a GPU's steps after the change of its mode, or its reset."""
+    idle = steps.SetMode | steps.Reset
+    last = next(i for i, step in enumerate(gpu.steps) if isinstance(step, idle))
     if last + 1 == len(gpu.steps):
         return gpu
     return dataclasses.replace(gpu, steps=gpu.steps[: last + 1], target=(), is_provisional=True)

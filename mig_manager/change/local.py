@@ -114,7 +114,7 @@ def new_transaction(
         journal=journal,
         clock=deps.clock,
         refresh_files=deps.refresh_files,
-        reset=deps.reset.reset if deps.reset and deps.may_reset else None,
+        reset=deps.reset if deps.may_reset else None,
         idle_wait=new_wait(deps, deps.idle_timeout_s, check=check),
     )
 

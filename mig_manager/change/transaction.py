@@ -9,7 +9,7 @@ programs.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import structlog
@@ -24,8 +24,6 @@ _log = structlog.get_logger()
 
 Observed = model.ObservedGpus
 Snapshots = tuple[model.GpuSnapshot, ...]
-Reset = Callable[[Sequence[model.Gpu], Callable[[tuple[str, ...]], object]], None]
-"""As ``ports.GpuReset.reset``."""
 Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
@@ -85,8 +83,8 @@ class Transaction:
     clock: timing.Clock
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
-    reset: Reset | None = None
-    """Resets GPUs with a pending mode; None: the mode stays pending."""
+    reset: ports.GpuReset | None = None
+    """Resets GPUs with a pending mode; None: the mode stays pending, and no GPU is repaired."""
     idle_wait: timing.Wait | None = None
     """For processes that use instances to be destroyed; None: one attempt."""
     may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot
@@ -196,7 +194,7 @@ class Transaction:
             self.journal.note(stale_files=False)
 
     def execute(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
-        """Execute a plan, and reset its GPUs with a pending mode.
+        """Execute a plan, and reset its GPUs with a pending mode, or to be repaired.
 
         A mode that the driver reports as in use is pending as well: ``nvidia-persistenced`` and
         the kernel's persistence mode keep an Ampere GPU open. They close it only for a reset by
@@ -206,11 +204,17 @@ class Transaction:
         Returns:
             The GPUs afterwards, and whether the rest of the plan remains after a reset.
         """
+        repairs = frozenset(gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair)
         try:
-            return observed.updated(self.gpus.execute(plan, observed)), False
+            after = observed.updated(self.gpus.execute(plan, observed))
+            return (self._repair(repairs), True) if repairs else (after, False)
         except errors.GpuInUseError:
             raise
         except errors.HardwareError as error:
+            if repairs and error.reason is not errors.Reason.IN_USE:
+                # The reset removes the instances that the fault kept the driver from destroying.
+                _log.warning("reset_with_instances", error=error.message)
+                return self._repair(repairs), True
             if self.may_stay_pending and error.reason.is_mode_pending:
                 changed = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus)
                 return observed.updated(self.gpus.observe().only(changed)), False
@@ -227,13 +231,22 @@ class Transaction:
             _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
             try:
                 if pending:
-                    self.reset(pending, lambda uuids: self.journal.announce(persistent_gpus=uuids))
+                    self.reset.reset(pending, self._note_persistence_off)
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
                 error.add(f"the reset failed as well: {refused.message}")
                 raise error from refused
             return self.gpus.observe(), True
+
+    def _repair(self, uuids: frozenset[str]) -> Observed:
+        faulty = self.gpus.observe().only(uuids)
+        if self.reset is not None and faulty:
+            self.reset.reset(faulty, self._note_persistence_off, is_repair=True)
+        return self.gpus.observe()
+
+    def _note_persistence_off(self, uuids: tuple[str, ...]) -> None:
+        self.journal.announce(persistent_gpus=uuids)
 
 
 @dataclasses.dataclass(slots=True)
@@ -256,6 +269,11 @@ class _Rounds:
             rest = replan(after)
             if rest.is_empty:
                 return after
+            if was_reset and any(gpu_plan.is_repair for gpu_plan in rest.gpus):
+                raise errors.HardwareError(
+                    "the GPU still needs a reset, although it was reset",
+                    reason=errors.Reason.GPU_NEEDS_RESET,
+                )
             is_more_known = plan.is_provisional and not rest.is_provisional
             is_staged = len(self.executed) == 1 and plan is not first
             is_last = len(self.executed) == _MAX_ROUNDS

@@ -256,6 +256,11 @@ class Gpu:
         return self.recovery_action not in (None, RecoveryAction.NONE)
 
     @property
+    def awaits_reset(self) -> bool:
+        """Whether the driver requests a reset, without which no new work runs on the GPU."""
+        return self.recovery_action is RecoveryAction.GPU_RESET
+
+    @property
     def has_pending_mode(self) -> bool:
         """Whether a change of MIG mode is pending."""
         return self.pending_mode is not None and self.pending_mode is not self.current_mode

@@ -252,12 +252,18 @@ class JournalStore(Protocol):
 
 
 class GpuReset(Protocol):
-    """Resets GPUs with a pending MIG mode."""
+    """Resets GPUs with a pending MIG mode, or with a fault."""
 
     def reset(
-        self, gpus: Sequence[model.Gpu], note_persistence_off: Callable[[tuple[str, ...]], object]
+        self,
+        gpus: Sequence[model.Gpu],
+        note_persistence_off: Callable[[tuple[str, ...]], object],
+        *,
+        is_repair: bool = False,
     ) -> None:
         """Reset exactly these GPUs, and wait until it is done.
+
+        Without ``is_repair``, a GPU without a pending mode or with instances is refused.
 
         ``note_persistence_off`` is called with the UUIDs of GPUs before their persistence mode is
         switched off, and with none once it is on again.
@@ -381,6 +387,9 @@ class Telemetry:
 
     def xid_reported(self, uuid: str, xid: int) -> None:
         """The driver reported a critical error of a GPU."""
+
+    def repair_ended(self, *, is_good: bool) -> None:
+        """The repair of a GPU ended."""
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         """All GPUs were observed, or a plan was executed."""

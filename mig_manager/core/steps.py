@@ -60,6 +60,13 @@ class SetMode:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """Reset the GPU, which removes its instances; the transaction does it after other steps."""
+
+    gpu_uuid: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateGpuInstance:
     """Create a GPU instance at a placement, unless it exists."""
 
@@ -83,6 +90,7 @@ Step = (
     DestroyComputeInstance
     | DestroyGpuInstance
     | SetMode
+    | Reset
     | CreateGpuInstance
     | CreateComputeInstance
 )
@@ -102,8 +110,13 @@ class GpuPlan:
 
     @property
     def changes_mode(self) -> bool:
-        """Whether MIG mode changes, which requires an idle GPU."""
-        return any(isinstance(step, SetMode) for step in self.steps)
+        """Whether MIG mode changes or a repair resets the GPU, which requires an idle GPU."""
+        return self.is_repair or any(isinstance(step, SetMode) for step in self.steps)
+
+    @property
+    def is_repair(self) -> bool:
+        """Whether the GPU is reset because it has a fault."""
+        return any(isinstance(step, Reset) for step in self.steps)
 
     @property
     def needs_reset(self) -> bool:
@@ -159,6 +172,8 @@ def describe(step: Step) -> str:
         case SetMode():
             how = ", which resets the GPU" if step.needs_reset else ""
             return f"switch MIG mode to {step.mode.value}{how}"
+        case Reset():
+            return "reset the GPU"
         case CreateGpuInstance():
             return f"create GPU instance {step.profile} at {step.placement}"
         case CreateComputeInstance():
@@ -301,6 +316,7 @@ ACTIONS = {
     DestroyComputeInstance: "destroy_compute_instance",
     DestroyGpuInstance: "destroy_gpu_instance",
     SetMode: "set_mode",
+    Reset: "reset_gpu",
     CreateGpuInstance: "create_gpu_instance",
     CreateComputeInstance: "create_compute_instance",
 }

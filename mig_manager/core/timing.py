@@ -24,6 +24,9 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Return seconds from some fixed point, for deadlines."""
 
+    def unix_s(self) -> float:
+        """Return the wall-clock time in seconds since 1970, for pauses that outlast a process."""
+
     def wait(self, seconds: float) -> None:
         """Sleep without interruption."""
 

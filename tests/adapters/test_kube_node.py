@@ -105,6 +105,7 @@ def test_a_read_returns_the_node_view(rig: Rig) -> None:
         annotations={"a": "b"},
         is_unschedulable=True,
         taint_keys=frozenset({"dedicated"}),
+        closing_taints=frozenset({"dedicated"}),
         allocatable={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb": 7},
     )
 

@@ -38,6 +38,7 @@ class FakeNode(_Port):
             is_unschedulable=rig.is_unschedulable,
             taint_keys=frozenset({well_known.HOLD_TAINT} if rig.has_hold_taint else ())
             | rig.taints,
+            closing_taints=frozenset(rig.taints),
             # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
             allocatable=rig.phantoms
             | {
@@ -320,8 +321,13 @@ class FakeHost(_Port):
         self._rig.without_persistence -= {gpu.uuid for gpu in gpus}
 
     def reset(
-        self, gpus: Sequence[model.Gpu], note_persistence_off: Callable[[tuple[str, ...]], object]
+        self,
+        gpus: Sequence[model.Gpu],
+        note_persistence_off: Callable[[tuple[str, ...]], object],
+        *,
+        is_repair: bool = False,
     ) -> None:
+        assert is_repair or not any(gpu.gpu_instances for gpu in gpus)
         if self._rig.has_persistence:
             note_persistence_off(tuple(gpu.uuid for gpu in gpus))
             self._rig.without_persistence |= {gpu.uuid for gpu in gpus}
@@ -333,7 +339,12 @@ class FakeHost(_Port):
         chosen = {gpu.uuid for gpu in gpus}
         assert not self._rig.reset_only or chosen == self._rig.reset_only
         self._rig.gpus = tuple(
-            dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
+            dataclasses.replace(
+                gpu,
+                current_mode=gpu.pending_mode,
+                gpu_instances=(),
+                recovery_action=self._rig.after_reset if gpu.awaits_reset else gpu.recovery_action,
+            )
             if gpu.uuid in chosen
             else gpu
             for gpu in self._rig.gpus

@@ -33,6 +33,9 @@ class FakeClock:
     def monotonic(self) -> float:
         return self.now_s
 
+    def unix_s(self) -> float:
+        return 1e9 + self.now_s
+
     def wait(self, seconds: float) -> None:
         self.now_s += max(seconds, 0.001)
         for callback in self.on_wait:
@@ -211,6 +214,8 @@ class NodeRig:
     """UUIDs that a reset must name, no more and no less; empty: any."""
     reset_refusal: str = ""
     """Why no GPU is reset; empty: they are."""
+    after_reset: model.RecoveryAction = model.RecoveryAction.NONE
+    """The recovery action of a GPU after its repair."""
     boot_id: str = "boot-1"
     reboot_refusal: str = ""
     reboots: int = 0

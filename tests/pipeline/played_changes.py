@@ -210,7 +210,7 @@ class Play:
         """Note a pod whose device a step destroys."""
         (gpu,) = (each for each in self.rig.gpus if each.uuid == step.gpu_uuid)
         match step:
-            case steps.SetMode():
+            case steps.SetMode() | steps.Reset():
                 doomed = {gpu.uuid, *gpu.mig_uuids}
             case steps.DestroyComputeInstance() | steps.DestroyGpuInstance():
                 doomed = {

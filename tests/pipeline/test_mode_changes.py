@@ -64,10 +64,12 @@ class Node:
             proc=proc_tree.ProcTree(folder / "proc").root,
         )
 
-    def reset(self, gpus: Sequence[model.Gpu], note: gpu_reset.Note) -> None:
+    def reset(
+        self, gpus: Sequence[model.Gpu], note: gpu_reset.Note, *, is_repair: bool = False
+    ) -> None:
         self.asked_to_reset.append([gpu.index for gpu in gpus])
         self.before_reset()
-        self._reset.reset(gpus, note)
+        self._reset.reset(gpus, note, is_repair=is_repair)
 
     def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
         self._reset.restore_persistence(gpus)

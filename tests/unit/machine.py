@@ -24,6 +24,8 @@ def run(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
                 gpu = _destroy_gi(gpu, step)
             case steps.SetMode():
                 gpu = _set_mode(gpu, step)
+            case steps.Reset():
+                pass  # by the transaction, not the driver
             case steps.CreateGpuInstance():
                 gpu = _create_gi(gpu, step)
             case steps.CreateComputeInstance():

@@ -235,6 +235,8 @@ def words(plan: steps.Plan) -> list[str]:
                 lines.append(f"-gi {step.profile} {step.placement}")
             case steps.SetMode():
                 lines.append(f"mode {step.mode.value}")
+            case steps.Reset():
+                lines.append("reset")
             case steps.CreateGpuInstance():
                 lines.append(f"+gi {step.profile} {step.placement}")
             case steps.CreateComputeInstance():

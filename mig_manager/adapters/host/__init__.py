@@ -20,6 +20,10 @@ class SystemClock:
         """Return seconds of the monotonic clock."""
         return time.monotonic()
 
+    def unix_s(self) -> float:
+        """Return the wall-clock time in seconds since 1970."""
+        return time.time()
+
     def wait(self, seconds: float) -> None:
         """Sleep, without waking early."""
         threading.Event().wait(max(0.0, seconds))

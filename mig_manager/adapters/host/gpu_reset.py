@@ -1,4 +1,4 @@
-"""Reset GPUs whose MIG mode is pending, with ``nvidia-smi --gpu-reset``.
+"""Reset GPUs, with ``nvidia-smi --gpu-reset``.
 
 ``nvidia-smi -q -x`` shows the GPU's state, in elements of NVIDIA's ``nvsmi_device`` DTD.
 """
@@ -99,22 +99,25 @@ class SmiReset:
         if gpus:
             self._set_persistence(gpus, is_on=True)
 
-    def reset(self, gpus: Sequence[model.Gpu], note_persistence_off: Note) -> None:
-        """Reset the GPUs whose MIG mode is still pending.
+    def reset(
+        self, gpus: Sequence[model.Gpu], note_persistence_off: Note, *, is_repair: bool = False
+    ) -> None:
+        """Reset the GPUs whose MIG mode is still pending; for a repair all of them.
 
         One command resets all of them, in a fraction of the time. If the driver refuses it, GPUs
         are reset one by one, together with GPUs connected by NVLink.
         """
         for gpu in gpus:
-            _require_resettable(gpu)
+            _require_resettable(gpu, is_repair=is_repair)
         statuses = self._query(gpus)
-        pending = [gpu for gpu in gpus if statuses[gpu.uuid].is_pending]
+        pending = [gpu for gpu in gpus if is_repair or statuses[gpu.uuid].is_pending]
         for gpu in pending:
-            self._require_free(gpu, statuses[gpu.uuid])
+            self._require_free(gpu, statuses[gpu.uuid], is_repair=is_repair)
         if len(pending) > 1:
             answer = self._try_reset(pending, note_persistence_off)
             after = self._query(pending)
-            pending = [gpu for gpu in pending if after[gpu.uuid].is_pending]
+            is_left = is_repair and answer.status != 0
+            pending = [gpu for gpu in pending if is_left or after[gpu.uuid].is_pending]
             if pending:
                 _log.warning(
                     "gpus_reset_one_by_one",
@@ -155,8 +158,8 @@ class SmiReset:
             )
         return statuses
 
-    def _require_free(self, gpu: model.Gpu, status: GpuStatus) -> None:
-        if status.has_instances:
+    def _require_free(self, gpu: model.Gpu, status: GpuStatus, *, is_repair: bool) -> None:
+        if status.has_instances and not is_repair:
             raise _with_instances(gpu)
         if users := self._users(gpu, status, ignore=steps.RELEASING_DAEMONS):
             raise errors.HostError(
@@ -255,7 +258,7 @@ class SmiReset:
             return done.failure(errors.Reason.NO_PERMISSION)
         if done.status == _NOT_AVAILABLE or _UNSUPPORTED.search(done.output):
             error = done.failure(errors.Reason.REBOOT_REQUIRED)
-            error.add("only a reboot applies the mode")
+            error.add("only a reboot resets it")
             return error
         return done.failure(_REASON)
 
@@ -270,12 +273,12 @@ def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
     return (*others, here)
 
 
-def _require_resettable(gpu: model.Gpu) -> None:
+def _require_resettable(gpu: model.Gpu, *, is_repair: bool) -> None:
     match gpu.virtualization:
         case model.Virtualization.PASSTHROUGH:
             raise errors.HostError(
                 f"{gpu} is passed through to this virtual machine, inside which it cannot be "
-                "reset: only a reboot of the machine applies the mode",
+                "reset: only a reboot of the machine does that",
                 reason=errors.Reason.REBOOT_REQUIRED,
             )
         case model.Virtualization.VGPU:
@@ -285,6 +288,9 @@ def _require_resettable(gpu: model.Gpu) -> None:
             )
         case model.Virtualization.NONE | model.Virtualization.HOST:
             pass
+    if is_repair:
+        # A fault may keep the driver from destroying its instances.
+        return
     if not gpu.has_pending_mode:
         raise errors.HostError(
             f"{gpu} is not reset: no change of its MIG mode is pending", reason=_REASON

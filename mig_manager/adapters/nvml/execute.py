@@ -91,17 +91,7 @@ class Executor:
         delay_s = _FIRST_RETRY_S
         while True:
             try:
-                match step:
-                    case steps.DestroyComputeInstance():
-                        return self._destroy_compute_instance(step)
-                    case steps.DestroyGpuInstance():
-                        return self._destroy_gpu_instance(step)
-                    case steps.SetMode():
-                        return self._set_mode(step)
-                    case steps.CreateGpuInstance():
-                        return self._create_gpu_instance(step)
-                    case steps.CreateComputeInstance():
-                        return self._create_compute_instance(step)
+                return self._perform(step)
             except errors.HardwareError as error:
                 self._clear()
                 now_s = self.clock.monotonic()
@@ -112,6 +102,21 @@ class Executor:
                     raise
             self.clock.wait(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+
+    def _perform(self, step: steps.Step) -> None:
+        match step:
+            case steps.DestroyComputeInstance():
+                self._destroy_compute_instance(step)
+            case steps.DestroyGpuInstance():
+                self._destroy_gpu_instance(step)
+            case steps.SetMode():
+                self._set_mode(step)
+            case steps.Reset():
+                pass  # the transaction resets the GPU, because NVML cannot
+            case steps.CreateGpuInstance():
+                self._create_gpu_instance(step)
+            case steps.CreateComputeInstance():
+                self._create_compute_instance(step)
 
     def _add_users(self, step: steps.Step, error: errors.HardwareError) -> None:
         from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed

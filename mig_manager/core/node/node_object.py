@@ -17,6 +17,8 @@ class NodeView:
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_unschedulable: bool = False
     taint_keys: frozenset[str] = frozenset()
+    closing_taints: frozenset[str] = frozenset()
+    """Those of ``taint_keys`` with the effect NoSchedule or NoExecute."""
     allocatable: Mapping[str, int]
     """Healthy ``nvidia.com/*`` extended resources; a shared device counts once per replica."""
     capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -56,6 +58,11 @@ def parse_node(node: Mapping[str, Any]) -> NodeView:
             annotations=api_values.strings(metadata.get("annotations")),
             is_unschedulable=bool(spec.get("unschedulable")),
             taint_keys=frozenset(str(taint["key"]) for taint in spec.get("taints") or ()),
+            closing_taints=frozenset(
+                str(taint["key"])
+                for taint in spec.get("taints") or ()
+                if taint.get("effect") != "PreferNoSchedule"
+            ),
             allocatable=api_values.gpu_resources(status.get("allocatable")),
             capacity=api_values.gpu_resources(status.get("capacity")),
         )

@@ -60,6 +60,7 @@ class Pod:
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """The feature gates in its containers' ``FEATURE_GATES`` or ``--feature-gates``."""
     waiting: Waiting | None = None  # of its first container that cannot start
+    tolerated: frozenset[str] = frozenset()  # keys of the taints that it names and tolerates
     is_unlisted: bool = False
     """Whether kubelet lists it and the API does not, so that it cannot be evicted."""
 
@@ -157,6 +158,9 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         mig_strategy=_mig_strategy(spec),
         feature_gates=_feature_gates(spec),
         waiting=_waiting(status),
+        tolerated=frozenset(
+            str(each["key"]) for each in spec.get("tolerations") or () if each.get("key")
+        ),
     )
 
 

@@ -79,6 +79,24 @@ def restore(
     return steps.Plan(gpus=tuple(p for p in plans if p))
 
 
+def repair(gpus: Sequence[model.Gpu], before: Sequence[model.GpuSnapshot]) -> steps.Plan:
+    """Find the steps to repair GPUs: reset those that await it, and restore the others.
+
+    A GPU is restored with the next plan, once it is reset. Raises as ``restore``.
+
+    Args:
+        gpus: The observed GPUs.
+        before: The GPUs to repair, as they were before the repair.
+    """
+    chosen = {gpu.uuid for gpu in before}
+    resets = tuple(
+        _reset(gpu) for gpu in _by_index(gpus) if gpu.uuid in chosen and gpu.awaits_reset
+    )
+    uuids = {each.gpu_uuid for each in resets}
+    rest = restore(gpus, [each for each in before if each.uuid not in uuids])
+    return combined(steps.Plan(gpus=resets), rest)
+
+
 def unowned_instances(
     gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
 ) -> tuple[str, ...]:
@@ -230,6 +248,17 @@ def _plan_gpu(
             is_provisional=True,
         )
     return _build(gpu, finder.decide(gpu, search.in_order(gpu), desired), mode_step)
+
+
+def _reset(gpu: model.Gpu) -> steps.GpuPlan:
+    emptied = _build(gpu, search.GpuDecision(), None)
+    return steps.GpuPlan(
+        gpu_uuid=gpu.uuid,
+        gpu_index=gpu.index,
+        steps=(*(emptied.steps if emptied else ()), steps.Reset(gpu_uuid=gpu.uuid)),
+        target=(),
+        is_provisional=True,
+    )
 
 
 def _restore_gpu(

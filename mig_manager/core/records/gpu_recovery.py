@@ -80,8 +80,11 @@ def faults(gpus: Iterable[model.Gpu]) -> Iterator[str]:
             yield f"{found}. {remedy(gpu)}"
 
 
-def condition(gpus: model.ObservedGpus) -> readiness.Condition:
-    """Return the condition for GPUs; its reason is the worst action, or GpuUnreachable."""
+def condition(gpus: model.ObservedGpus, note: str = "") -> readiness.Condition:
+    """Return the condition for GPUs; its reason is the worst action, or GpuUnreachable.
+
+    ``note`` says in sentences what the agent does about them.
+    """
     actions = [gpu.recovery_action for gpu in (*gpus, *gpus.unreachable) if _need(gpu)]
     sentences = [*faults(gpus), *map(_unreachable, gpus.unreachable)]
     if not sentences:
@@ -92,7 +95,7 @@ def condition(gpus: model.ObservedGpus) -> readiness.Condition:
         type=well_known.RECOVERY_CONDITION,
         is_true=True,
         reason=reason,
-        message=messages.fit(" ".join(sentences), messages.LONGEST_BYTES),
+        message=messages.fit(" ".join(filter(None, (note, *sentences))), messages.LONGEST_BYTES),
     )
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 
 from mig_manager.core import json_text, model
-from mig_manager.core.records import gpu_codec, journals, status
+from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
 
 VERSION = 1
 _HASH_DIGITS = 12
@@ -55,6 +55,9 @@ class Request:
     """Deploy labels of device plugin and DRA driver, if their pods were deleted and new ones have
     not served the node yet. If a run ends before that, and no label deploys them, only this entry
     shows that they belong on the node."""
+    repairs: gpu_repair.Repairs = ()
+    """The agent's own request beside this one: GPUs to reset, whatever the origin of the layout
+    and its right to evict. A newer request ends those under way."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,6 +84,7 @@ class Request:
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
+            repairs=gpu_repair.ended(self.repairs, lambda _uuid: "superseded by a newer request"),
         )
 
     def resolved(self, config_hash: str, *, is_from_owner: bool) -> "Request":
@@ -129,6 +133,7 @@ class Request:
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
+            "repairs": [each.to_data() for each in self.repairs] or None,
         }
         return json.dumps({key: value for key, value in data.items() if value is not None})
 
@@ -156,6 +161,7 @@ class Request:
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
+                repairs=tuple(map(gpu_repair.Repair.from_data, data.get("repairs", ()))),
             )
 
 

@@ -1,0 +1,135 @@
+"""Repairs of GPUs by a reset: which may begin, which wait, and how each ended.
+
+A repair is a request of the agent itself, with the right to evict that the owner gives it
+(``--repair reset``). It is kept in the record of the node's request, so that a restart neither
+forgets a repair under way nor shortens the pause after it.
+
+Only ``GPU_RESET`` is repaired: the driver runs no new work before the reset (``nvml.h``).
+``DRAIN_AND_RESET`` is not, because running processes are not affected. GPUs with NVLink are reset
+alone since Ampere, the first architecture with MIG; on an NVSwitch system of Ampere only with
+Fabric Manager, else ``nvidia-smi`` refuses and names the others (``nvidia-smi(1)``,
+``--gpu-reset``).
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from mig_manager.core import messages, model, timing
+from mig_manager.core.node import node_object, pod_object, well_known
+
+_PAUSES = timing.Backoff(first_s=900.0, max_s=86400.0, factor=4.0)
+_FORGET_AFTER_S = 86400.0
+"""After the pause: a GPU without a fault for so long starts with the shortest pause again."""
+_STANDARD_TAINT = "nvidia.com/gpu"
+_OF_KUBERNETES = "node.kubernetes.io/"
+
+Architecture, Virtualization = model.Architecture, model.Virtualization
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """The attempts to repair one GPU."""
+
+    gpu: str  # its UUID
+    attempts: int
+    next_s: float  # Unix time before which no other attempt begins
+    is_open: bool = False  # whether an attempt is under way
+    problem: str = ""  # why the last attempt failed; empty: it did not
+
+    def to_data(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "gpu": self.gpu,
+            "attempts": self.attempts,
+            "next": int(self.next_s),
+            "open": self.is_open,
+            "problem": self.problem,
+        }
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> "Repair":
+        """Parse plain data; see ``json_text.decoding`` for its exceptions."""
+        return Repair(
+            gpu=str(data["gpu"]),
+            attempts=int(data["attempts"]),
+            next_s=float(data["next"]),
+            is_open=data["open"] is True,
+            problem=str(data["problem"]),
+        )
+
+
+Repairs = tuple[Repair, ...]
+
+
+def open_gpus(repairs: Repairs) -> frozenset[str]:
+    """Return the UUIDs of the GPUs under repair."""
+    return frozenset(each.gpu for each in repairs if each.is_open)
+
+
+def begun(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
+    """Begin an attempt for each of some GPUs; forget attempts that are long past."""
+    known = {each.gpu: each for each in repairs if now_s - each.next_s < _FORGET_AFTER_S}
+    for uuid in uuids:
+        attempts = known[uuid].attempts + 1 if uuid in known else 1
+        next_s = now_s + _PAUSES.delay_s(attempts - 1)
+        known[uuid] = Repair(gpu=uuid, attempts=attempts, next_s=next_s, is_open=True)
+    return tuple(known.values())
+
+
+def ended(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") -> Repairs:
+    """End the attempts under way; ``problem`` returns why that of a GPU failed."""
+    return tuple(
+        dataclasses.replace(each, is_open=False, problem=problem(each.gpu))
+        if each.is_open
+        else each
+        for each in repairs
+    )
+
+
+def why_impossible(gpu: model.Gpu) -> str:
+    """Return why a GPU cannot be reset, or not alone, as part of a sentence; empty if it can."""
+    if gpu.virtualization is not Virtualization.NONE:
+        return "a GPU that is shared with or passed through to virtual machines"
+    if gpu.architecture is Architecture.OTHER:
+        return "whether GPUs of this product can be reset alone is not known"
+    return ""
+
+
+def why_paused(gpu: model.Gpu, repairs: Repairs, clock: timing.Clock) -> str:
+    """Return why no attempt may begin yet; empty if one may."""
+    last = next((each for each in repairs if each.gpu == gpu.uuid), None)
+    now_s = clock.unix_s()
+    if last is None or now_s >= last.next_s:
+        return ""
+    until = clock.now_iso(after_s=last.next_s - now_s)
+    result = f"failed: {last.problem}" if last.problem else "has ended"
+    return f"repair {last.attempts} {result}; another begins at {until} at the earliest"
+
+
+def why_left_to_others(
+    view: node_object.NodeView,
+    pods: Collection[pod_object.Pod],
+    own_taints: Collection[str],
+    tainted_devices: Collection[str],
+) -> str:
+    """Return which other program takes care of the node, as part of a sentence; empty: none.
+
+    A taint that a GPU pod names and tolerates is where the node belongs, not a sign of a repair;
+    Kubernetes' own taints are never that.
+    """
+    if view.is_unschedulable:
+        return "the node is cordoned"
+    tolerated = {
+        key
+        for pod in pods
+        if pod.gpu_resources or pod.may_claim
+        for key in pod.tolerated
+        if not key.startswith(_OF_KUBERNETES)
+    }
+    known = {well_known.HOLD_TAINT, _STANDARD_TAINT, *own_taints, *tolerated}
+    if foreign := sorted(view.closing_taints - known):
+        return f"the node has a taint of another program: {messages.listed(foreign)}"
+    if tainted_devices:
+        return f"the DRA driver has tainted devices: {messages.listed(sorted(tainted_devices))}"
+    return ""

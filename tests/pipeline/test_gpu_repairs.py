@@ -1,0 +1,423 @@
+"""GPUs with a fault that the agent resets: who leaves, what returns, and when it does not try."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drift, outcomes, reconcile, settings
+from mig_manager.core import model, ports, profile_name, steps
+from mig_manager.core.fleet import slots
+from mig_manager.core.node import well_known
+from tests.node import fakes, gpu_values, scenes
+
+LAYOUT = "all-balanced"
+RESET = {"repair": settings.Repair.RESET}
+DAY_S = 86400.0
+
+
+def faulty_node(*indices: int) -> fakes.NodeRig:
+    """Return a busy node whose GPUs with these indices (0 if none is named) await a reset."""
+    rig = scenes.busy_node()
+    rig.has_reset = True
+    break_gpus(rig, *(indices or (0,)))
+    return rig
+
+
+def break_gpus(
+    rig: fakes.NodeRig,
+    *indices: int,
+    action: model.RecoveryAction = model.RecoveryAction.GPU_RESET,
+) -> None:
+    rig.gpus = tuple(
+        dataclasses.replace(gpu, recovery_action=action) if gpu.index in indices else gpu
+        for gpu in rig.gpus
+    )
+
+
+def agent(rig: fakes.NodeRig, **options: Any) -> reconcile.Reconciler:
+    return scenes.reconciler(rig, limits=options.pop("limits", RESET), **options)
+
+
+def serve(rig: fakes.NodeRig, by: reconcile.Reconciler | None = None) -> outcomes.Outcome:
+    """Let an agent take over, and repair what it finds at the next drift check, as the loop."""
+    ours = by or agent(rig)
+    if by is None:
+        ours.recover(LAYOUT)
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    if ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR:
+        return scenes.run(rig, LAYOUT, by=ours)
+    return outcome
+
+
+def resets(rig: fakes.NodeRig) -> int:
+    return rig.log.count("host.reset")
+
+
+def message(rig: fakes.NodeRig) -> str:
+    assert rig.recovery_condition is not None
+    return rig.recovery_condition["message"]
+
+
+def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all() -> None:
+    rig = faulty_node()
+    before = rig.gpus
+
+    outcome = serve(rig)
+
+    assert (outcome.state, outcome.reason) == (model.State.SUCCESS, errors.Reason.APPLIED)
+    assert resets(rig) == 1
+    assert "affected" not in rig.pod_names
+    assert "spared" in rig.pod_names
+    assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+    assert not any(gpu.needs_recovery for gpu in rig.gpus)
+    assert {step.gpu_uuid for step in rig.executed} == {before[0].uuid}
+    assert {"GpuRepairBegun", "Draining", "GpuRepaired", "GpuRecovered"} <= set(rig.events)
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    scenes.assert_nothing_taken(rig)
+
+
+def test_the_former_placements_return_although_the_planner_chooses_others() -> None:
+    rig = faulty_node()
+    chosen = gpu_values.geometry(rig.gpus)
+    (middle,) = (gi for gi in rig.gpus[0].gpu_instances if str(gi.profile) == "2g.10gb")
+    pin = model.Pin(profile=middle.profile, start=2 - middle.placement.start)
+    others = {profile_name.parse("1g.5gb"): 2, profile_name.parse("3g.20gb"): 1}
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, others, {pin: 1})
+    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
+    before = gpu_values.geometry(rig.gpus)
+    assert before != chosen
+
+    serve(rig)
+
+    assert gpu_values.geometry(rig.gpus) == before
+
+
+@pytest.mark.parametrize("how", [settings.Repair.OFF, settings.Repair.REPORT])
+def test_without_the_setting_no_gpu_is_reset(how: settings.Repair) -> None:
+    rig = faulty_node()
+    serve(rig, agent(rig, limits={"repair": how}))
+    assert resets(rig) == 0
+    assert "affected" in rig.pod_names
+
+
+@pytest.mark.parametrize(
+    "action", [each for each in model.RecoveryAction if each is not model.RecoveryAction.GPU_RESET]
+)
+def test_what_a_reset_does_not_cure_is_left_to_people(action: model.RecoveryAction) -> None:
+    rig = faulty_node()
+    break_gpus(rig, 0, action=action)
+    serve(rig)
+    assert resets(rig) == 0
+    assert "affected" in rig.pod_names
+
+
+def cordon(rig: fakes.NodeRig) -> None:
+    rig.is_unschedulable = True
+
+
+def taint(rig: fakes.NodeRig) -> None:
+    rig.taints.add("nvsentinel.example/quarantine")
+
+
+def taint_device(rig: fakes.NodeRig) -> None:
+    rig.has_dra_driver, rig.dra_is_gated = True, False
+    rig.live()
+    assert rig.slices is not None
+    rig.slices = tuple(
+        dataclasses.replace(each, taints={"gpu-0": "gpu.nvidia.com/xid=79"}) for each in rig.slices
+    )
+
+
+def virtualize(rig: fakes.NodeRig) -> None:
+    rig.gpus = tuple(
+        dataclasses.replace(gpu, virtualization=model.Virtualization.PASSTHROUGH)
+        for gpu in rig.gpus
+    )
+
+
+def rebrand(rig: fakes.NodeRig) -> None:
+    rig.gpus = tuple(
+        dataclasses.replace(gpu, architecture=model.Architecture.OTHER) for gpu in rig.gpus
+    )
+
+
+def forbid(rig: fakes.NodeRig) -> None:
+    rig.has_reset = False
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        (cordon, "the node is cordoned"),
+        (taint, "a taint of another program: nvsentinel.example/quarantine"),
+        (taint_device, "the DRA driver has tainted devices: gpu-0"),
+        (virtualize, "virtual machines"),
+        (rebrand, "not known"),
+        (forbid, "the agent may not reset GPUs"),
+    ],
+)
+def test_a_repair_yields_and_the_condition_says_why(
+    prepare: Callable[[fakes.NodeRig], None], why: str
+) -> None:
+    rig = faulty_node()
+    prepare(rig)
+    before = rig.gpus
+
+    serve(rig)
+
+    assert resets(rig) == 0
+    assert rig.gpus == before
+    assert "affected" in rig.pod_names
+    assert why in message(rig)
+    assert not rig.has_hold_taint
+
+
+def test_a_repair_begins_once_the_cordon_is_gone() -> None:
+    rig = faulty_node()
+    rig.is_unschedulable = True
+    ours = agent(rig)
+    outcome = serve(rig, ours)
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REST
+    rig.is_unschedulable = False
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+
+
+@pytest.mark.parametrize(
+    ("key", "tolerated", "expected"),
+    [
+        ("nvidia.com/gpu", (), 1),
+        ("team", ("team",), 1),
+        ("team", (), 0),
+        ("node.kubernetes.io/unreachable", ("node.kubernetes.io/unreachable",), 0),
+    ],
+)
+def test_a_taint_that_gpu_pods_tolerate_is_where_the_node_belongs(
+    key: str, tolerated: tuple[str, ...], expected: int
+) -> None:
+    rig = faulty_node()
+    rig.taints.add(key)
+    rig.pods = {
+        uid: dataclasses.replace(pod, tolerated=frozenset(tolerated)) if pod.gpu_resources else pod
+        for uid, pod in rig.pods.items()
+    }
+    serve(rig)
+    assert resets(rig) == expected
+
+
+def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
+    rig = faulty_node()
+    rig.budgets["affected"] = "budget 'pdb' allows no disruption"
+    before = rig.gpus
+
+    outcome = serve(rig)
+
+    assert outcome.state is model.State.SUCCESS
+    assert "The repair of GPU 0" in outcome.message
+    assert "pdb" in outcome.message
+    assert resets(rig) == 0
+    assert rig.gpus == before
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert "GpuRepairFailed" in rig.events
+    assert "another begins at" in message(rig)
+    assert {"affected", "spared"} <= rig.pod_names
+    scenes.assert_nothing_taken(rig)
+
+
+def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> None:
+    rig = faulty_node()
+    rig.after_reset = model.RecoveryAction.GPU_RESET
+    ours = agent(rig)
+    outcome = serve(rig, ours)
+    assert resets(rig) == 1
+    assert "still needs a reset" in message(rig)
+    pauses_s = []
+    for number in range(2, 5):
+        began_s = rig.clock.now_s
+        while ours.check_drift(LAYOUT, outcome) is drift.Action.REST:
+            rig.clock.wait(300)
+        pauses_s.append(rig.clock.now_s - began_s)
+        outcome = scenes.run(rig, LAYOUT, by=ours)
+        assert resets(rig) == number
+    assert pauses_s[0] >= 600
+    assert sorted(set(pauses_s)) == pauses_s
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert "spared" in rig.pod_names
+
+
+def test_a_restart_does_not_shorten_the_pause() -> None:
+    rig = faulty_node()
+    rig.after_reset = model.RecoveryAction.GPU_RESET
+    serve(rig)
+    assert resets(rig) == 1
+
+    serve(rig)
+    assert resets(rig) == 1
+    rig.clock.wait(1000)
+    serve(rig)
+    assert resets(rig) == 2
+
+
+def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
+    rig = faulty_node()
+    ours = agent(rig)
+    outcome = serve(rig, ours)
+    assert resets(rig) == 1
+    break_gpus(rig, 0, 1)
+
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    scenes.run(rig, LAYOUT, by=ours)
+
+    assert [gpu.awaits_reset for gpu in rig.gpus] == [True, False]
+    assert "GPU 0 (repair 1 has ended; another begins at" in message(rig)
+
+
+def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
+    rig = faulty_node()
+    ours = agent(rig)
+    outcome = serve(rig, ours)
+    rig.clock.wait(3 * DAY_S)
+    break_gpus(rig, 0)
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    scenes.run(rig, LAYOUT, by=ours)
+    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
+    assert [each["attempts"] for each in record["repairs"]] == [1]
+
+
+def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
+    rig = faulty_node()
+    rig.reset_refusal = "GPU 0 can only be reset together with GPU 1"
+    before = rig.gpus
+    outcome = serve(rig)
+    assert outcome.state is model.State.SUCCESS
+    assert "only be reset together" in message(rig)
+    assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+    scenes.assert_nothing_taken(rig)
+
+
+def test_instances_that_the_fault_keeps_go_with_the_reset() -> None:
+    rig = faulty_node()
+    before = gpu_values.geometry(rig.gpus)
+
+    def refuse(step: steps.Step) -> Exception | None:
+        if isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance):
+            return errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR)
+        return None
+
+    rig.step_error = refuse
+    serve(rig)
+    assert resets(rig) == 1
+    assert gpu_values.geometry(rig.gpus) == before
+
+
+def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
+    rig = faulty_node()
+    uuid = rig.gpus[0].uuid
+
+    def lose() -> None:
+        if rig.log[-1] == "host.reset":
+            rig.lost.add(uuid)
+
+    rig.on_call = lose
+    outcome = serve(rig)
+    assert outcome.state is model.State.SUCCESS
+    assert [gpu.uuid for gpu in outcome.gpus.unreachable] == [uuid]
+    assert "GpuRepairFailed" in rig.events
+    assert "spared" in rig.pod_names
+    scenes.assert_nothing_taken(rig)
+
+
+def test_a_repair_never_reboots_the_node() -> None:
+    rig = faulty_node()
+    rig.may_reboot = True
+    rig.reset_refusal = "no"
+    serve(rig)
+    assert rig.reboots == 0
+    assert "spared" in rig.pod_names
+
+
+def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
+    rig = faulty_node()
+    ours = agent(rig)
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=()))
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert "no requested layout is active" in message(rig)
+
+
+def test_a_node_without_a_request_only_reports() -> None:
+    rig = faulty_node()
+    ours = agent(rig)
+    ours.rest()
+    ours.check_faults()
+    assert resets(rig) == 0
+    assert "no requested layout is active" in message(rig)
+
+
+def test_another_request_supersedes_a_repair_and_nothing_of_it_stays() -> None:
+    rig = faulty_node()
+    ours = agent(rig)
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    request = fakes.FakeRequest(rig.clock, replaced=True)
+    request.ends_when = lambda: rig.has_hold_taint
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, LAYOUT, by=ours, request=request)
+    assert resets(rig) == 0
+
+    scenes.run(rig, "all-1g.5gb", by=ours, is_new=True)
+
+    assert resets(rig) == 0
+    assert scenes.has_layout(rig, "all-1g.5gb")
+    scenes.assert_nothing_taken(rig)
+
+
+def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
+    rig = faulty_node()
+    taken: list[str] = []
+
+    class Slots(ports.Slots):
+        def take(self) -> slots.Denial | None:
+            taken.append("take")
+            return None if len(taken) > 2 else slots.Denial(limit=1, changing=("node-b",))
+
+        def check(self) -> None: ...
+
+        def release(self) -> None:
+            taken.append("release")
+
+    rig.slots = Slots()
+    ours = agent(rig)
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    taken.clear()
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    scenes.run(rig, LAYOUT, by=ours)
+    assert taken == ["take", "take", "take", "release"]
+    assert resets(rig) == 1
+
+
+def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
+    for _index, rig, before in scenes.kills(faulty_node, serve):
+        rig.clock.wait(5)
+        outcome = serve(rig)
+        assert outcome.state is model.State.SUCCESS
+        assert resets(rig) in (1, 2)
+        assert not any(gpu.needs_recovery for gpu in rig.gpus)
+        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+        assert "spared" in rig.pod_names
+        scenes.assert_nothing_taken(rig)
+
+
+def test_a_killed_repair_is_undone_for_another_request() -> None:
+    for _index, rig, _before in scenes.kills(faulty_node, serve):
+        rig.clock.wait(5)
+        ours = agent(rig)
+        ours.recover("all-1g.5gb")
+        outcome = scenes.run(rig, "all-1g.5gb", by=ours)
+        assert outcome.state is model.State.SUCCESS, outcome.message
+        assert scenes.has_layout(rig, "all-1g.5gb")
+        scenes.assert_nothing_taken(rig)
