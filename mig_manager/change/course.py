@@ -124,7 +124,7 @@ class _Course:
 
     def play(self) -> Iterator[stages.Stage]:
         """Yield the stages as they end."""
-        enabled = self._try("enable MIG mode", lambda: self._change(_desired()))
+        enabled = self._try("enable MIG mode", lambda: self._change(_with_instances()))
         yield enabled
         if enabled.outcome is not stages.Outcome.DONE:
             yield stages.Stage(name="instances", outcome=stages.Outcome.NOT_TRIED, why=_NO_MIG)
@@ -185,7 +185,7 @@ class _Course:
 
     def _refuse_in_use(self, used: model.Pin, free: model.Pin) -> None:
         """Check that neither instance of a device in use can be destroyed, and another can."""
-        self._change(_desired(used, free))
+        self._change(_with_instances(used, free))
         observed = self.observed
         (device,) = next(
             each.compute_instances
@@ -195,7 +195,7 @@ class _Course:
         # The driver answers IN_USE for a compute instance with a context, and for its GPU instance
         # (nvml.h, ``nvmlGpuInstanceDestroy``); ``requires_idle`` refuses before the first call.
         refused = dataclasses.replace(
-            planner.plan(observed, {self.uuid: _desired(free)}), in_use_timeout_s=0.0
+            planner.plan(observed, {self.uuid: _with_instances(free)}), in_use_timeout_s=0.0
         )
         (gpu,) = refused.gpus
         attempts = [
@@ -207,9 +207,11 @@ class _Course:
                 raise _NotTriedError(problem)
             for attempt in (dataclasses.replace(refused, requires_idle=True), *attempts):
                 self._require_refusal(attempt)
-            self.deps.gpus.execute(planner.plan(observed, {self.uuid: _desired(used)}), observed)
+            self.deps.gpus.execute(
+                planner.plan(observed, {self.uuid: _with_instances(used)}), observed
+            )
         self.observed = self.deps.gpus.observe()
-        self._change(_desired())
+        self._change(_with_instances())
 
     def _require_refusal(self, attempt: steps.Plan) -> None:
         try:
@@ -226,9 +228,11 @@ class _Course:
 
     def _keep_foreign(self, mine: model.Pin, foreign: model.Pin) -> None:
         """Check that a rollback names and keeps an instance that its change did not create."""
-        self._change(_desired())
+        self._change(_with_instances())
         observed = self.observed
-        plans = [planner.plan(observed, {self.uuid: _desired(pin)}) for pin in (mine, foreign)]
+        plans = [
+            planner.plan(observed, {self.uuid: _with_instances(pin)}) for pin in (mine, foreign)
+        ]
         before = planner.baseline(plans[0], observed)
         # The journal of the course has both, so that a kill leaves neither.
         snapshot = self.journal.entries.snapshot
@@ -249,7 +253,7 @@ class _Course:
 
     def _survive_kill(self, desired: model.DesiredGpu) -> None:
         """Kill the worker in the middle of a change, and undo it from the journal."""
-        self._change(_desired())
+        self._change(_with_instances())
         with contextlib.suppress(WorkerKilledError), self.killing_after(_KILLED_AFTER):
             self._change(desired)
         # As the next command does, from what the file has.
@@ -290,7 +294,7 @@ class _Unkept:
     announce = note
 
 
-def _desired(*pins: model.Pin) -> model.DesiredGpu:
+def _with_instances(*pins: model.Pin) -> model.DesiredGpu:
     """Return a GPU with MIG, and with these instances alone."""
     return model.DesiredGpu.of(model.MigMode.ENABLED, {}, dict.fromkeys(pins, 1))
 
