@@ -10,6 +10,8 @@ import pytest
 from mig_manager.change import course, local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import Outcome
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import waiting
 from tests.adapters import kubelet_rig
 from tests.node import applying_rig, scenes
@@ -198,6 +200,8 @@ def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
 def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_node.Node) -> None:
     before = node.shape
     file = node.path.with_name("found.json")
+    slow = nvml_faults.Fault(function="nvmlGpuInstanceDestroy", first=5, hang_s=0.4)
+    node.state.add_fault(slow)
 
     answer = accept(node, "--yes", "-o", str(file))
 
@@ -206,8 +210,10 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
     assert data["differences"] == []
     assert {each["outcome"] for each in data["course"]} == {"done"}
     assert all(row["compute_profiles"] for row in data["gpus"][0]["profiles"])
-    called = {each["function"] for each in data["latencies"]}
-    assert {"nvmlDeviceSetMigMode", "nvmlGpuInstanceDestroy"} <= called
+    called = {each["function"]: each for each in data["latencies"]}
+    assert called["nvmlDeviceSetMigMode"]["calls"] == 2
+    destroyed = called["nvmlGpuInstanceDestroy"]
+    assert destroyed["longest_ms"] >= slow.hang_s * 1000 > destroyed["median_ms"]
     assert node.state.boards[0].uuid not in file.read_text("utf-8")
     assert node.shape == before
     assert not node.journal.exists()
@@ -259,6 +265,37 @@ def test_a_process_of_the_loaded_cuda_library_keeps_its_instance(
     assert (stage["outcome"], stage["why"]) == expected
     assert node.shape == before
     assert node.state.read().clients == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "fault", "stage"),
+    [
+        (states.Options(resets_itself=False), None, "enable MIG mode"),
+        (
+            states.Options(),
+            nvml_faults.Fault(
+                function="nvmlDeviceCreateGpuInstanceWithPlacement", first=2, code=999
+            ),
+            "1g.6gb at 1:1",
+        ),
+    ],
+    ids=["mode pending", "error code"],
+)
+def test_what_the_driver_refuses_in_the_course_is_named(
+    node: shell_node.Node, options: states.Options, fault: nvml_faults.Fault | None, stage: str
+) -> None:
+    before = node.shape
+    node.set_options(options)
+    if fault is not None:
+        node.state.add_fault(fault)
+
+    answer = accept(node, "--yes", "-o", "-")
+
+    assert answer.status == 1, answer.err
+    (found,) = (each for each in answer.data["differences"] if each["subject"] == "course")
+    assert found["what"] == stage
+    assert found["effect"] == "changes"
+    assert node.shape == before
 
 
 def _use(node: shell_node.Node) -> None:

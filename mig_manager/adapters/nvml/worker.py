@@ -43,7 +43,7 @@ def main(
     )
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
     parser.add_argument("--proc-root", type=pathlib.Path, help="where to look for processes")
-    parser.add_argument("--reports-steps", action="store_true", help="send each step that ended")
+    parser.add_argument("--reports-steps", action="store_true", help="send each step and call")
     parser.add_argument("--last-calls-fd", type=int, help="inherited memory to note calls in")
     arguments = parser.parse_args(argv)
     parent = subprocesses.Parent()
@@ -92,8 +92,12 @@ def _serve(
     request = parent.receive()
     if request is None:
         return 1
-    outcome = subprocesses.attempt(answer)
-    parent.send((outcome, last_calls.RECORDER.take_totals()))
+    recorder = last_calls.RECORDER
+    with recorder.traced() if arguments.reports_steps else contextlib.nullcontext(()) as trace:
+        outcome = subprocesses.attempt(answer)
+    # One by one for ``acceptance``: a total hides a slow call, and refusals are quick.
+    each = tuple((function, 1, seconds) for function, code, seconds in trace if not code)
+    parent.send((outcome, each or recorder.take_totals()))
     return 0
 
 

@@ -36,8 +36,8 @@ class _Observer(ports.Telemetry):
         self._remaining: int | None = None
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
-        """Keep the mean of a worker's calls."""
-        self.calls += [surveys.Call(function, surveys.SUCCESS, seconds / calls)] * calls
+        """Keep a call."""
+        self.calls.append(surveys.Call(function, surveys.SUCCESS, seconds))
 
     def step_ended(self, gpu_index: int) -> None:
         """Raise once enough steps have ended, so that ``WorkerGpus`` kills the worker."""
