@@ -135,12 +135,12 @@ class _Course:
     def _acts(
         self, profiles: tuple[model.GpuInstanceProfile, ...]
     ) -> Iterator[tuple[str, Callable[[], object]]]:
-        full = tuple(stages.full_layouts(profiles))
-        for name, desired in (*stages.single_profiles(profiles), *full):
-            yield name, functools.partial(self._change, desired)
         if pair := stages.disjoint_pair(profiles):
             yield "refuse to destroy an instance in use", lambda: self._refuse_in_use(*pair)
             yield "keep a foreign instance", lambda: self._keep_foreign(*pair)
+        full = tuple(stages.full_layouts(profiles))
+        for name, desired in (*stages.single_profiles(profiles), *full):
+            yield name, functools.partial(self._change, desired)
         if full:
             yield "restore after kill -9", lambda: self._survive_kill(full[-1][1])
         yield "restore the GPU", self.undo

@@ -19,6 +19,7 @@ from tests.sandbox import library as c_library
 from tests.shell import commandline, shell_node
 
 A30 = "1xA30"
+UNKNOWN = 999  # NVML_ERROR_UNKNOWN
 IN_USE = "refuse to destroy an instance in use"
 
 
@@ -248,54 +249,39 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
     assert not node.journal.exists()
 
 
-@pytest.mark.parametrize("has_cuda", [True, False])
-def test_a_process_of_the_loaded_cuda_library_keeps_its_instance(
-    node: shell_node.Node, tmp_path: pathlib.Path, *, has_cuda: bool
-) -> None:
-    before, uuid = node.shape, node.state.boards[0].uuid
-    with c_library.served(tmp_path / "lib", node.path) as library:
-        if has_cuda:
-            c_library.add_cuda(library)
-        line = ["acceptance", "--change-gpu", uuid, "--yes", "--library-path", str(library)]
-        answer = commandline.run([*line, "-o", "-"], c_library.environ(tmp_path))
-
-    assert answer.status == 0, answer.err
-    (stage,) = (each for each in answer.data["course"] if each["name"] == IN_USE)
-    expected = ("done", "") if has_cuda else ("not-tried", "no CUDA driver library")
-    assert (stage["outcome"], stage["why"]) == expected
-    assert node.shape == before
-    assert node.state.read().clients == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "fault", "stage"),
-    [
-        (states.Options(resets_itself=False), None, "enable MIG mode"),
-        (
-            states.Options(),
-            nvml_faults.Fault(
-                function="nvmlDeviceCreateGpuInstanceWithPlacement", first=2, code=999
-            ),
-            "1g.6gb at 1:1",
-        ),
-    ],
-    ids=["mode pending", "error code"],
-)
-def test_what_the_driver_refuses_in_the_course_is_named(
-    node: shell_node.Node, options: states.Options, fault: nvml_faults.Fault | None, stage: str
-) -> None:
+def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node) -> None:
     before = node.shape
-    node.set_options(options)
-    if fault is not None:
-        node.state.add_fault(fault)
+    node.set_options(states.Options(resets_itself=False))
 
     answer = accept(node, "--yes", "-o", "-")
 
-    assert answer.status == 1, answer.err
-    (found,) = (each for each in answer.data["differences"] if each["subject"] == "course")
-    assert found["what"] == stage
-    assert found["effect"] == "changes"
+    (found,) = answer.data["differences"]
+    assert (found["subject"], found["what"]) == ("course", "enable MIG mode")
+    assert found["actual"].startswith("ResetRequired")
     assert node.shape == before
+
+
+def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
+    node: shell_node.Node, tmp_path: pathlib.Path
+) -> None:
+    before = node.shape
+    refused = "1g.6gb+me at 2:1"
+    create = "nvmlDeviceCreateGpuInstanceWithPlacement"
+    node.state.add_fault(nvml_faults.Fault(function=create, first=14, code=UNKNOWN))
+    line = ["acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes", "-o", "-"]
+    with c_library.served(tmp_path / "lib", node.path) as library:
+        c_library.add_cuda(library)
+        environ = c_library.environ(tmp_path)
+        answer = commandline.run([*line, "--library-path", str(library)], environ)
+
+    assert answer.status == 1, answer.err
+    outcomes = {each["name"]: each["outcome"] for each in answer.data["course"]}
+    assert outcomes[IN_USE] == "done"
+    (found,) = answer.data["differences"]
+    assert (found["subject"], found["what"], found["effect"]) == ("course", refused, "changes")
+    assert found["actual"] == f"NvmlError: {create} answered {UNKNOWN}"
+    assert node.shape == before
+    assert node.state.read().clients == ()
 
 
 def _use(node: shell_node.Node) -> None:
