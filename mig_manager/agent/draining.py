@@ -9,7 +9,7 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.agent import jobs, preparing, run_journal
-from mig_manager.agent.pods import drain, eviction, pausing, survey
+from mig_manager.agent.pods import advertising, drain, eviction, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, well_known
 
@@ -88,7 +88,7 @@ def pause_clients(
     change: preparing.Change,
     pod_drain: drain.Drain,
     pods: tuple[pod_object.Pod, ...],
-) -> pausing.Paused:
+) -> advertising.Paused:
     """Pause the GPU clients, so that no pod gets a device any more.
 
     ``pods`` are the node's pods after the drain.
@@ -97,16 +97,15 @@ def pause_clients(
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
         MigManagerError: As ``drain_pods``.
     """
-    clients = job.clients.pause(
+    paused = pausing.pause(
+        job,
         change.plan,
         pods,
-        job.journal,
-        job.cancel,
         change.extra_clients,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
         drain_late=lambda listed: evict_or_refuse(job, change, pod_drain, listed),
     )
-    if clients.has_dra_driver:
+    if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
         if job.request.is_on_demand:
             remaining = pod_drain.remaining(change.usage, job.deps.workloads.list())
@@ -114,10 +113,10 @@ def pause_clients(
         else:
             pod_drain.require_done(change.usage)
     job.cancel.check()
-    return clients
+    return paused
 
 
-def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: pausing.Paused) -> None:
+def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertising.Paused) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
     Raises:
@@ -132,7 +131,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: pausing.P
         names = messages.listed([pod.key for pod in affected])
         raise errors.DrainError(f"pods use the GPUs, and no change was requested: {names}")
     claiming = [pod.key for pod in affected if pod.may_claim]
-    if claiming and clients.has_dra_driver:
+    if claiming and advertising.DRIVER in paused.programs:
         raise errors.DrainError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
             f"{messages.listed(claiming)}; drain the node and reboot it"

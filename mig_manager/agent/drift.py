@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, resolving
-from mig_manager.agent.pods import drain, survey
+from mig_manager.agent.pods import device_plugin, drain, survey
 from mig_manager.core import model, steps
 from mig_manager.core.node import node_object
 
@@ -143,7 +143,7 @@ def _withdraw_phantoms(
     job: jobs.Job, memory: Memory, observation: Observation, node: node_object.NodeView | None
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
-    refused = job.clients.advertising.withdraw_phantoms(observation.gpus, node)
+    refused = device_plugin.withdraw_phantoms(job, observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
         failed = job.journal.failure(refused.reason, refused.message)
         # The layout is active: no run is needed, and the next drift check retries.

@@ -4,12 +4,14 @@ import contextlib
 
 from mig_manager import errors
 from mig_manager.agent import draining, host, jobs, preparing, rebooting, recovery
-from mig_manager.agent.pods import pausing
+from mig_manager.agent.pods import advertising, resuming
 from mig_manager.core import model
 from mig_manager.core.layout import layouts
 
 
-def execute(job: jobs.Job, change: preparing.Change, paused: pausing.Paused) -> model.ObservedGpus:
+def execute(
+    job: jobs.Job, change: preparing.Change, paused: advertising.Paused
+) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
     Raises:
@@ -48,7 +50,7 @@ def execute(job: jobs.Job, change: preparing.Change, paused: pausing.Paused) -> 
 
 
 def _resume_after_failure(
-    job: jobs.Job, paused: pausing.Paused, error: errors.MigManagerError
+    job: jobs.Job, paused: advertising.Paused, error: errors.MigManagerError
 ) -> None:
     """Resume host services and device plugin, but report the original failure."""
     failed = host.restore(job)
@@ -56,4 +58,4 @@ def _resume_after_failure(
         error.add(failed)
     # If the API fails now, the end of the run restores the rest.
     with contextlib.suppress(errors.ClusterError):
-        job.clients.resume_plugin(paused, job.journal)
+        resuming.resume_advertisers(job, paused)

@@ -2,13 +2,20 @@
 
 import contextlib
 import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from mig_manager.agent import publish, run_journal, run_status, settings
-from mig_manager.agent.pods import gpu_clients
 from mig_manager.change import hook_points, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts
+from mig_manager.core.node import pod_object
 from mig_manager.core.records import journals, requests, status
+
+_Problem = TypeVar("_Problem")
+
+_REFUSAL_PAUSE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +42,35 @@ class Request:
         return self.custom is not None and self.custom.is_on_demand and not self.repairs
 
 
+@dataclasses.dataclass(slots=True)
+class Memory:
+    """What attempts on one node remember of earlier ones, besides the journal."""
+
+    stuck_uids: frozenset[str] = frozenset()
+    """UIDs of pods that did not stop by the deadline of an earlier pause."""
+    _removal_refused_s: float = -math.inf
+
+    def note_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
+        """Remember pods that did not stop in time."""
+        self.stuck_uids |= {pod.uid for pod in pods}
+
+    def may_remove_phantoms(self, now_s: float) -> bool:
+        """Check whether to request a removal: waits check more often, and each is a request."""
+        return now_s >= self._removal_refused_s + _REFUSAL_PAUSE_S
+
+    def note_refused_removal(self, now_s: float) -> None:
+        """Remember that the API refused to remove phantom devices."""
+        self._removal_refused_s = now_s
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """The state shared by all attempts on one node."""
 
     deps: ports.Dependencies
     limits: settings.Limits
-    clients: gpu_clients.GpuClients
     publisher: publish.Publisher
+    memory: "Memory"
 
     def hold_lock(
         self, doing: str, wait: timing.Wait | None = None
@@ -83,6 +111,27 @@ class Job(Shared):
             sleep=self.cancel.wait,
             backoff=self.limits.backoff,
         )
+
+    def until_solved(
+        self, find: Callable[[tuple[pod_object.Pod, ...]], _Problem], timeout_s: float
+    ) -> _Problem:
+        """Wait until ``find`` finds no problem with the node's pods; return it at the deadline.
+
+        A list confirms the watch's report, because a watch may lag behind.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            Superseded: Another layout is requested, or the agent stops.
+        """
+        workloads = self.deps.workloads
+
+        def find_problem(is_late: bool) -> _Problem:  # noqa: FBT001 - as ``Wait.until`` calls it
+            watched = None if is_late else workloads.watched()
+            problem = find(watched) if watched is not None else None
+            return problem or find(workloads.list())
+
+        wait = dataclasses.replace(self.wait(timeout_s), sleep=self.cancel.pause)
+        return wait.until(find_problem)
 
     def transaction(self, idle_wait: timing.Wait | None = None) -> transaction.Transaction:
         """Return a transaction on the node's GPUs."""
@@ -133,8 +182,8 @@ def new_job(
     return Job(
         deps=deps,
         limits=limits,
-        clients=shared.clients,
         publisher=shared.publisher,
+        memory=shared.memory,
         request=request,
         cancel=cancel,
         status=job_status,

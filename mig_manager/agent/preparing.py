@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import drift, host, jobs, recovery, resolving
-from mig_manager.agent.pods import advertisers, drain, survey
+from mig_manager.agent.pods import advertising, drain, pausing, resuming, survey
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, gpu_use, pod_object, resources
@@ -94,8 +94,8 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     change = _survey(job, planned)
     if change.may_evict and job.request.is_on_demand:
         require_no_affected_pods(change.affected_pods(job))
-    is_waited = job.clients.await_driver(
-        change.affected_pods(job), change.usage.pods, change.gpus, job.journal, job.cancel
+    is_waited = resuming.await_driver(
+        job, change.affected_pods(job), change.usage.pods, change.gpus
     )
     if is_waited:
         change = _survey(job, change)
@@ -130,13 +130,9 @@ def _survey(job: jobs.Job, change: Change) -> Change:
                 f"another program manages MIG on this node: {', '.join(others)}",
                 reason=errors.Reason.FOREIGN_MANAGER,
             )
-    job.clients.require_none_stuck(usage.pods)
-    job.clients.advertising.require_served(
-        resources.gpu_layouts(change.gpus, layouts.select(change.resolved.layout, change.gpus)),
-        usage.pods,
-        plugin_config=job.plugin_config,
-        is_driver_expected=advertisers.DRIVER in advertisers.expected_kinds(job.journal),
-    )
+    pausing.require_none_stuck(job, usage.pods)
+    desired = layouts.select(change.resolved.layout, change.gpus)
+    advertising.require_served(job, resources.gpu_layouts(change.gpus, desired), usage.pods)
     plan = change.resolved.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)
 

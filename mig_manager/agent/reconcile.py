@@ -25,7 +25,7 @@ from mig_manager.agent import (
     served_layouts,
     settings,
 )
-from mig_manager.agent.pods import advertisers, gpu_clients
+from mig_manager.agent.pods import advertising
 from mig_manager.change import local
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
@@ -45,8 +45,8 @@ class Reconciler:
         self._shared = jobs.Shared(
             deps=deps,
             limits=limits,
-            clients=gpu_clients.GpuClients(deps, limits),
             publisher=publish.Publisher(deps.node, deps.request_file),
+            memory=jobs.Memory(),
         )
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._record: requests.Request | None = None
@@ -79,7 +79,7 @@ class Reconciler:
         if recovery.has_ended(journal, view):
             self._journal = journal
             return
-        awaited = {kind.deploy_label for kind in advertisers.kinds_in(journal)}
+        awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}
         self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(

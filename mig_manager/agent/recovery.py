@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, publish
-from mig_manager.agent.pods import survey
+from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, node_object, well_known
@@ -174,7 +174,9 @@ def roll_back(job: jobs.Job) -> str:
         _require_unused(job.deps, plan, now)
         job.journal.begin_rollback()
         pods = job.deps.workloads.list()
-        paused = job.clients.pause(plan, pods, job.journal, Uninterrupted(job.deps))
+        paused = pausing.pause(
+            dataclasses.replace(job, cancel=Uninterrupted(job.deps)), plan, pods
+        )
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(job.deps, plan, now)
@@ -184,7 +186,7 @@ def roll_back(job: jobs.Job) -> str:
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):
-                job.clients.resume_plugin(paused, job.journal)
+                resuming.resume_advertisers(job, paused)
     except errors.MigManagerError as error:
         _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
         return f"the interrupted change could not be rolled back: {error.message}"

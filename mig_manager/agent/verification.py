@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.agent import host, jobs, outcomes
-from mig_manager.agent.pods import pausing
+from mig_manager.agent.pods import advertising, resuming
 from mig_manager.core import model
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import well_known
@@ -13,7 +13,7 @@ from mig_manager.core.node import well_known
 
 def resume_and_verify(
     job: jobs.Job,
-    paused: pausing.Paused,
+    paused: advertising.Paused,
     gpus: model.ObservedGpus,
     *,
     is_from_owner: bool,
@@ -29,9 +29,9 @@ def resume_and_verify(
     """
     host.start_services(job)
     host.exit_hooks(job)
-    resumed = job.clients.resume_plugin(paused, job.journal, plugin_config=job.plugin_config)
+    resumed = resuming.resume_advertisers(job, paused, plugin_config=job.plugin_config)
     _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")
-    job.clients.resume_monitors(resumed, job.journal, job.cancel)
+    resuming.resume_monitors(job, resumed)
     return job.status.success(
         errors.Reason.APPLIED,
         "is active",
@@ -59,32 +59,29 @@ def verify_unchanged(
     is_stale = interrupted.stale_files or bool(unverified)
     job.journal.note(snapshot=unrestored, applied="", stale_files=is_stale)
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
-        paused = job.clients.find_plugin(job.journal, gpus, snapshot)
+        paused = resuming.find_advertisers(job, gpus, snapshot)
         job.transaction().refresh()
         return resume_and_verify(job, paused, gpus, is_from_owner=is_from_owner)
     if is_stale:
         job.transaction().refresh()
-    advertising = job.clients.advertising
     config_now = job.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
-        paused = job.clients.resume_plugin(
-            job.clients.find_plugin(job.journal, gpus, unrestored),
-            job.journal,
+        paused = resuming.resume_advertisers(
+            job,
+            resuming.find_advertisers(job, gpus, unrestored),
             plugin_config=job.plugin_config,
         )
         _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")
-    elif not advertising.is_schedulable(gpus, job.journal):
-        # Restart once, not at every retry.
+    elif not advertising.is_schedulable(job, gpus):
         job.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
-        stale = advertising.find_stale(gpus, job.journal, is_restarted=job.request.attempt == 1)
-        advertising.wait_schedulable(stale, gpus, job.journal, job.cancel)
+        advertising.wait_schedulable(job, advertising.restart_stale(job, gpus), gpus)
     return job.status.success(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_from_owner=is_from_owner
     )
 
 
 def _wait_schedulable(
-    job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str
+    job: jobs.Job, paused: advertising.Paused, gpus: model.ObservedGpus, message: str
 ) -> None:
     job.journal.enter(model.Phase.VERIFY, message)
-    job.clients.advertising.wait_schedulable(paused, gpus, job.journal, job.cancel)
+    advertising.wait_schedulable(job, paused, gpus)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent.pods import advertisers
+from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, well_known
 from tests.node import fake_ports, fakes
@@ -155,7 +155,7 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: 
         rig.failing = {}
         assert run(rig, layout, by=ours).state is model.State.SUCCESS, index
         assert_nothing_taken(rig)
-        for key in advertisers.DEPLOY_LABELS:
+        for key in advertising.DEPLOY_LABELS:
             assert rig.labels.get(key) == make().labels.get(key)
         assert rig.driver_runs is rig.has_dra_driver, index
         has_plugin = any(clients.is_device_plugin(pod) for pod in rig.pods.values())

@@ -1,113 +1,71 @@
-"""The programs that advertise a node's devices: NVIDIA's device plugin and DRA driver.
+"""A program that advertises a node's devices: NVIDIA's device plugin or its DRA driver.
 
 The device plugin registers devices with kubelet, and the DRA driver publishes ResourceSlices. Both
 list devices only when they start.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.agent import run_journal
+from mig_manager.agent import jobs
 from mig_manager.core import model
-from mig_manager.core.node import claims, clients, pod_object, resources, well_known
+from mig_manager.core.node import pod_object, resources
 from mig_manager.core.records import journals
 
-_Pods = tuple[pod_object.Pod, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A program that advertises devices, even if the node does not run it."""
-
-    name: str
-    deploy_label: str
-    owns: Callable[[pod_object.Pod], bool]
-    """Whether a pod is of this program."""
-    why_not_starting: Callable[[Iterable[model.Gpu]], str] = lambda _gpus: ""
-    """Why the layout may keep the program from starting, for a message. Empty for a program whose
-    incompatible layouts are refused before the change."""
-
-
-def _why_plugin_not_starting(gpus: Iterable[model.Gpu]) -> str:
-    layouts = resources.gpu_layouts(gpus, {})
-    causes = [
-        f"with MIG strategy {strategy.value} it does not start: {why}"
-        for strategy, why in resources.strategy_refusals(layouts).items()
-    ]
-    empty = resources.without_devices(layouts)
-    if empty:
-        causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
-    return "".join(f"; {cause}" for cause in causes)
-
-
-PLUGIN = Kind(
-    name="device plugin",
-    deploy_label=well_known.PLUGIN_DEPLOY_LABEL,
-    owns=clients.is_device_plugin,
-    why_not_starting=_why_plugin_not_starting,
-)
-DRIVER = Kind(name="DRA driver", deploy_label=claims.DEPLOY_LABEL, owns=claims.is_driver)
-KINDS = (PLUGIN, DRIVER)
-DEPLOY_LABELS = tuple(kind.deploy_label for kind in KINDS)
+Pods = tuple[pod_object.Pod, ...]
 
 
 class Advertiser(Protocol):
-    """One program's devices on one node; ``Kind`` has everything that needs no port.
+    """A program that advertises devices, even if the node does not run it.
 
     Raises:
-        ClusterError: From every method: the API refused or does not answer.
+        ClusterError: From every method of a job: the API refused or does not answer.
     """
 
-    @property
-    def kind(self) -> Kind:
-        """The program."""
+    name: str
+    deploy_label: str
 
-    def withdraw(self) -> None:
+    def owns(self, pod: pod_object.Pod) -> bool:
+        """Check whether a pod is of this program."""
+
+    def was_paused(self, entries: journals.Journal) -> bool:
+        """Check whether it served the node before it was paused."""
+
+    def is_awaited(self, job: jobs.Job) -> bool:
+        """Check whether it must serve the node again, even without a pod now."""
+        journal = job.journal
+        return self.was_paused(journal.entries) or self.deploy_label in journal.record.awaited
+
+    def withdraw(self, job: jobs.Job) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""
 
     def missing(
-        self, gpus: Sequence[model.Gpu], pods: _Pods, changed: frozenset[str]
+        self, job: jobs.Job, gpus: Sequence[model.Gpu], pods: Pods, changed: frozenset[str]
     ) -> errors.NotReadyError | None:
         """Return how the advertised devices differ from the GPUs'; None if they match.
 
         All devices of the GPUs with the UUIDs ``changed`` must be healthy.
         """
 
-    def is_stale(self, gpus: Sequence[model.Gpu]) -> bool:
+    def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
         """Check whether a ready pod advertises outdated devices."""
 
+    def why_refused(
+        self, job: jobs.Job, layouts: Sequence[resources.GpuLayout], pods: Pods
+    ) -> str:
+        """Return why it would exit with the new devices; empty if it would not, or if unknown."""
 
-def is_advertiser(pod: pod_object.Pod) -> bool:
-    """Return whether a pod is the device plugin or the DRA driver."""
-    return any(kind.owns(pod) for kind in KINDS)
+    def why_not_starting(self, gpus: Iterable[model.Gpu]) -> str:
+        """Return why the layout may keep it from starting, for a message.
 
-
-def kinds_of(pods: _Pods) -> frozenset[Kind]:
-    """Return the programs that these pods run."""
-    return frozenset(kind for kind in KINDS if any(map(kind.owns, pods)))
-
-
-def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
-    """Return the programs that served the node before they were paused."""
-    has = {PLUGIN: journal.has_plugin, DRIVER: journal.has_dra_driver}
-    return frozenset(kind for kind in KINDS if has[kind])
-
-
-def expected_kinds(journal: run_journal.RunJournal) -> frozenset[Kind]:
-    """Return the programs that must serve the node again, even without a pod now."""
-    awaited = (kind for kind in KINDS if kind.deploy_label in journal.record.awaited)
-    return kinds_in(journal.entries).union(awaited)
-
-
-def uids(pods: _Pods) -> frozenset[str]:
-    """Return the UIDs of the device plugin and DRA driver pods."""
-    return frozenset(pod.uid for pod in pods if is_advertiser(pod))
+        Empty for a program whose incompatible layouts are refused before the change.
+        """
+        return ""
 
 
 def is_any_ready(pods: Iterable[pod_object.Pod]) -> bool:
-    """Return whether a pod is ready and not terminating."""
+    """Check whether a pod is ready and not terminating."""
     return any(pod.is_ready and not pod.is_terminating for pod in pods)
 
 
@@ -120,16 +78,17 @@ class PodWaitsError(errors.NotReadyError):
         """Pods and kubelet's reasons, without details that change."""
 
 
-def not_ready(kind: Kind, pods: _Pods, gpus: Iterable[model.Gpu]) -> errors.NotReadyError:
+def not_ready(
+    advertiser: Advertiser, pods: Pods, gpus: Iterable[model.Gpu]
+) -> errors.NotReadyError:
     """Return the error that no pod of a program is ready, with kubelet's reasons."""
-    waiting = [pod for pod in pods if pod.waiting is not None]
     names = ", ".join(
         f"{pod.key} ({pod.waiting})" if pod.waiting is not None else pod.key for pod in pods
     )
-    message = f"no new {kind.name} pod is ready: {names or 'none has started'}"
-    message += kind.why_not_starting(gpus)
-    if waiting:
-        why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in waiting if pod.waiting)
+    message = f"no new {advertiser.name} pod is ready: {names or 'none has started'}"
+    message += advertiser.why_not_starting(gpus)
+    why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in pods if pod.waiting)
+    if why:
         return PodWaitsError(message, why=why)
     return errors.NotReadyError(message, reason=errors.Reason.PLUGIN_NOT_READY)
 

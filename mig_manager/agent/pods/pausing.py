@@ -1,94 +1,169 @@
-"""Choose the GPU clients that a change pauses: by their deploy labels, or by deletion."""
+"""Pause the node's GPU clients before a change.
+
+GPU clients are the device plugin, the DRA driver, the operator's other operands, and clients that
+the owner lists. A deploy label pauses its client; clients without one are deleted while the node
+has our taint. The DRA driver is paused last and resumed first: a pod with a ResourceClaim starts
+and ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_controller.go``).
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 
-from mig_manager.agent.pods import advertisers
-from mig_manager.core import steps
-from mig_manager.core.node import claims, clients, node_object, pod_object
+from mig_manager import errors
+from mig_manager.agent import jobs, run_journal
+from mig_manager.agent.pods import advertisers, advertising
+from mig_manager.core import messages, model, steps
+from mig_manager.core.node import claims, clients, node_object, pod_object, well_known
 
 _Pods = tuple[pod_object.Pod, ...]
 
 
+def pause(
+    job: jobs.Job,
+    plan: steps.Plan,
+    listed: _Pods,
+    extra_clients: tuple[clients.ExtraClient, ...] = (),
+    *,
+    drain_late: Callable[[_Pods], object] = lambda _pods: None,
+) -> advertising.Paused:
+    """Pause the clients that must not see the change, and wait until they have stopped.
+
+    ``listed`` are the node's pods now. ``drain_late`` is called with the node's pods before the
+    DRA driver is paused, while pods with claims can end.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        NotReadyError: IN_USE: paused pods did not stop before the deadline.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    pods = tuple(pod for pod in listed if not pod.is_finished)
+    choose = functools.partial(_choose, pods, plan, extra_clients)
+    view = job.deps.node.latest()
+    first = _pause(job, functools.partial(choose, is_driver=False), view)
+    drain_late(_wait_stopped(job, first) or listed)
+    last = _pause(job, functools.partial(choose, is_driver=True), view)
+    _wait_stopped(job, last)
+    return advertising.Paused(
+        programs=advertising.expected(job),
+        old_uids=advertising.uids(pods),
+        changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
+        labels_with_pods=frozenset(
+            key for key in (*first.labels, *last.labels) if clients.gated_by(pods, (key,))
+        ),
+        extra_clients=extra_clients,
+    )
+
+
+def require_none_stuck(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
+    """Fail while a pod remains that did not stop by the deadline of an earlier pause.
+
+    Another attempt would evict pods, and fail in the same place.
+
+    Raises:
+        NotReadyError: IN_USE; nothing was touched.
+    """
+    stuck = job.memory.stuck_uids
+    names = [pod.key for pod in pods if pod.uid in stuck and not pod.is_finished]
+    if names:
+        raise errors.NotReadyError(
+            f"paused daemons have not stopped since the last try: {', '.join(names)}",
+            reason=errors.Reason.IN_USE,
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
+class _Pause:
     """Which GPU clients to pause, and how."""
 
     labels: Mapping[str, str]
-    label_managed: _Pods
-    """Pods that the labels stop."""
-    to_delete: _Pods
-    """Pods that no label stops."""
+    label_managed: _Pods  # the labels stop them
+    to_delete: _Pods  # no label stops them
 
-    @staticmethod
-    def of(
-        pods: _Pods,
-        plan: steps.Plan,
-        extra_clients: tuple[clients.ExtraClient, ...],
-        view: node_object.NodeView,
-        *,
-        is_driver: bool,
-    ) -> "Pause":
-        """Choose the pods and labels that a plan pauses.
 
-        ``is_driver`` chooses between the DRA driver and all other clients.
-        """
-        labels = clients.labels_to_pause(view.labels, plan, extra_clients)
-        label_managed = clients.gated_by(pods, labels)
-        every = (
-            *filter(advertisers.is_advertiser, pods),
-            *clients.members(pods, extra_clients),
+def _choose(
+    pods: _Pods,
+    plan: steps.Plan,
+    extra_clients: tuple[clients.ExtraClient, ...],
+    view: node_object.NodeView,
+    *,
+    is_driver: bool,
+) -> _Pause:
+    """Choose the pods and labels that a plan pauses: the DRA driver's, or all others."""
+    labels = clients.labels_to_pause(view.labels, plan, extra_clients)
+    label_managed = clients.gated_by(pods, labels)
+    every = (*filter(advertising.is_advertiser, pods), *clients.members(pods, extra_clients))
+    to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
+
+    def is_chosen(pod: pod_object.Pod) -> bool:
+        return claims.is_driver(pod) is is_driver
+
+    return _Pause(
+        labels={k: v for k, v in labels.items() if (k == claims.DEPLOY_LABEL) is is_driver},
+        label_managed=tuple(filter(is_chosen, label_managed)),
+        to_delete=tuple(filter(is_chosen, to_delete.values())),
+    )
+
+
+def _pause(
+    job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause], view: node_object.NodeView
+) -> _Pause:
+    """Pause the clients chosen for the node's current state."""
+    before = job.journal.entries
+    pause = choose(view)
+
+    def decide(view: node_object.NodeView) -> run_journal.Step:
+        nonlocal pause
+        pause = choose(view)
+        names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
+        names += [pod.key for pod in pause.to_delete]
+        stopped = advertising.owners((*pause.label_managed, *pause.to_delete))
+        deleted = {each.deploy_label for each in advertising.owners(pause.to_delete)}
+        job.journal.note_awaited(job.journal.record.awaited | deleted)
+
+        def is_paused(each: advertisers.Advertiser) -> bool:
+            return each in stopped or each.deploy_label in pause.labels
+
+        return run_journal.Step(
+            message="pausing " + ", ".join(names or ["nothing"]),
+            entries=dataclasses.replace(
+                before,
+                paused_labels={**pause.labels, **before.paused_labels},
+                hold_taint=bool(pause.to_delete) or before.hold_taint,
+                has_plugin=before.has_plugin or is_paused(advertising.PLUGIN),
+                has_dra_driver=before.has_dra_driver or is_paused(advertising.DRIVER),
+            ),
+            change=node_object.NodePatch(
+                labels=dict.fromkeys(pause.labels, well_known.PAUSED_VALUE),
+                hold_taint=True if pause.to_delete else None,
+            ),
         )
-        to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
 
-        def is_in_part(pod: pod_object.Pod) -> bool:
-            return claims.is_driver(pod) is is_driver
+    if pause.labels or pause.to_delete:
+        job.journal.publish_step(model.Phase.PAUSE, decide)
+    for pod in pause.to_delete:
+        job.deps.workloads.delete(pod)
+    return pause
 
-        return Pause(
-            labels={
-                key: value
-                for key, value in labels.items()
-                if (key == claims.DEPLOY_LABEL) is is_driver
-            },
-            label_managed=tuple(filter(is_in_part, label_managed)),
-            to_delete=tuple(filter(is_in_part, to_delete.values())),
+
+def _wait_stopped(job: jobs.Job, pause: _Pause) -> _Pods:
+    """Wait until the paused pods have stopped; return the node's pods."""
+    uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}
+    if not uids:
+        return ()
+    latest: _Pods = ()
+
+    def running(pods: _Pods) -> _Pods:
+        nonlocal latest
+        latest = pods
+        return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
+
+    timeout_s = job.limits.plugin_timeout_s
+    if stuck := job.until_solved(running, timeout_s):
+        job.memory.note_stuck(stuck)
+        raise errors.NotReadyError(
+            f"paused daemons did not stop within {timeout_s:g} s: "
+            + messages.listed([pod.key for pod in stuck]),
+            reason=errors.Reason.IN_USE,
         )
-
-    @property
-    def kinds(self) -> frozenset[advertisers.Kind]:
-        """The programs that advertise the node's devices, paused or not."""
-        labelled = {k for k in advertisers.KINDS if k.deploy_label in self.labels}
-        return advertisers.kinds_of((*self.label_managed, *self.to_delete)) | labelled
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
-    """The GPU clients that were paused, or are verified as if they had been."""
-
-    kinds: frozenset[advertisers.Kind]
-    """The advertisers of the node's devices; empty: nothing to restart or verify."""
-    old_uids: frozenset[str] = frozenset()
-    """Their pods from before the change: the devices that they advertise are stale."""
-    kept_uids: frozenset[str] = frozenset()
-    """DRA driver pods that are not restarted: they advertise what the GPUs have."""
-    changed: frozenset[str] = frozenset()
-    """UUIDs of the changed GPUs: all of their devices must be schedulable."""
-    labels_with_pods: frozenset[str] = frozenset()
-    """Deploy labels that placed a pod here: worth waiting for its successor."""
-    extra_clients: tuple[clients.ExtraClient, ...] = ()
-
-    @property
-    def has_dra_driver(self) -> bool:
-        """Whether the DRA driver is among them."""
-        return advertisers.DRIVER in self.kinds
-
-    @property
-    def restarted(self) -> tuple[advertisers.Kind, ...]:
-        """The advertisers to restart."""
-        kept = {advertisers.DRIVER} if self.kept_uids else set()
-        return tuple(kind for kind in advertisers.KINDS if kind in self.kinds - kept)
-
-    @property
-    def restarted_names(self) -> str:
-        """The names of the advertisers to restart, for a sentence."""
-        return " and ".join(f"the {kind.name}" for kind in self.restarted)
+    return latest

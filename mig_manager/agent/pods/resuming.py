@@ -1,0 +1,151 @@
+"""Resume the node's GPU clients after a change: first the advertisers, then the monitors."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import jobs
+from mig_manager.agent.pods import advertising, dra_driver
+from mig_manager.core import messages, model
+from mig_manager.core.node import clients, pod_object
+
+_log = structlog.get_logger()
+
+_Pods = tuple[pod_object.Pod, ...]
+
+
+def resume_advertisers(
+    job: jobs.Job, paused: advertising.Paused, *, plugin_config: str | None = None
+) -> advertising.Paused:
+    """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
+
+    Returns:
+        ``paused`` with all their pods that may have missed a part of the change.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    # A pod that tolerates every taint came back during the change, and is stale too.
+    pods = job.deps.workloads.list()
+    stale = (
+        *filter(advertising.is_advertiser, pods),
+        *clients.members(pods, paused.extra_clients),
+    )
+    early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
+    entries = job.journal.entries
+    for each in paused.restarted:
+        each.withdraw(job)
+    is_paused = not entries.paused_labels.keys().isdisjoint(advertising.DEPLOY_LABELS)
+    if is_paused or entries.hold_taint or plugin_config:
+        names = " and ".join(f"the {each.name}" for each in paused.restarted)
+        what = f"restarting {names or 'the device plugin'}"
+        job.journal.resume(advertising.DEPLOY_LABELS, what=what, plugin_config=plugin_config)
+    advertising.delete(job, early)
+    old_uids = paused.old_uids | {pod.uid for pod in early}
+    return dataclasses.replace(paused, old_uids=old_uids)
+
+
+def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
+    """Restore the other deploy labels one by one, and have the operator validate again.
+
+    The layout is already active and verified, so a monitor that does not become ready is only a
+    warning. A newer request or an API failure ends the wait; the end of the run restores the
+    remaining labels.
+    """
+    timeout_s = job.limits.monitor_timeout_s
+    labels = job.journal.entries.paused_labels
+    waited_for = [key for key in labels if key in paused.labels_with_pods]
+    others = labels.keys() - waited_for
+    try:
+        for key in waited_for:
+
+            def is_unready(pods: _Pods, key: str = key) -> bool:
+                placed = clients.gated_by(pods, (key,))
+                return not placed or any(not p.is_ready or p.is_terminating for p in placed)
+
+            is_ours = key in job.journal.resume({key, *others})
+            others = set()
+            if is_ours and job.until_solved(is_unready, timeout_s):
+                job.deps.node.emit(
+                    reason="MonitorNotReady",
+                    message=f"{key}: no pod is ready after {timeout_s:g} s",
+                    is_warning=True,
+                )
+    except errors.Superseded as end:
+        _log.info("monitors_not_waited_for", why=end.why)
+    except errors.ClusterError as error:
+        _log.warning("monitors_not_waited_for", error=error.message)
+    # Feature discovery with a deploy label was restarted already.
+    is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.labels_with_pods
+    with _warn_on_error():
+        for pod in job.deps.workloads.present():
+            if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
+                with _warn_on_error():
+                    advertising.delete(job, [pod])
+
+
+def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[model.Gpu]) -> bool:
+    """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
+
+    If a claim's devices are unknown, wait for the driver's slices too. A closed node is reopened
+    first. Returns whether it waited.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        NotReadyError: PLUGIN_NOT_READY; no pod was evicted.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    claiming = [pod for pod in affected if pod.may_claim]
+    if not claiming or not advertising.DRIVER.is_expected(job, pods):
+        return False
+    needs_slices = not all(pod.claimed_ids for pod in claiming)
+
+    def is_lacking(pods: _Pods) -> bool:
+        is_ready = dra_driver.has_ready(pods)
+        return not is_ready or (needs_slices and advertising.DRIVER.is_stale(job, gpus))
+
+    if not is_lacking(pods):
+        return False
+    if job.journal.entries.is_closed and not dra_driver.has_ready(pods):
+        # Evicted pods may come back, so an earlier attempt's drain starts over.
+        job.journal.note(draining=False)
+        resume_advertisers(job, find_advertisers(job, gpus, job.journal.entries.snapshot))
+    job.journal.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
+    timeout_s = job.limits.plugin_timeout_s
+    # Slices that do not match in time are no failure: a claim may then use any GPU.
+    is_late = job.until_solved(is_lacking, timeout_s)
+    if is_late and not dra_driver.has_ready(job.deps.workloads.list()):
+        raise errors.NotReadyError(
+            f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
+            "ResourceClaims cannot end: " + messages.listed([pod.key for pod in claiming]),
+            reason=errors.Reason.PLUGIN_NOT_READY,
+        )
+    return True
+
+
+def find_advertisers(
+    job: jobs.Job, gpus: Sequence[model.Gpu], changed: Iterable[model.GpuSnapshot]
+) -> advertising.Paused:
+    """Return the advertisers as if they had been paused for a change of some GPUs.
+
+    An up-to-date DRA driver is kept: restarting it would change nothing.
+    """
+    pods = job.deps.workloads.list()
+    kept_uids = advertising.DRIVER.current_uids(job, gpus, pods)
+    return advertising.Paused(
+        programs=advertising.find(job, pods, gpus),
+        old_uids=advertising.uids(pods) - kept_uids,
+        kept_uids=kept_uids,
+        changed=frozenset(gpu.uuid for gpu in changed),
+    )
+
+
+@contextlib.contextmanager
+def _warn_on_error() -> Iterator[None]:
+    try:
+        yield
+    except errors.ClusterError as error:
+        _log.warning("pod_not_restarted", error=error.message)
