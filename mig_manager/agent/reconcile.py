@@ -181,7 +181,12 @@ class Reconciler:
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         if not self.faults.publish_failure(outcome.reason, outcome.message):
-            self._publish_faults(job.status.gpus, is_active=is_success)
+            try:
+                self._publish_faults(job.status.gpus, is_active=is_success)
+            except errors.ClusterError as error:
+                # The outcome is published, and the next check tries again.
+                reason = error.reason.value
+                _log.warning("faults_not_published", reason=reason, error=error.message)
         return outcome
 
     def check_drift(

@@ -280,3 +280,29 @@ def test_where_one_gpu_is_lost_and_another_fails_the_error_names_both(boot: Boot
     assert "(GpuLost)" in error.message
     assert f"GPU 2 ({before[2].uuid}" in error.message
     assert before[1].uuid not in error.message
+
+
+@pytest.mark.parametrize("product", ["A30", "H100-80GB-HBM3"])
+def test_a_change_returns_the_recovery_action_after_it(product: str, boot: Boot) -> None:
+    node = boot(product)
+    idle = node.enable()
+    node.state.fail_gpu(0, action=1)
+    (before,) = node.gpus.observe()
+    node.state.fail_gpu(0)
+    step = gi_step(idle, str(idle.profiles[0].profile) if idle.profiles else "")
+
+    (after,) = node.gpus.execute(plan_of([before], step), [before])
+
+    assert before.recovery_action is model.RecoveryAction.GPU_RESET
+    assert after.recovery_action is model.RecoveryAction.NONE
+
+
+def test_a_mode_change_with_a_reset_clears_the_recovery_action(boot: Boot) -> None:
+    node = boot("A30")
+    node.state.fail_gpu(0, action=1)
+    (before,) = node.gpus.observe()
+
+    (after,) = node.gpus.execute(plan_of([before], mode_step(before, ON)), [before])
+
+    assert before.recovery_action is model.RecoveryAction.GPU_RESET
+    assert after.recovery_action is model.RecoveryAction.NONE

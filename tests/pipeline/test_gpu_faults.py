@@ -216,6 +216,23 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
     assert rig.events == ["GpuRecoveryNeeded"]
 
 
+def test_a_run_ends_although_its_faults_cannot_be_written() -> None:
+    rig = scenes.node()
+    ours = scenes.reconciler(rig)
+    set_action(rig, RESET, 0)
+
+    def refuse_after_outcome() -> None:
+        if "Applied" in rig.events:
+            # Another program has removed what the run published.
+            rig.refusing["node.patch"] = scenes.BROKEN["node"]
+            ours.forget_node()
+
+    rig.on_call = refuse_after_outcome
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    assert outcome.reason is errors.Reason.APPLIED
+    assert rig.events[-1] == "GpuRecoveryNeeded"
+
+
 # -- the real agent process ----------------------------------------------------------------------
 
 

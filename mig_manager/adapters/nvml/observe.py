@@ -80,8 +80,14 @@ def update(known: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     if current is not known.current_mode:
         # Its profiles may have changed as well.
         return in_full(known.index, known.uuid, gpu_device.Device(device.handle))
+    action = known.recovery_action
+    if known.needs_recovery:
+        action = _recovery_action(_fields(device.handle))
     return _with_instances(
-        dataclasses.replace(known, current_mode=current, pending_mode=pending), device
+        dataclasses.replace(
+            known, current_mode=current, pending_mode=pending, recovery_action=action
+        ),
+        device,
     )
 
 

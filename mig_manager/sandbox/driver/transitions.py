@@ -56,6 +56,8 @@ def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:
         return pending, states.Code.IN_USE
     elif not now.options.resets_itself:
         return pending, states.Code.RESET_REQUIRED
+    else:
+        pending = _without_cleared_action(pending)
     return reset(pending), states.Code.SUCCESS
 
 
@@ -64,6 +66,15 @@ def reset(gpu: states.GpuState) -> states.GpuState:
     return dataclasses.replace(
         gpu, is_enabled=gpu.is_pending, instances=(), attachments=gpu.attachments + 1
     )
+
+
+_CLEARED_BY_RESET = frozenset({1, 4})
+"""GPU reset, drain and reset (``nvmlDeviceGpuRecoveryAction_t``)."""
+
+
+def _without_cleared_action(gpu: states.GpuState) -> states.GpuState:
+    is_cleared = gpu.recovery_action in _CLEARED_BY_RESET
+    return dataclasses.replace(gpu, recovery_action=0) if is_cleared else gpu
 
 
 def reboot(board: states.Board, gpu: states.GpuState) -> states.GpuState:
@@ -251,10 +262,6 @@ class ResetResult:
         return next(iter(self.refused.values()), states.Code.SUCCESS)
 
 
-_CLEARED_BY_RESET = frozenset({1, 4})
-"""GPU reset, drain and reset (``nvmlDeviceGpuRecoveryAction_t``)."""
-
-
 def reset_gpus(
     node: states.MachineState, chosen: Sequence[int]
 ) -> tuple[states.MachineState, ResetResult]:
@@ -274,9 +281,7 @@ def reset_gpus(
         return node, ResetResult(refused=alone, missing=tuple(missing))
     for index in chosen:
         gpu = reboot(boards[index], node.gpus[index])
-        if gpu.recovery_action in _CLEARED_BY_RESET:
-            gpu = dataclasses.replace(gpu, recovery_action=0)
-        node = node.with_gpu(index, gpu)
+        node = node.with_gpu(index, _without_cleared_action(gpu))
     return node, ResetResult()
 
 
