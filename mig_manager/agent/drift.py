@@ -46,11 +46,18 @@ class Observation:
 
 
 def observe(job: jobs.Job) -> Observation:
-    """Observe the GPUs, and plan the layout of a run without executing anything."""
+    """Observe the GPUs, and plan the layout of a run without executing anything.
+
+    Raises:
+        LockedError: Another manager changes the GPUs.
+    """
     try:
-        resolved = resolving.resolve(job)
-        gpus = resolving.observe_once(job, resolved)
-        plan = resolved.plan(gpus)
+        with job.hold_lock(f"checking layout {job.request.config}"):
+            resolved = resolving.resolve(job)
+            gpus = resolving.observe_once(job, resolved)
+            plan = resolved.plan(gpus)
+    except errors.LockedError:
+        raise
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         return Observation(

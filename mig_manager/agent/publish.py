@@ -73,6 +73,11 @@ class Publisher:
         """Write annotations."""
         self.patch(node_object.NodePatch(annotations=annotations))
 
+    def publish_record(self, record: requests.Request) -> None:
+        """Write the record of a request, also to the host."""
+        self.annotate(of_record(record))
+        self.save_on_host(record)
+
     def save_on_host(self, record: requests.Request) -> None:
         """Copy a published record to the host; a failure is logged."""
         text = record.to_json()

@@ -27,7 +27,7 @@ from mig_manager.agent import (
 )
 from mig_manager.agent.pods import advertising
 from mig_manager.change import local
-from mig_manager.core import messages, model, ports
+from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_repair, journals, requests
@@ -127,8 +127,7 @@ class Reconciler:
             if custom.is_on_demand and self._record.origin is not requests.Origin.PARTITIONER:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
-                self._shared.publisher.annotate(publish.of_record(self._record))
-                self._shared.publisher.save_on_host(self._record)
+                self._shared.publisher.publish_record(self._record)
         request = jobs.Request(
             config=name,
             custom=custom,
@@ -197,11 +196,9 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        request = jobs.Request(config=name, custom=custom)
-        with self._attempt(request, self._journal) as job:
+        with self._attempt(jobs.Request(config=name, custom=custom), self._journal) as job:
             try:
-                with self._shared.hold_lock(f"checking layout {name}"):
-                    observation = drift.observe(job)
+                observation = drift.observe(job)
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
@@ -253,8 +250,9 @@ class Reconciler:
             resting.admit_workloads(self._shared, view)
         if self._deps.slots is not None:
             self._deps.slots.release()
-        must_retry = resting.publish_gpus(self._shared, self._layouts, self.capacity, view)
-        self._publish_faults(self.capacity.gpus, is_active=False)
+        gpus, must_retry = resting.observe(self._shared, self.faults)
+        resting.publish_gpus(self._shared, gpus, self._layouts, self.capacity, view)
+        self._publish_faults(gpus, is_active=False)
         return must_retry or not self._journal.is_empty
 
     def check_faults(self) -> None:
@@ -263,17 +261,10 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        if not self.faults.is_on:
-            return
-        try:
-            with self._shared.hold_lock("observing the GPUs"):
-                gpus = self._deps.gpus.observe()
-        except (errors.HardwareError, errors.LockedError) as error:
-            _log.info("gpus_not_checked", reason=error.reason.value, error=error.message)
-            self.faults.publish_failure(error.reason, error.message)
-            return
-        self.capacity.note_gpus(gpus)
-        self._publish_faults(gpus, is_active=False)
+        if self.faults.is_on:
+            gpus, _ = resting.observe(self._shared, self.faults)
+            self.capacity.note_gpus(gpus)
+            self._publish_faults(gpus, is_active=False)
 
     def stop(self) -> None:
         """Reopen a node that is closed until the next attempt; call when the agent stops.
@@ -328,27 +319,9 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        name = before.config or "a layout"
         with self._attempt(jobs.Request(config=before.config), before) as job:
-            resumed = job.journal.entries
-            with self._shared.hold_lock(f"undoing an interrupted change to {name}"):
-                result = run.undo_interrupted(job)
-            job.journal.abandon()
+            run.undo_interrupted(job)
             self._keep_remaining(job.journal.entries)
-        if self._journal == resumed:
-            _log.warning("rollback_pending", config=before.config, why=result)
-            return
-        is_restored = self._journal.is_restored
-        done = (
-            f"restored the node after an interrupted run for {name}"
-            if is_restored
-            else f"an interrupted run for {name} is only partly undone"
-        )
-        self._deps.node.emit(
-            reason="Recovered",
-            message=messages.join(done, result),
-            is_warning=not is_restored,
-        )
 
     def _end_pending(self, why: str) -> None:
         with self._attempt(jobs.Request(config=""), self._journal) as job:
@@ -363,16 +336,15 @@ class Reconciler:
 
 def _save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:
     """Save the verified layout for the next boot; a failure is logged."""
-    record = job.journal.record
     if job.deps.boot_layout is None:
         return
-    try:
-        local.save_layout(
-            job.deps.boot_layout,
-            gpus,
-            config=record.config,
-            config_hash=record.verified.config_hash if record.verified else "",
-            boot_id=job.deps.boot_id,
-        )
-    except errors.ConfigError as error:
-        _log.warning("layout_not_saved", error=error.message)
+    published = job.status.published
+    why = local.save_layout(
+        job.deps.boot_layout,
+        gpus,
+        config=published.config,
+        config_hash=published.config_hash,
+        boot_id=job.deps.boot_id,
+    )
+    if why:
+        _log.warning("layout_not_saved", error=why)

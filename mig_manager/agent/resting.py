@@ -3,7 +3,8 @@
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import capacity, jobs, publish, served_layouts
+from mig_manager.agent import capacity, faults, jobs, publish, served_layouts
+from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec, readiness, requests
 
@@ -22,32 +23,38 @@ def admit_workloads(shared: jobs.Shared, view: node_object.NodeView) -> None:
         shared.publisher.update(lambda _view: node_object.NodePatch(removed_taints=taints))
 
 
+def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.ObservedGpus, bool]:
+    """Observe the GPUs, and report a failure that is due to them.
+
+    Returns:
+        The GPUs, empty after a failure; and whether it may pass.
+    """
+    try:
+        with shared.hold_lock("observing the GPUs"):
+            return shared.deps.gpus.observe(), False
+    except (errors.HardwareError, errors.LockedError) as error:
+        _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)
+        report.publish_failure(error.reason, error.message)
+        return model.NO_GPUS, error.reason.is_transient
+
+
 def publish_gpus(
     shared: jobs.Shared,
+    gpus: model.ObservedGpus,
     layouts: served_layouts.LayoutList,
     report: capacity.CapacityReport,
     view: node_object.NodeView,
-) -> bool:
+) -> None:
     """Publish the GPUs and their layouts, for requests that are planned before a label is set.
-
-    Returns:
-        Whether it failed but may succeed later.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
     annotations = publish.of_record(requests.NONE)
-    try:
-        with shared.hold_lock("observing the GPUs"):
-            gpus = shared.deps.gpus.observe()
-    except (errors.HardwareError, errors.LockedError) as error:
-        _log.info("gpus_not_published", reason=error.reason.value, error=error.message)
-        shared.publisher.annotate(annotations)
-        return error.reason.is_transient
     fitting = layouts.fitting(gpus)
-    annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
+    if gpus is not model.NO_GPUS:
+        annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
     annotations |= layouts.annotations(fitting)
     annotations |= report.annotations(gpus, view.annotations)
     shared.publisher.annotate(annotations)
     layouts.write(fitting)
-    return False

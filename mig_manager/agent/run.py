@@ -118,13 +118,31 @@ def undo(job: jobs.Job) -> str:
     return messages.join(result, host.restore(job))
 
 
-def undo_interrupted(job: jobs.Job) -> str:
-    """Undo an interrupted run; return the result as part of a sentence."""
-    is_stale = job.journal.entries.stale_files
-    result = undo(job)
-    if is_stale:
-        try:
-            job.transaction().refresh()
-        except errors.HostError as error:
-            result = messages.join(result, error.message)
-    return result
+def undo_interrupted(job: jobs.Job) -> None:
+    """Undo an interrupted run, whose journal the job has; report the result as an Event.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        LockedError: Another manager is at work; nothing was undone.
+    """
+    name, before = job.request.config or "a layout", job.journal.entries
+    with job.hold_lock(f"undoing an interrupted change to {name}"):
+        result = undo(job)
+        if before.stale_files:
+            try:
+                job.transaction().refresh()
+            except errors.HostError as error:
+                result = messages.join(result, error.message)
+    job.journal.abandon()
+    remaining = job.journal.entries
+    if remaining == before:
+        _log.warning("rollback_pending", config=job.request.config, why=result)
+        return
+    done = f"restored the node after an interrupted run for {name}"
+    if not remaining.is_restored:
+        done = f"an interrupted run for {name} is only partly undone"
+    job.deps.node.emit(
+        reason="Recovered",
+        message=messages.join(done, result),
+        is_warning=not remaining.is_restored,
+    )

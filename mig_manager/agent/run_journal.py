@@ -218,12 +218,7 @@ class RunJournal:
         outcome: outcomes.Outcome,
         annotations: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Publish the outcome, and undo the remaining entries in the same patch.
-
-        Args:
-            outcome: The outcome.
-            annotations: More annotations for this patch.
-        """
+        """Publish the outcome, with ``annotations``, and undo the remaining entries."""
         if outcome.state is model.State.SUCCESS:
             # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)

@@ -233,16 +233,15 @@ class _Change:
 
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is only reported."""
-        try:
-            local.save_layout(
-                self.deps.boot_layout,
-                gpus,
-                config=self.target.name,
-                config_hash=self.target.content_hash,
-                boot_id=self.deps.boot_id,
-            )
-        except errors.ConfigError as error:
-            self.deps.notify(f"{error.message}; the next boot will not restore this layout")
+        why = local.save_layout(
+            self.deps.boot_layout,
+            gpus,
+            config=self.target.name,
+            config_hash=self.target.content_hash,
+            boot_id=self.deps.boot_id,
+        )
+        if why:
+            self.deps.notify(f"{why}; the next boot will not restore this layout")
 
     def _result(
         self,

@@ -284,11 +284,11 @@ def save_layout(
     config: str,
     config_hash: str,
     boot_id: str,
-) -> None:
+) -> str:
     """Save a verified layout for the next boot; keep the saved state of unreachable GPUs.
 
-    Raises:
-        ConfigError: The layout cannot be written.
+    Returns:
+        Why it cannot be written; empty if it was.
     """
     snapshot = tuple(gpu.snapshot for gpu in gpus)
     if gpus.unreachable:
@@ -299,7 +299,11 @@ def save_layout(
     verified = journals.VerifiedLayout(
         config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot
     )
-    store.save(verified.to_json())
+    try:
+        store.save(verified.to_json())
+    except errors.ConfigError as error:
+        return error.message
+    return ""
 
 
 def _not_written(error: errors.ConfigError) -> errors.UsageError:
