@@ -108,7 +108,6 @@ class StatusAnnotation(TypedDict):
     retryAt: NotRequired[str]
     rebooted: NotRequired[bool]
     configProblem: NotRequired[str]  # why the file cannot be used
-    keepsRequest: NotRequired[bool]  # whether the agent keeps a record of the request
     gpus: NotRequired[list[GpuSummary]]
     unreachableGpus: NotRequired[list[UnreachableSummary]]
 

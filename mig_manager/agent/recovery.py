@@ -83,8 +83,7 @@ def find_record(
 ) -> requests.Request:
     """Return the record of the request that an earlier agent served; ``NONE`` without one.
 
-    If record and status name different requests, the status is newer: an agent version without
-    records has served the node since.
+    Without a valid record on the Node the status decides, so that no pod is evicted.
     """
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
@@ -93,7 +92,7 @@ def find_record(
             record = _parse_record(request_file.read())
         except errors.ConfigError as error:
             _log.warning("request_not_read", error=error.message)
-    elif record is None or _is_older(record, published):
+    elif record is None:
         applied = view.labels.get(well_known.APPLIED_LABEL, "")
         record = requests.of_status(published, journal, applied)
     return record or requests.NONE
@@ -107,14 +106,6 @@ def _parse_record(text: str | None) -> requests.Request | None:
     except ValueError as error:
         _log.warning("request_unreadable", error=str(error))
         return None
-
-
-def _is_older(record: requests.Request, published: status.PublishedStatus | None) -> bool:
-    # A status without a request belongs to a run that ended without one. An agent may also have
-    # died between the record and its run's first status.
-    if published is None or not published.config or published.keeps_request:
-        return False
-    return record.key != (published.config, published.annotation_hash)
 
 
 def is_possible(

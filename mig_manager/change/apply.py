@@ -74,13 +74,13 @@ def restore(
     is_mode_only = scope is plans.Scope.MODE_ONLY
 
     def plan(gpus: model.ObservedGpus) -> plans.Planned:
-        result = planner.restore_checkpoint(content, gpus, is_mode_only=is_mode_only)
-        return plans.Planned(layout=name, gpus=gpus, desired={}, plan=result.plan, users={})
+        changes = planner.restore_checkpoint(content, gpus, is_mode_only=is_mode_only)
+        return plans.Planned(layout=name, gpus=gpus, desired={}, plan=changes, users={})
 
     target = _Target(
         name=name,
         content_hash=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
-        covered=lambda gpus: planner.restore_checkpoint(content, gpus).covered,
+        covered=lambda _: frozenset(device.uuid for device in content),
         plan=plan,
         # A checkpoint does not cover unreachable GPUs.
         unrestored_elsewhere=lambda gpus, snapshot: gpus.missing(snapshot),

@@ -403,12 +403,6 @@ class Rollout(TypedDict):
     nodes: list[_RolloutNode]
 
 
-class _PreviewCounts(TypedDict):
-    kept: int
-    destroyed: int
-    created: int
-
-
 class Preview(TypedDict):
     """What a layout would change on one node."""
 
@@ -417,7 +411,7 @@ class Preview(TypedDict):
     verdict: Annotated[str, "core.fleet.preview.NodeFit"]
     reason: str
     message: str
-    instances: _PreviewCounts
+    instances: _Counts
     mode_changes: list[int]  # indices of GPUs
     resets: list[int]  # indices of GPUs
     evicted_pods: list[str]

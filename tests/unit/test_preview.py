@@ -58,7 +58,7 @@ def test_an_active_layout_changes_nothing() -> None:
     )
 
     assert found.feasibility is NodeFit.APPLIED
-    assert counts(found) == {"kept": 8, "destroyed": 0, "created": 0}
+    assert counts(found) == {"staying": 8, "destroyed": 0, "created": 0}
     assert found.evicted == found.maybe_evicted == ()
 
 
@@ -68,7 +68,7 @@ def test_first_layout_resets_gpus_and_evicts_their_pods() -> None:
     assert found.feasibility is NodeFit.FITS
     data = found.to_data()
     assert (data["mode_changes"], data["resets"]) == ([0, 1], [0, 1])
-    assert counts(found) == {"kept": 0, "destroyed": 0, "created": 14}
+    assert counts(found) == {"staying": 0, "destroyed": 0, "created": 14}
     assert found.evicted == ("default/p",)
 
 
@@ -84,7 +84,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
     )
 
     # On GPU 0 the only 2g.10gb of it goes; GPU 1 keeps its own.
-    assert counts(found) == {"kept": 7, "destroyed": 1, "created": 2}
+    assert counts(found) == {"staying": 7, "destroyed": 1, "created": 2}
     assert found.evicted == ()
     assert found.maybe_evicted == ("default/gone",)
     only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)

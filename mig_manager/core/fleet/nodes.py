@@ -258,7 +258,7 @@ def require_layout(nodes: Iterable[Node], document: layouts.Document, name: str)
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
     every = tuple(nodes)
     if not is_listed(every, name):
-        document.layout(name, [*filter(None, map(published_gpus, every))])
+        document.layout(name, [gpus for node in every if (gpus := published_gpus(node)[0])])
 
 
 def layout_of(
@@ -329,12 +329,15 @@ class NodeState(enum.Enum):
         return self in (NodeState.APPLIED, NodeState.NO_REQUEST)
 
 
-def published_gpus(node: Node) -> model.ObservedGpus | None:
-    """Return the GPUs that an agent has published; None if they are missing or invalid."""
+def published_gpus(node: Node) -> tuple[model.ObservedGpus | None, str]:
+    """Return the GPUs that an agent has published, or None and the reason."""
+    if not node.gpus:
+        return None, "no agent has published its GPUs; is one running there?"
     try:
-        return gpu_codec.from_json(node.gpus or "")
-    except ValueError:
-        return None
+        return gpu_codec.from_json(node.gpus), ""
+    except ValueError as error:
+        detail = messages.printable(str(error)[:_MAX_WORD])
+        return None, f"the published GPUs cannot be read: {detail}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,15 +354,9 @@ def report(node: Node, now: dt.datetime) -> Report:
     """Compare a node's request with its status, and note unusual or missing facts."""
     state = _state(node, now)
     notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []
-    gpus: model.ObservedGpus | None = None
-    if node.gpus is not None:
-        try:
-            gpus = gpu_codec.from_json(node.gpus)
-        except ValueError as error:
-            detail = messages.printable(str(error)[:_MAX_WORD])
-            notes.append(f"the published GPUs cannot be read: {detail}")
-    elif node.has_gpus:
-        notes.append("no agent has published the GPUs of this node")
+    gpus, why = published_gpus(node)
+    if why and (node.gpus or node.has_gpus):
+        notes.append(why)
     notes += _notes(node, state, now)
     notes += [gpu.sentence for gpu in model.unreachable(gpus or ())]
     notes += gpu_recovery.faults(gpus or ())

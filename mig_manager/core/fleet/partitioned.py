@@ -61,7 +61,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         taints = demand.parse_taints(item.get("spec") or {})
     if not (is_opted_in or any(resources.is_mig(name) for name, _ in allocatable)):
         return None
-    gpus = fleet_nodes.published_gpus(node) or ()
+    gpus = fleet_nodes.published_gpus(node)[0] or ()
     in_use = _in_use(node.view.annotations.get(well_known.CAPACITY_ANNOTATION), gpus)
     published = node.status
     has_failed = published is not None and published.state is model.State.FAILED

@@ -14,7 +14,6 @@ from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.node import clients, pod_object, resources
-from mig_manager.core.records import gpu_codec
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -75,7 +74,7 @@ class Preview:
             "reason": self.reason,
             "message": self.message,
             "instances": {
-                "kept": planned.staying if planned else 0,
+                "staying": planned.staying if planned else 0,
                 "destroyed": len(planned.destroyed) if planned else 0,
                 "created": len(planned.created) if planned else 0,
             },
@@ -106,11 +105,8 @@ def preview(
         presumed: The GPUs of a node that has not published them.
         layout: The layout, if it is in no document.
     """
-    gpus, why = presumed, "no agent has published its GPUs; is one running there?"
-    try:
-        gpus = gpu_codec.from_json(node.gpus) if node.gpus else presumed
-    except ValueError as error:
-        why = f"the published GPUs cannot be read: {error}"
+    gpus, why = nodes.published_gpus(node)
+    gpus = presumed if gpus is None else gpus
     if gpus is None:
         unknown = NodeFit.UNKNOWN
         return Preview(

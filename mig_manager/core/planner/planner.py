@@ -148,17 +148,9 @@ def _creations(plan: steps.GpuPlan) -> Iterator[model.Creation]:
                 pass
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPlan:
-    """The steps to a checkpoint."""
-
-    plan: steps.Plan
-    covered: frozenset[str]  # UUIDs of the GPUs of the checkpoint
-
-
 def restore_checkpoint(
     saved: Sequence[checkpoint.Device], gpus: Sequence[model.Gpu], *, is_mode_only: bool = False
-) -> CheckpointPlan:
+) -> steps.Plan:
     """Find the steps to a checkpoint; GPUs that it lacks are not touched.
 
     With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
@@ -179,8 +171,7 @@ def restore_checkpoint(
         else each
         for each in plan.gpus
     )
-    covered = frozenset(device.uuid for device in saved)
-    return CheckpointPlan(plan=steps.Plan(gpus=changes), covered=covered)
+    return steps.Plan(gpus=changes)
 
 
 def refuse_on_vgpus(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:

@@ -60,8 +60,6 @@ class Status:
             "retryAt": self.retry_at,
             "rebooted": self.is_rebooted or None,
             "configProblem": self.config_problem,
-            # Older agents kept no record of the request.
-            "keepsRequest": True,
             "gpus": [
                 {
                     "index": gpu.index,
@@ -106,7 +104,6 @@ class PublishedStatus:
     unreachable: tuple[str, ...]  # unreachable GPUs, in words
     origin: str = ""  # of the layout
     annotation_hash: str = ""  # of the annotation with the layout; empty for other layouts
-    keeps_request: bool = False  # whether its agent also writes a record of the request
 
     @property
     def at(self) -> dt.datetime | None:
@@ -137,7 +134,6 @@ def parse(text: str) -> PublishedStatus:
         unreachable=_unreachable(data.get("unreachableGpus")),
         origin=messages.printable(str(data.get("origin", ""))[:_MAX_ORIGIN]),
         annotation_hash=_word(data.get("annotationHash", "")),
-        keeps_request=data.get("keepsRequest") is True,
     )
 
 
