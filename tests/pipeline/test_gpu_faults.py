@@ -230,6 +230,11 @@ def test_a_run_ends_although_its_faults_cannot_be_written() -> None:
     rig.on_call = refuse_after_outcome
     outcome = scenes.run(rig, LAYOUT, by=ours)
     assert outcome.reason is errors.Reason.APPLIED
+    assert "GpuRecoveryNeeded" not in rig.events
+
+    rig.on_call = lambda: None
+    del rig.refusing["node.patch"]
+    ours.check_drift(LAYOUT, outcome)
     assert rig.events[-1] == "GpuRecoveryNeeded"
 
 
