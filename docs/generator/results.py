@@ -111,7 +111,7 @@ _VARIANTS = {
 
 def day_table(_body: str) -> str:
     """Return how the pods of a day fared, a row for each way to partition the GPUs."""
-    found = entries("partitioner")
+    found = entries("partitioner-day")
     if not found:
         return _NOTHING
     about, *rows = found

@@ -91,3 +91,51 @@ def test_the_best_fixed_layout_is_no_worse_than_one_layout_for_all_gpus(
     best = unplaced(collections.Counter(day.best_fixed(jobs, gpus=GPUS, end_s=DAY_S)))
     same = [unplaced(collections.Counter({counts: GPUS})) for counts in day.layouts()]
     assert best <= min(same)
+
+
+def test_a_trace_is_mapped_by_compute_or_by_memory() -> None:
+    text = """name,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time
+a,0,0,1,2,1
+b,1,150,5,25,10
+c,1,500,3,9,
+d,2,1000,4,104,4
+"""
+    by_compute, by_memory = (day.parse_trace(text, mapped) for mapped in day.Mapped)
+
+    assert [row.request for row in by_compute] == ["4g", "2x7g", "2g"]
+    assert [row.request for row in by_memory] == ["3g", "2x7g", "2g"]
+    assert [(row.at, row.life) for row in by_compute] == [(3.0, 6.0), (4.0, 100.0), (5.0, 15.0)]
+
+
+def test_the_synthetic_trace_has_the_marginals_of_the_real_one() -> None:
+    rows = day.parse_trace(day.synthetic_trace(1, 4000), day.Mapped.COMPUTE)
+
+    whole = sum(row.request == "7g" for row in rows) / len(rows)
+    assert whole == pytest.approx((3986 + 1406) / 7064, abs=0.03)
+    assert sorted(row.life for row in rows)[2000] == pytest.approx(539, rel=0.15)
+
+
+def test_no_choice_of_placement_beats_the_bound_of_the_mean() -> None:
+    jobs = day.jobs(seed=1, pods=60, day_s=DAY_S, gpus=GPUS, load=1.2)
+
+    bound = day.least_mean(jobs, gpus=GPUS, end_s=DAY_S)
+    assert bound > 0
+    for choice in day.Choice:
+        waits = day.instant(jobs, gpus=GPUS, end_s=DAY_S, choice=choice)
+        assert day.mean(jobs, waits, end_s=DAY_S) >= bound
+
+
+def test_least_fragmentation_keeps_room_for_large_devices() -> None:
+    jobs = [job("a", "2g.10gb", 0, 50), job("b", "3g.20gb", 1, 50), job("c", "1g.5gb", 2, 50)]
+
+    waits = day.instant(jobs, gpus=1, end_s=100, choice=day.Choice.LEAST_FRAGMENTED)
+
+    assert waits == {"a": 0.0, "b": 0.0, "c": 0.0}
+
+
+def test_all_devices_of_a_pod_are_on_one_node() -> None:
+    pair = day.Job(name="pair", profile="7g.40gb", at_s=1, run_s=1, count=8)
+    jobs = [job("one", "7g.40gb", 0, 10), pair]
+
+    assert day.instant(jobs, gpus=8, end_s=100)["pair"] == 9.0
+    assert day.instant(jobs, gpus=16, end_s=100)["pair"] == 0.0

@@ -59,6 +59,8 @@ class Search:
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[model.GpuInstanceProfile, ...], int] = {}
+        self._kind_of: dict[int, tuple[tuple[model.GpuInstanceProfile, ...], int]] = {}
+        """By the identity of the profiles, whose hash takes long."""
         self._capacities: list[placement.Capacity] = []
         self._states: dict[tuple[object, ...], GpuState] = {}
         self.nothing = New(())
@@ -135,10 +137,13 @@ class Search:
 
     def _kind(self, gpu: model.Gpu) -> int:
         profiles = gpu.profiles or ()
-        if profiles not in self._kinds:
-            self._kinds[profiles] = len(self._capacities)
-            self._capacities.append(placement.Capacity(profiles))
-        return self._kinds[profiles]
+        _, kind = self._kind_of.get(id(profiles), (None, None))
+        if kind is None:
+            kind = self._kinds.setdefault(profiles, len(self._capacities))
+            if kind == len(self._capacities):
+                self._capacities.append(placement.Capacity(profiles))
+            self._kind_of[id(profiles)] = profiles, kind
+        return kind
 
     def _fits(
         self, state: GpuState, new: Devices, spare: Mapping[model.Profile, int]

@@ -1,0 +1,74 @@
+"""The simulated cluster that the partitioner's bench drives the real decision with."""
+
+import pytest
+
+from mig_manager.core.fleet import partitioning
+from testkit import day, simulated_cluster
+
+_END_S = 1200.0
+_SMALL: day.Counts = (("1g.5gb", 7),)
+_LARGE: day.Counts = (("7g.40gb", 1),)
+_NODE = [_SMALL] * day.GPUS_EACH
+_SCHEDULERS = list(simulated_cluster.Scheduler)
+
+
+def job(name: str, profile: str, at_s: float, run_s: float, count: int = 1) -> day.Job:
+    return day.Job(name=name, profile=profile, at_s=at_s, run_s=run_s, count=count)
+
+
+def simulated(
+    jobs: list[day.Job],
+    layouts: list[day.Counts],
+    limits: partitioning.PartitionerLimits | None = None,
+    scheduler: simulated_cluster.Scheduler = simulated_cluster.Scheduler.SPREAD,
+) -> simulated_cluster.Result:
+    cluster = simulated_cluster.Cluster(layouts=layouts, scheduler=scheduler, seed=1)
+    return simulated_cluster.simulate(jobs, cluster, end_s=_END_S, limits=limits)
+
+
+def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
+    jobs = [job(f"p{n}", "7g.40gb", n, 100) for n in range(2)]
+    jobs.append(job("never", "3g.20gb", 0, 1))
+
+    result = simulated(jobs, [_LARGE, *_NODE[1:]])
+
+    assert result.waits == {"p0": 0.0, "p1": 99.0, "never": None}
+    assert result.changes == 0
+
+
+def test_a_pod_gets_its_devices_by_a_change_of_the_node() -> None:
+    result = simulated([job("p", "3g.20gb", 0, 10, 2)], _NODE, partitioning.PartitionerLimits())
+
+    times = simulated_cluster.Times()
+    assert result.waits == {"p": times.quiet_s + times.begin_s + times.change_s}
+    assert (result.changes, result.closed_s, result.lost) == (1, times.change_s, 0)
+
+
+@pytest.mark.parametrize("scheduler", _SCHEDULERS)
+def test_schedulers_choose_the_node_that_their_score_prefers(
+    scheduler: simulated_cluster.Scheduler,
+) -> None:
+    jobs = [job(f"p{n}", "1g.5gb", n, 1000) for n in range(56)]
+    jobs.append(job("last", "1g.5gb", 60, 1, 56))
+
+    waits = simulated(jobs, _NODE * 2, scheduler=scheduler).waits
+
+    # All devices of one node are free only if the others were packed on the other node.
+    is_packed = scheduler is simulated_cluster.Scheduler.PACKED
+    assert (waits["last"] == 0.0) is is_packed
+
+
+def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
+    jobs = day.jobs(seed=3, pods=120, day_s=_END_S, gpus=8, load=0.95)
+
+    result = simulated(jobs, _NODE, partitioning.PartitionerLimits(cooldown_s=20))
+
+    assert result.changes > 3
+    assert result.lost == 0
+    assert len(result.waits) == len(jobs)
+
+
+def test_layouts_are_spread_over_the_nodes() -> None:
+    spread = simulated_cluster.spread({_SMALL: 8, _LARGE: 8})
+
+    assert spread[:8].count(_SMALL) == spread[8:].count(_SMALL) == 4
