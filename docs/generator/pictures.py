@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from docs.generator import terminal
 from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
-from mig_manager.core import bar, messages
+from mig_manager.core import bar, timestamps
 from mig_manager.core.fleet import nodes, overview
 from mig_manager.core.layout import config as layouts
 from mig_manager.core.layout import served
@@ -103,7 +103,7 @@ def top() -> str:
             },
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }
-        now = messages.parse_time(_AT)
+        now = timestamps.parse(_AT)
         assert now is not None  # noqa: S101 - our own
         return nodes.report(nodes.parse(item), now)
 

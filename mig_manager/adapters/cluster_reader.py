@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import rest
-from mig_manager.core import messages
+from mig_manager.core import messages, timestamps
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import api_values, pod_object
@@ -235,7 +235,7 @@ def _moment(item: Mapping[str, Any]) -> Moment:
         item["metadata"].get("creationTimestamp"),
     )
     return Moment(
-        at=next(filter(None, map(messages.parse_time, moments)), None),
+        at=next(filter(None, map(timestamps.parse, moments)), None),
         what=messages.printable(str(item.get("reason") or "")),
         message=messages.fit(
             messages.printable(str(item.get("message") or ""), " "), messages.LONGEST_EVENT_BYTES

@@ -17,8 +17,8 @@ from mig_manager.adapters.host import (
 from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import settings as agent_settings
-from mig_manager.core import host_files, ports, standbys
-from mig_manager.core.node import clients
+from mig_manager.core import ports, service_files, standbys
+from mig_manager.core.node import client_table
 from mig_manager.sandbox.driver import worker as simulated_worker
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
@@ -91,7 +91,9 @@ def of_node(
         processes=workers.processes,
         slices=claims.KubeSlices(kube, node_name=settings.node_name),
         configs=files.ConfigFile(settings.config_file),
-        extra_clients=lambda: clients.parse(listed.read(), source=listed.name) if listed else (),
+        extra_clients=lambda: (
+            client_table.parse(listed.read(), source=listed.name) if listed else ()
+        ),
         clock=system,
         telemetry=telemetry,
         lock=lock_file.LockFile(
@@ -159,7 +161,7 @@ def _with_machine(
                 stop_timeout_s=host_settings.service_stop_timeout_s,
                 start_timeout_s=host_settings.service_start_timeout_s,
             ),
-            service_names=lambda: host_files.parse_services(listed.read(), source=listed.name),
+            service_names=lambda: service_files.parse(listed.read(), source=listed.name),
         )
     if host_settings.with_reboot:
         reboot = functools.partial(systemd.reboot, host_settings.dbus_address)

@@ -6,7 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
-from mig_manager.core import host_files, messages, model, steps
+from mig_manager.core import messages, model, service_files, steps
 from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
@@ -70,7 +70,7 @@ def start_services(job: jobs.Job) -> None:
         HostError: HOST_SERVICE_FAILED: some services did not start.
     """
     failures: list[str] = []
-    for name in host_files.start_order(job.journal.entries.host_services):
+    for name in service_files.start_order(job.journal.entries.host_services):
         job.deps.telemetry.still_working()
         try:
             _start(job, name)

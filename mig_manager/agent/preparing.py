@@ -9,7 +9,13 @@ from mig_manager.agent import drift, host, jobs, recovery, resolving
 from mig_manager.agent.pods import advertising, drain, pausing, resuming, survey
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import clients, gpu_use, pod_object, resources
+from mig_manager.core.node import (
+    client_table,
+    gpu_use,
+    mig_managers,
+    pod_object,
+    resources,
+)
 
 _NOT_ASKED = gpu_use.Usage(pods=(), assigned=None)
 
@@ -28,7 +34,7 @@ class Change:
     """The instances of GPUs outside the layout from before an interrupted change."""
     usage: gpu_use.Usage = _NOT_ASKED
     """Who uses the devices; empty before it is asked."""
-    extra_clients: tuple[clients.ExtraClient, ...] = ()
+    extra_clients: tuple[client_table.ExtraClient, ...] = ()
     services: tuple[str, ...] = ()
     """The host's services that the owner lists."""
 
@@ -122,9 +128,9 @@ def _survey(job: jobs.Job, change: Change) -> Change:
     job.deps.standby.expect_change()
     usage = survey.wait_for_usage(job.deps, change.gpus, change.order(job), job.cancel)
     if not job.limits.allows_foreign_managers:
-        has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
+        has_mode = any(map(mig_managers.is_vgpu_plugin, usage.pods))
         annotations = job.deps.node.latest().annotations if has_mode else {}
-        others = clients.other_managers(usage.pods, job.deps.own_pod_uid, annotations)
+        others = mig_managers.others(usage.pods, job.deps.own_pod_uid, annotations)
         if others:
             raise errors.MigManagerError(
                 f"another program manages MIG on this node: {', '.join(others)}",

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import host_files, ports, steps
+from mig_manager.core import hook_files, ports, steps
 
 Check = Callable[[], object]
 
@@ -30,7 +30,7 @@ class HookPoints:
         self._programs = programs
         self._variables = variables or {}
         self._telemetry = telemetry or ports.Telemetry()
-        self._passed: set[host_files.Point] = set()
+        self._passed: set[hook_files.Point] = set()
         self._check: Check = lambda: None
         self.has_run = False
 
@@ -42,9 +42,9 @@ class HookPoints:
     @property
     def has_passed_exit(self) -> bool:
         """Whether the hooks of ``apply-exit`` were run, and may have failed."""
-        return host_files.Point.APPLY_EXIT in self._passed
+        return hook_files.Point.APPLY_EXIT in self._passed
 
-    def load(self) -> host_files.Table:
+    def load(self) -> hook_files.Table:
         """Return the hooks; the first call reads the file.
 
         Raises:
@@ -53,7 +53,7 @@ class HookPoints:
         return self._table
 
     @functools.cached_property
-    def _table(self) -> host_files.Table:
+    def _table(self) -> hook_files.Table:
         return self._programs.read() if self._programs is not None else {}
 
     def require(self, plan: steps.Plan) -> None:
@@ -64,7 +64,7 @@ class HookPoints:
         """
         if self._programs is None:
             return
-        start, end = host_files.Point.APPLY_START, host_files.Point.APPLY_EXIT
+        start, end = hook_files.Point.APPLY_START, hook_files.Point.APPLY_EXIT
         for point in (start, *_points_of(plan), end):
             for hook in self._table.get(point, ()):
                 if why := self._programs.missing(hook):
@@ -82,7 +82,7 @@ class HookPoints:
             Superseded: ``check`` raised it; ``apply-exit`` must run if ``has_run``.
         """
         self._check = check
-        self._run_once(host_files.Point.APPLY_START)
+        self._run_once(hook_files.Point.APPLY_START)
 
     def before(self, plan: steps.Plan) -> None:
         """Run the hooks that precede these steps, unless they have run.
@@ -95,7 +95,7 @@ class HookPoints:
 
     def first_stage(self, plan: steps.Plan) -> steps.Plan:
         """Return the part of a plan to execute first: the mode, if hooks run after it."""
-        point = host_files.Point.PRE_APPLY_CONFIG
+        point = hook_files.Point.PRE_APPLY_CONFIG
         is_needed = point in self._table and point not in self._passed
         if not is_needed or not any(gpu.changes_mode for gpu in plan.gpus):
             return plan
@@ -109,7 +109,7 @@ class HookPoints:
             HostError: HOOK_FAILED.
         """
         self._check = lambda: None
-        self._run_once(host_files.Point.APPLY_EXIT)
+        self._run_once(hook_files.Point.APPLY_EXIT)
 
     @contextlib.contextmanager
     def around(self, check: Check) -> Iterator[None]:
@@ -147,7 +147,7 @@ class HookPoints:
             return error.message
         return ""
 
-    def _run_once(self, point: host_files.Point) -> None:
+    def _run_once(self, point: hook_files.Point) -> None:
         if self._programs is None or point in self._passed:
             return
         # Read first: if the file cannot be read, a later call runs the point.
@@ -165,13 +165,13 @@ class HookPoints:
         self._check()
 
 
-def _points_of(plan: steps.Plan) -> Iterator[host_files.Point]:
+def _points_of(plan: steps.Plan) -> Iterator[hook_files.Point]:
     if any(gpu.changes_mode for gpu in plan.gpus):
-        yield host_files.Point.PRE_APPLY_MODE
+        yield hook_files.Point.PRE_APPLY_MODE
     creates = steps.CreateGpuInstance | steps.CreateComputeInstance
     # Instances that are only destroyed for a new mode do not count.
     if any(isinstance(s, creates) or not gpu.changes_mode for gpu in plan.gpus for s in gpu.steps):
-        yield host_files.Point.PRE_APPLY_CONFIG
+        yield hook_files.Point.PRE_APPLY_CONFIG
 
 
 def _to_mode(gpu: steps.GpuPlan) -> steps.GpuPlan:

@@ -16,8 +16,10 @@ Phase = Annotated[str, "core.model.Phase"]
 Reason = Annotated[str, "errors.Reason"]
 State = Annotated[str, "core.model.State"]
 Strategy = Annotated[str, "core.node.resources.Strategy"]
-Step = Annotated[dict[str, object], "core.steps.ACTIONS"]
-PublishedStep = Annotated[dict[str, object], "core.steps.ACTIONS", "kubectl.status.LOCAL_IDS"]
+Step = Annotated[dict[str, object], "core.gpu_answers.ACTIONS"]
+PublishedStep = Annotated[
+    dict[str, object], "core.gpu_answers.ACTIONS", "kubectl.status.LOCAL_IDS"
+]
 Moment = Annotated[dict[str, object], "adapters.cluster_reader.Moment"]
 
 

@@ -10,9 +10,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import host_files, model, standbys, steps, timing
+from mig_manager.core import hook_files, model, standbys, steps, timing
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import claims, clients, evictions, gpu_use, node_object, pod_object
+from mig_manager.core.node import (
+    claims,
+    client_table,
+    evictions,
+    gpu_use,
+    node_object,
+    pod_object,
+)
 from mig_manager.core.records import readiness
 
 
@@ -308,16 +315,16 @@ class Hooks(Protocol):
     def variables(self) -> Mapping[str, str]:
         """Environment variables for all hooks, besides the layout's name."""
 
-    def read(self) -> host_files.Table:
+    def read(self) -> hook_files.Table:
         """Return the current hooks; ConfigError if the file cannot be read or is invalid."""
 
-    def missing(self, hook: host_files.Hook) -> str:
+    def missing(self, hook: hook_files.Hook) -> str:
         """Return why a hook's program cannot run here; empty if it can."""
 
     def run(
         self,
-        point: host_files.Point,
-        hook: host_files.Hook,
+        point: hook_files.Point,
+        hook: hook_files.Hook,
         environment: Mapping[str, str],
         *,
         check: Callable[[], object],
@@ -457,7 +464,7 @@ class Dependencies:
     write_layouts: Callable[[str], bool] | None = None
     """Publishes the document of the node's layouts; None: only an annotation lists them."""
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
-    extra_clients: Callable[[], tuple[clients.ExtraClient, ...]] = tuple
+    extra_clients: Callable[[], tuple[client_table.ExtraClient, ...]] = tuple
     """Returns the GPU clients beside NVIDIA's; raises ConfigError if their file is invalid."""
     pod_watch: PodWatch | None = None  # None: pods are not watched
     processes: Callable[[], gpu_use.Processes] | None = None

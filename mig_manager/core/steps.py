@@ -2,12 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from mig_manager.core import model
-
-if TYPE_CHECKING:
-    from mig_manager.core import answers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,17 +212,6 @@ class GpuProcess:
         details = ", ".join(filter(None, (f"pid {self.pid}", where, self.owner)))
         return f"{self.name} ({details})"
 
-    def to_data(self) -> "answers.Process":
-        """Return plain data for JSON and YAML."""
-        kind, _, name = self.owner.partition(" ")
-        return {
-            "pid": self.pid,
-            "name": self.name,
-            "gpu_instances": list(self.gpu_instances),
-            "pod_uid": name if kind == "pod" else None,
-            "unit": name if kind == "unit" else None,
-        }
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
@@ -289,47 +274,3 @@ def keeping_out(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess,
     if plan.changes_mode or not creates or any(target.kept for target in plan.target):
         return ()
     return tuple(user for user in users if user.is_running and not user.gpu_instances)
-
-
-def plan_data(plan: GpuPlan) -> "answers.GpuPlan":
-    """Return the plan of one GPU for JSON and YAML."""
-    return {
-        "index": plan.gpu_index,
-        "uuid": plan.gpu_uuid,
-        "changes_mode": plan.changes_mode,
-        "needs_reset": plan.needs_reset,
-        "is_provisional": plan.is_provisional,
-        "steps": [_step_data(step) for step in plan.steps],
-        "target": [
-            {
-                "profile": str(target.profile),
-                "placement": str(target.placement),
-                "compute_instances": [str(ci.profile) for ci in target.compute_instances],
-                "kept": target.kept,
-            }
-            for target in plan.target
-        ],
-    }
-
-
-ACTIONS = {
-    DestroyComputeInstance: "destroy_compute_instance",
-    DestroyGpuInstance: "destroy_gpu_instance",
-    SetMode: "set_mode",
-    Reset: "reset_gpu",
-    CreateGpuInstance: "create_gpu_instance",
-    CreateComputeInstance: "create_compute_instance",
-}
-
-
-def _step_data(step: Step) -> dict[str, object]:
-    def plain(value: object) -> object:
-        if isinstance(value, model.Profile | model.Placement):
-            return str(value)
-        return value.value if isinstance(value, model.MigMode) else value
-
-    return {"action": ACTIONS[type(step)]} | {
-        each.name: plain(getattr(step, each.name))
-        for each in dataclasses.fields(step)
-        if each.name not in ("gpu_uuid", "profile_id")
-    }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.cli.toolkit import tables
-from mig_manager.core import bar, messages, model, picture, profile_name
+from mig_manager.core import bar, messages, model, picture, profile_name, timestamps
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
@@ -209,7 +209,7 @@ def _of_gpu(gpu: model.Gpu, in_use: frozenset[model.Placement]) -> GpuCapacity |
 
 def table(result: Capacity, *, style: bar.Style) -> str:
     """Return a line for every node, a total, and the meaning of the columns."""
-    rows = [_row(node, messages.age(node.at, result.now)) for node in result.nodes]
+    rows = [_row(node, timestamps.age(node.at, result.now)) for node in result.nodes]
     if len(rows) > 1:
         rows.append(_row(result.total, ""))
     lines = tables.columns(_HEAD, rows, style=style)

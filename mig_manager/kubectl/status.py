@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, cast
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, tables
-from mig_manager.core import bar, messages, picture
+from mig_manager.core import bar, gpu_answers, messages, picture, timestamps
 from mig_manager.core.fleet import nodes, overview
 from mig_manager.core.node import resources
-from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as run_status
 
 if TYPE_CHECKING:
@@ -85,12 +84,10 @@ class Status:
             "notes": list(report.notes),
             "gpus": None
             if gpus is None
-            else cast(
-                "list[answers.PublishedGpu]", without_ids(list(map(gpu_codec.gpu_data, gpus)))
-            ),
+            else cast("list[answers.PublishedGpu]", without_ids(list(map(gpu_answers.gpu, gpus)))),
             "unreachable_gpus": None
             if gpus is None
-            else [gpu_codec.unreachable_data(gpu) for gpu in gpus.unreachable],
+            else [gpu_answers.unreachable(gpu) for gpu in gpus.unreachable],
             "device_requests": None
             if kinds is None
             else [
@@ -129,7 +126,7 @@ def table(status: Status, *, style: bar.Style) -> str:
                 report.node.name,
                 (state, overview.TONES.get(report.state, bar.Tone.BAD)),
                 (run.reason or run.phase) if run else "-",
-                messages.age(run.at, status.now) if run else "-",
+                timestamps.age(run.at, status.now) if run else "-",
                 report.node.requested or "-",
                 report.node.applied_text or "-",
                 "-" if report.gpus is None else gpu_report.slices(report.gpus),
@@ -166,11 +163,11 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
     if run:
         rest.append(run.reason or f"phase {run.phase}")
     if run and run.at:
-        rest.append(f"since {messages.format_time(run.at)}, {messages.age(run.at, now)} ago")
+        rest.append(f"since {timestamps.show(run.at)}, {timestamps.age(run.at, now)} ago")
     if run and run.attempt > 1:
         rest.append(f"attempt {run.attempt}")
     if run and run.retry_at and run.retry_at > now:
-        rest.append(f"next attempt in {messages.age(now, run.retry_at)}")
+        rest.append(f"next attempt in {timestamps.age(now, run.retry_at)}")
     line = style.fitted(" · ".join([node.name, report.state.value, *rest]))
     name = style.paint(node.name, bar.Tone.STRONG)
     state = style.paint(report.state.value, overview.TONES.get(report.state, bar.Tone.BAD))
@@ -350,7 +347,7 @@ def line(report: nodes.Report) -> str:
 def _row(moment: cluster_reader.Moment) -> tuple[str | tuple[str, bar.Tone], ...]:
     what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
     tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
-    return messages.format_time(moment.at) or "-", (what, tone), moment.message
+    return timestamps.show(moment.at) or "-", (what, tone), moment.message
 
 
 def page(past: History, *, style: bar.Style) -> str:
@@ -358,8 +355,8 @@ def page(past: History, *, style: bar.Style) -> str:
     lines = [headline(past.report, past.now, style)]
     since = past.applied_since
     if since:
-        age = messages.age(since, past.now)
-        lines.append(f"  applied at least since {messages.format_time(since)}, {age} ago")
+        age = timestamps.age(since, past.now)
+        lines.append(f"  applied at least since {timestamps.show(since)}, {age} ago")
     lines += [style.wrapped(note, indent="  ! ") for note in past.report.notes]
     if past.moments:
         rows = map(_row, past.moments)

@@ -16,7 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
-from mig_manager.core import liveness, messages, model, timing
+from mig_manager.core import liveness, model, timestamps, timing
 from mig_manager.core.fleet import demand, partitioned, partitioning
 from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import announcer, metrics
@@ -126,7 +126,7 @@ class Partitioner:
         self._signal = signal
         self._telemetry = telemetry
         self._document = document
-        self._began = messages.parse_time(clock.now_iso()) or dt.datetime.now(tz=dt.UTC)
+        self._began = timestamps.parse(clock.now_iso()) or dt.datetime.now(tz=dt.UTC)
         self._began_s = clock.monotonic()
         self.pulse = liveness.Pulse(clock.monotonic)
         self.pulse.beat()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import answers, bar, json_text, messages, model, picture, steps
+from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture, steps
 from mig_manager.core.fleet import demand, mixes, partitioned, partitioning
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
@@ -32,7 +32,7 @@ class NodeResult:
             "why": change.why if change else None,
             "pods": [pod.key for pod in change.pods] if change else [],
             "layout": change.layout if change else None,
-            "steps": [steps.plan_data(gpu) for gpu in plan.gpus] if plan else [],
+            "steps": [gpu_answers.plan(gpu) for gpu in plan.gpus] if plan else [],
         }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.core import bar, messages, model
+from mig_manager.core import bar, messages, model, timestamps
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import overview
 from mig_manager.core.node import pod_object, resources, well_known
@@ -285,7 +285,7 @@ class _Board:
     def nodes(self) -> list[str]:
         """Return the present nodes in lines."""
         listed = self._stage.cluster.list(cluster_view.Kind.NODE)
-        now = messages.parse_time(self._clock.now_iso())
+        now = timestamps.parse(self._clock.now_iso())
         parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
         pods = map(pod_object.parse_pod, self._stage.cluster.list(cluster_view.Kind.POD))
         assert now is not None  # noqa: S101 - our own format

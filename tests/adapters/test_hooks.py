@@ -9,8 +9,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import hooks as programs
-from mig_manager.core import host_files
-from mig_manager.core.host_files import Point
+from mig_manager.core import hook_files
+from mig_manager.core.hook_files import Point
 from tests import waiting
 from tests.adapters import processes
 
@@ -37,17 +37,17 @@ class Rig:
             timeout_s=self.timeout_s,
         )
 
-    def hook(self, **fields: object) -> host_files.Hook:
+    def hook(self, **fields: object) -> hook_files.Hook:
         known: dict[str, object] = {"args": (), "envs": {}, "workdir": "", "timeout_s": None}
         place = errors.Location(source=str(self.file), line=4, column=7)
-        return host_files.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
+        return hook_files.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
 
-    def sh(self, script: str, **fields: object) -> host_files.Hook:
+    def sh(self, script: str, **fields: object) -> hook_files.Hook:
         return self.hook(command="/bin/sh", args=("-c", script), **fields)
 
     def run(
         self,
-        hook: host_files.Hook,
+        hook: hook_files.Hook,
         environment: Mapping[str, str] | None = None,
         *,
         check: Callable[[], object] = lambda: None,
@@ -57,7 +57,7 @@ class Rig:
             self.port.run(Point.PRE_APPLY_MODE, hook, environment or {}, check=check)
         return [line for line in logged if line["event"] == "hook_ended"]
 
-    def fails(self, hook: host_files.Hook) -> tuple[str, Mapping[str, object]]:
+    def fails(self, hook: hook_files.Hook) -> tuple[str, Mapping[str, object]]:
         """Run a hook that fails; return reason and log line."""
         with structlog.testing.capture_logs() as logged, pytest.raises(errors.HostError) as caught:
             self.port.run(Point.PRE_APPLY_MODE, hook, {}, check=lambda: None)
@@ -143,7 +143,7 @@ def test_hook_runs_in_its_folder_where_relative_programs_are_searched(rig: Rig) 
     ],
 )
 def test_hook_that_cannot_start_or_fails_is_an_error(
-    rig: Rig, make: Callable[[Rig], host_files.Hook], why: str
+    rig: Rig, make: Callable[[Rig], hook_files.Hook], why: str
 ) -> None:
     broken = rig.folder / "broken"
     broken.write_bytes(b"\x7fELF nonsense")

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager.adapters.host import systemd
-from mig_manager.core import host_files
+from mig_manager.core import service_files
 from mig_manager.errors import Reason
 from tests.adapters import systemd_rig
 from tests.adapters.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, services, standing_in
@@ -50,7 +50,7 @@ def stop_and_start(host: systemd.Systemd, *names: str) -> tuple[str, ...]:
     ran = host.running(names)
     for name in ran:
         host.stop(name)
-    for name in host_files.start_order(ran):
+    for name in service_files.start_order(ran):
         host.start(name)
     return ran
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mig_manager.core import host_files
+from mig_manager.core import hook_files
 from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states, transitions
@@ -182,7 +182,7 @@ class Stage(agent_stage.Stage):
         """Return whether hooks of the start ran that no hook of the end has followed."""
         log = self.state_file.with_name("hooked")
         ran = log.read_text(encoding="utf-8").split() if log.exists() else []
-        return bool(ran) and ran[-1] != host_files.Point.APPLY_EXIT.value
+        return bool(ran) and ran[-1] != hook_files.Point.APPLY_EXIT.value
 
     def ready_pods(self) -> dict[str, objects.JsonObject]:
         """Return the workloads that are up, by name."""
@@ -254,7 +254,7 @@ class Stage(agent_stage.Stage):
             log, file = (self.state_file.with_name(name) for name in ("hooked", "hooks.yaml"))
             lines = [
                 f"  {point.value}: [{{command: /bin/sh, args: [-c, echo {point.value} >> {log}]}}]"
-                for point in host_files.Point
+                for point in hook_files.Point
             ]
             file.write_text("\n".join(["hooks:", *lines]), encoding="utf-8")
             options["hooks_file"] = str(file)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core import host_files
+from mig_manager.core import hook_files, service_files
 from tests import contract, programs, waiting
 from tests.docs import pages
 
@@ -145,7 +145,7 @@ def test_the_tags_for_an_autoscaler_are_those_that_its_page_shows(reader: Reader
 
 # -- commands and files that pages show ----------------------------------------------------------
 
-_VALID = {"systemd-services": host_files.parse_services, "hooks": host_files.parse_hooks}
+_VALID = {"systemd-services": service_files.parse, "hooks": hook_files.parse}
 _FILE = re.compile(
     r"^```yaml\n(version: v1\n(?:systemd-services|hooks):.*?)^```$", re.DOTALL | re.MULTILINE
 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import host_files, model, steps
+from mig_manager.core import hook_files, model, steps
 from mig_manager.core.node import claims, evictions, node_object, pod_object, well_known
 from mig_manager.core.records import readiness
 from tests import contract
@@ -381,18 +381,18 @@ class FakeRequestFile(_Port):
 class FakeHooks(_Port):
     variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
 
-    def read(self) -> host_files.Table:
+    def read(self) -> hook_files.Table:
         self._rig.called("hooks.read")
-        return host_files.parse_hooks(self._rig.hooks, source="hooks.yaml")
+        return hook_files.parse(self._rig.hooks, source="hooks.yaml")
 
-    def missing(self, hook: host_files.Hook) -> str:
+    def missing(self, hook: hook_files.Hook) -> str:
         is_missing = hook.command in self._rig.missing_hooks
         return f"{hook.location}: program {hook.command} is not found" if is_missing else ""
 
     def run(
         self,
-        point: host_files.Point,
-        hook: host_files.Hook,
+        point: hook_files.Point,
+        hook: hook_files.Hook,
         environment: Mapping[str, str],
         *,
         check: Callable[[], object],
@@ -403,5 +403,5 @@ class FakeHooks(_Port):
         self._rig.hook_environment = environment
         if hook.command in self._rig.broken_hooks:
             raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
-        if point in (host_files.Point.APPLY_START, host_files.Point.APPLY_EXIT):
-            self._rig.owes_exit = point is host_files.Point.APPLY_START
+        if point in (hook_files.Point.APPLY_START, hook_files.Point.APPLY_EXIT):
+            self._rig.owes_exit = point is hook_files.Point.APPLY_START

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name, steps
-from mig_manager.core.node import claims, clients, well_known
+from mig_manager.core.node import claims, client_table, well_known
 from mig_manager.core.records import journals
 from tests import changes
 from tests.node import fakes, gpu_values
@@ -105,7 +105,7 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         configs=fakes.FakeConfig(text),
         clock=rig.clock,
         extra_clients=lambda: (
-            clients.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
+            client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
         ),
         telemetry=telemetry or ports.Telemetry(),
         lock=lock,

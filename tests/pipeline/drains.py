@@ -10,7 +10,7 @@ from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
-from mig_manager.core.node import clients, policies
+from mig_manager.core.node import client_table, policies
 from tests.node import fakes
 from tests.node.fakes import NodeRig
 from tests.unit import machine
@@ -39,7 +39,7 @@ def new_drain(
         order=drain.Order(
             affected=affected,
             limits=limits,
-            extra_clients=(clients.ExtraClient(labels={"app": "watcher"}),),
+            extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
         ),
         evictions=eviction.Evictions(
             workloads=workloads or rig.workloads,

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.cli import main
 from mig_manager.cli.toolkit import console
-from mig_manager.core import steps
+from mig_manager.core import gpu_answers, steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -80,5 +80,5 @@ def test_a_process_is_named_with_its_pod_or_its_unit() -> None:
     unit = steps.GpuProcess(pid=2, name="b", owner="unit dcgm.service", gpu_instances=())
 
     assert str(pod) == f"a (pid 1, GPU instance 3, pod {POD})"
-    assert pod.to_data()["pod_uid"] == POD
-    assert unit.to_data()["unit"] == "dcgm.service"
+    assert gpu_answers.process(pod)["pod_uid"] == POD
+    assert gpu_answers.process(unit)["unit"] == "dcgm.service"

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.node import claims, clients, gpu_use, pod_object, resources, well_known
+from mig_manager.core.node import (
+    claims,
+    clients,
+    gpu_use,
+    mig_managers,
+    pod_object,
+    resources,
+    well_known,
+)
 from tests.node import gpu_values
 from tests.unit import machine, samples
 from tests.unit.samples import a_device
@@ -165,7 +173,7 @@ def test_a_driver_with_dynamic_mig_is_refused_and_named_and_no_other(
 ) -> None:
     pod = pod_object.parse_pod(a_driver_pod({"name": "gpus", **container}))
     why = ("gpu/dra (NVIDIA's DRA driver with DynamicMIG)",) if is_dynamic else ()
-    assert clients.other_managers([pod], "own") == why
+    assert mig_managers.others([pod], "own") == why
 
 
 def test_slices_with_exactly_the_gpus_devices_are_right() -> None:

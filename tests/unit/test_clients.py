@@ -9,7 +9,14 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, gpu_use, pod_object, well_known
+from mig_manager.core.node import (
+    client_table,
+    clients,
+    gpu_use,
+    mig_managers,
+    pod_object,
+    well_known,
+)
 from mig_manager.core.planner import planner
 from tests.node import gpu_values
 from tests.unit import machine, samples
@@ -53,7 +60,7 @@ def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
 
 
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
-    daemon = clients.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
+    daemon = client_table.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
     watcher = pod(labels={"app": "watcher"}, owner_kind="DaemonSet")
     plan = plan_to(samples.balanced(), *LESS)
     usage = gpu_use.Usage(pods=(watcher,), assigned=None)
@@ -123,10 +130,10 @@ clients:
 
 
 def test_client_table_matches_all_labels_and_the_namespace() -> None:
-    anywhere, in_place = table = clients.parse(TABLE, source="t")
+    anywhere, in_place = table = client_table.parse(TABLE, source="t")
     assert table == (
-        clients.ExtraClient(labels={"app": "watcher"}),
-        clients.ExtraClient(
+        client_table.ExtraClient(labels={"app": "watcher"}),
+        client_table.ExtraClient(
             labels={"app": "sampler", "tier": "gpu"},
             namespace="monitoring",
             deploy_label="nvidia.com/gpu.deploy.sampler",
@@ -136,7 +143,7 @@ def test_client_table_matches_all_labels_and_the_namespace() -> None:
         "namespace": "monitoring",
         "labels": {"app": "sampler", "tier": "gpu", "more": "x"},
     }
-    assert clients.members([pod(**sampler)], table) == (pod(**sampler),)
+    assert client_table.members([pod(**sampler)], table) == (pod(**sampler),)
     assert not anywhere.matches(pod(**sampler))
     assert not in_place.matches(pod(**sampler | {"namespace": "default"}))
     assert not in_place.matches(pod(**sampler | {"labels": {"app": "sampler"}}))
@@ -144,7 +151,7 @@ def test_client_table_matches_all_labels_and_the_namespace() -> None:
 
 @pytest.mark.parametrize("text", ["", "null", "version: v1", "version: v1\nclients:\n"])
 def test_an_empty_table_has_no_daemons(text: str) -> None:
-    assert clients.parse(text, source="t") == ()
+    assert client_table.parse(text, source="t") == ()
 
 
 ENTRY = "version: v1\nclients:\n- labels: {a: b}\n  "
@@ -171,7 +178,7 @@ def test_a_malformed_table_is_refused_with_its_location(
     text: str, place: str, message: str
 ) -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        clients.parse(text, source="t.yaml")
+        client_table.parse(text, source="t.yaml")
     assert caught.value.message.startswith(f"t.yaml:{place}: ")
     assert message in caught.value.message
 
@@ -239,7 +246,7 @@ OURS = [
     ],
 )
 def test_a_foreign_manager_is_named_with_its_kind(other: pod_object.Pod, what: str) -> None:
-    assert clients.other_managers([manager(), other], OWN) == (f"ns/{other.name} ({what})",)
+    assert mig_managers.others([manager(), other], OWN) == (f"ns/{other.name} ({what})",)
 
 
 @pytest.mark.parametrize(
@@ -275,17 +282,17 @@ def test_software_that_changes_no_instances_is_no_foreign_manager(
     changed: Mapping[str, Any],
 ) -> None:
     for own in (OWN, None):
-        assert clients.other_managers([manager(**changed)], own) == ()
+        assert mig_managers.others([manager(**changed)], own) == ()
 
 
 def test_agent_is_foreign_to_others_and_not_to_itself() -> None:
-    assert clients.other_managers(OURS, OWN) == clients.other_managers(OURS, None) == ()
-    assert clients.other_managers(OURS, "third") == (
+    assert mig_managers.others(OURS, OWN) == mig_managers.others(OURS, None) == ()
+    assert mig_managers.others(OURS, "third") == (
         "ns/ours (another mig-manager)",
         f"ns/in-its-place ({NVIDIAS})",
     )
     unmistakable = [FROM_NVIDIA, DYNAMIC_DRA, manager(**DAS, phase="Pending")]
-    assert len(clients.other_managers(unmistakable, None)) == len(unmistakable)
+    assert len(mig_managers.others(unmistakable, None)) == len(unmistakable)
 
 
 HAMI = manager("hami-abcde", labels={COMPONENT: "hami-device-plugin"})
@@ -314,20 +321,20 @@ def test_vgpu_plugin_is_a_foreign_manager_only_in_mig_mode(
     in_mig_mode = {key: encoding.format("mig")}
     named = (f"ns/{plugin.name} ({kind})",)
 
-    assert clients.other_managers([manager(), plugin], OWN, in_mig_mode) == named
-    assert clients.is_vgpu_plugin(plugin)
+    assert mig_managers.others([manager(), plugin], OWN, in_mig_mode) == named
+    assert mig_managers.is_vgpu_plugin(plugin)
 
     for other_mode in ("hami-core", "mps", "mig2", ""):
         registered = {key: encoding.format(other_mode)}
-        assert clients.other_managers([plugin], OWN, registered) == ()
+        assert mig_managers.others([plugin], OWN, registered) == ()
     other_key = ({HAMIS, VOLCANOS} - {key}).pop()
     for annotations in ({}, {other_key: encoding.format("mig")}, {key: "["}):
-        assert clients.other_managers([plugin], OWN, annotations) == ()
+        assert mig_managers.others([plugin], OWN, annotations) == ()
 
 
 def test_an_annotation_that_outlives_its_vgpu_plugin_is_no_foreign_manager() -> None:
     left_behind = {HAMIS: REGISTERED["json"].format("mig")}
     gone = dataclasses.replace(HAMI, phase="Succeeded")
 
-    assert clients.other_managers([manager(), VOLCANO, gone], OWN, left_behind) == ()
-    assert not clients.is_vgpu_plugin(manager())
+    assert mig_managers.others([manager(), VOLCANO, gone], OWN, left_behind) == ()
+    assert not mig_managers.is_vgpu_plugin(manager())

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, gpu_use, pod_object, well_known
+from mig_manager.core.node import client_table, gpu_use, pod_object, well_known
 from tests.unit import machine, samples
 from tests.unit.samples import pod
 
@@ -116,7 +116,7 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
         node_selector={well_known.DEPLOY_LABEL_PREFIX + "dcgm": "true"},
     )
     watcher = pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet")
-    listed = clients.ExtraClient(labels={"app": "watcher"})
+    listed = client_table.ExtraClient(labels={"app": "watcher"})
 
     assert found([operand], [], process(0, owner="pod dcgm")) == (NONE, True)
     assert found([watcher], [], process(1, owner="pod watcher"), daemons=[listed]) == (NONE, True)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import host_files, yaml_tree
-from mig_manager.core.host_files import Point
+from mig_manager.core import hook_files, yaml_tree
+from mig_manager.core.hook_files import Point
 
 TWO_BY_TWO = """
 version: v1
@@ -23,8 +23,8 @@ hooks:
 """
 
 
-def parse(text: str) -> host_files.Table:
-    return host_files.parse_hooks(text, source="h.yaml")
+def parse(text: str) -> hook_files.Table:
+    return hook_files.parse(text, source="h.yaml")
 
 
 def hooks(text: str) -> dict[str, list[tuple[object, ...]]]:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import host_files
+from mig_manager.core import service_files
 
 UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|path)")
 
 
 def parse(text: str) -> tuple[str, ...]:
-    return host_files.parse_services(text, source="c.yaml")
+    return service_files.parse(text, source="c.yaml")
 
 
 def listed(*names: str) -> str:
@@ -26,7 +26,7 @@ def test_units_keep_the_order_of_the_list_with_sockets_first() -> None:
     )
     names = parse(listed("nvsm.service", "nvsm.socket", "dcgm.service", "dcgm.timer"))
     assert names == ("nvsm.socket", "dcgm.timer", "nvsm.service", "dcgm.service")
-    assert host_files.start_order(names) == (
+    assert service_files.start_order(names) == (
         *("dcgm.timer", "nvsm.socket"),
         *("dcgm.service", "nvsm.service"),
     )
@@ -94,9 +94,9 @@ def test_a_service_named_twice_is_refused_however_it_is_written() -> None:
 
 
 def test_a_list_that_is_too_long_is_refused() -> None:
-    names = [f"s{number}" for number in range(host_files.MOST_SERVICES + 1)]
+    names = [f"s{number}" for number in range(service_files.MOST_SERVICES + 1)]
 
-    assert len(parse(listed(*names[1:]))) == host_files.MOST_SERVICES
+    assert len(parse(listed(*names[1:]))) == service_files.MOST_SERVICES
     with pytest.raises(errors.ConfigError, match="64 at most"):
         parse(listed(*names))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.agent import outcomes
-from mig_manager.core import messages, timing
+from mig_manager.core import messages, timestamps, timing
 from tests.node import fakes
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -83,7 +83,7 @@ def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
     ],
 )  # fmt: skip
 def test_a_time_is_read_or_is_none(text: object, shown: str) -> None:
-    assert messages.format_time(messages.parse_time(text)) == shown
+    assert timestamps.show(timestamps.parse(text)) == shown
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_time_is_read_or_is_none(text: object, shown: str) -> None:
 def test_an_age_has_two_of_its_unit_at_least(seconds: int | None, age: str) -> None:
     when = None if seconds is None else NOW - dt.timedelta(seconds=seconds)
 
-    assert messages.age(when, NOW) == age
+    assert timestamps.age(when, NOW) == age
 
 
 def burst(*added: float) -> timing.Burst:

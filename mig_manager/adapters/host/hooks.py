@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, programs, subprocesses
-from mig_manager.core import host_files, messages
+from mig_manager.core import hook_files, messages
 
 _MAX_LOGGED = 4096
 """Characters of a hook's stdout, and of its stderr, in the log."""
@@ -46,11 +46,11 @@ class HookPrograms:
         self._search_path = ":".join(folders) or _DEFAULT_PATH
         self._timeout_s = timeout_s
 
-    def read(self) -> host_files.Table:
+    def read(self) -> hook_files.Table:
         """Parse the hooks file; ConfigError if it cannot be read or breaks the format."""
-        return host_files.parse_hooks(self._source.read(), source=self._source.name)
+        return hook_files.parse(self._source.read(), source=self._source.name)
 
-    def missing(self, hook: host_files.Hook) -> str:
+    def missing(self, hook: hook_files.Hook) -> str:
         """Return why a hook's program cannot be run here; empty if it probably can."""
         if self._find(hook) is not None:
             return ""
@@ -58,8 +58,8 @@ class HookPrograms:
 
     def run(
         self,
-        point: host_files.Point,
-        hook: host_files.Hook,
+        point: hook_files.Point,
+        hook: hook_files.Hook,
         environment: Mapping[str, str],
         *,
         check: Callable[[], object],
@@ -114,7 +114,7 @@ class HookPrograms:
             message = programs.last_line(outcome.stderr) or programs.last_line(outcome.stdout)
             raise _failed(f"{name} {how}{f': {message}' if message else ''}")
 
-    def _find(self, hook: host_files.Hook) -> str | None:
+    def _find(self, hook: hook_files.Hook) -> str | None:
         if "/" not in hook.command:
             return shutil.which(hook.command, path=self._search_path)
         # An absolute path stays itself.

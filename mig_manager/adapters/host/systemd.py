@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import system_bus
-from mig_manager.core import host_files
+from mig_manager.core import service_files
 from mig_manager.errors import Reason
 
 _CALL_TIMEOUT_S = 10.0
@@ -95,7 +95,7 @@ class Systemd:
             for name in names:
                 if units.is_running(name):
                     running |= dict.fromkeys((*units.dependents(name), name))
-        return host_files.stop_order(tuple(running))
+        return service_files.stop_order(tuple(running))
 
     def stop(self, name: str) -> None:
         """Stop a service and wait until it has stopped; HostError if it starts again."""
@@ -130,7 +130,7 @@ class Systemd:
         """
         if name in listed:
             return True
-        if not host_files.is_stoppable(name):
+        if not service_files.is_stoppable(name):
             return False
         with self._session(f"listing dependencies of {name}", self.call_timeout_s) as units:
             return not units.dependencies(name).isdisjoint(listed)
@@ -232,12 +232,12 @@ class _Units:
                 if each not in dependents and each != name and self.is_running(each):
                     dependents[each] = None
                     queue.append(each)
-        protected = [each for each in dependents if host_files.is_protected(each)]
+        protected = [each for each in dependents if service_files.is_protected(each)]
         if protected:
             names = ", ".join(protected)
             raise _failure(name, f"cannot be stopped: systemd would also stop {names}")
         # A unit depends only on units before it.
-        return tuple(each for each in reversed(dependents) if host_files.can_be_restarted(each))
+        return tuple(each for each in reversed(dependents) if service_files.can_be_restarted(each))
 
     def dependencies(self, name: str) -> set[str]:
         """Return the units with which systemd stops a unit, loaded or not."""
@@ -250,7 +250,7 @@ class _Units:
             queue += [
                 each
                 for each in new
-                if host_files.can_be_restarted(each) or each.endswith(".target")
+                if service_files.can_be_restarted(each) or each.endswith(".target")
             ]
         return dependencies
 

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import json_text
-from mig_manager.core.node import api_values, clients, pod_object
+from mig_manager.core.node import api_values, mig_managers, pod_object
 
 _OUR_KEYS = ("nvidia.com/", "mig-manager.io/")
 _LOG = {"tailLines": "3000", "limitBytes": str(4 << 20), "timestamps": "true"}  # PodLogOptions
@@ -58,7 +58,7 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
     query = {"fieldSelector": f"spec.nodeName={node_name}"}
 
     def manager(item: Object) -> Object:
-        return item if clients.is_mig_manager(pod_object.parse_pod(item)) else {}
+        return item if mig_managers.is_mig_manager(pod_object.parse_pod(item)) else {}
 
     return tuple(filter(None, rest.listed(kube.get, "/api/v1/pods", query, manager)))
 

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver
 from mig_manager.core import model
-from mig_manager.core.node import clients, node_object, pod_object, resources
+from mig_manager.core.node import client_table, node_object, pod_object, resources
 
 PLUGIN = device_plugin.DevicePlugin()
 DRIVER = dra_driver.DraDriver()
@@ -42,7 +42,7 @@ class Paused:
     """UUIDs of the changed GPUs: all of their devices must be schedulable."""
     labels_with_pods: frozenset[str] = frozenset()
     """Deploy labels that placed a pod here: worth waiting for its successor."""
-    extra_clients: tuple[clients.ExtraClient, ...] = ()
+    extra_clients: tuple[client_table.ExtraClient, ...] = ()
 
     @property
     def restarted(self) -> tuple[advertisers.Advertiser, ...]:

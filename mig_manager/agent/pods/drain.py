@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.agent.pods import dra_driver, eviction
 from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import clients, gpu_use, pod_object, policies
+from mig_manager.core.node import client_table, clients, gpu_use, pod_object, policies
 
 _log = structlog.get_logger()
 
@@ -27,7 +27,7 @@ class Order:
     affected: frozenset[str]
     """Ids of the devices to be destroyed."""
     limits: settings.Limits
-    extra_clients: tuple[clients.ExtraClient, ...] = ()
+    extra_clients: tuple[client_table.ExtraClient, ...] = ()
     """GPU clients: not evicted, because they are paused later."""
     has_begun: bool = False
     """Whether an earlier attempt at this drain evicted pods."""
@@ -60,7 +60,7 @@ def order(
     gpus: Sequence[model.Gpu],
     *,
     may_evict: bool = True,
-    extra_clients: tuple[clients.ExtraClient, ...] = (),
+    extra_clients: tuple[client_table.ExtraClient, ...] = (),
     has_begun: bool = False,
 ) -> Order:
     """Return the drain for a plan."""

@@ -14,7 +14,14 @@ from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
 from mig_manager.agent.pods import advertisers, advertising
 from mig_manager.core import messages, model, steps
-from mig_manager.core.node import claims, clients, node_object, pod_object, well_known
+from mig_manager.core.node import (
+    claims,
+    client_table,
+    clients,
+    node_object,
+    pod_object,
+    well_known,
+)
 
 _Pods = tuple[pod_object.Pod, ...]
 
@@ -23,7 +30,7 @@ def pause(
     job: jobs.Job,
     plan: steps.Plan,
     listed: _Pods,
-    extra_clients: tuple[clients.ExtraClient, ...] = (),
+    extra_clients: tuple[client_table.ExtraClient, ...] = (),
     *,
     drain_late: Callable[[_Pods], object] = lambda _pods: None,
 ) -> advertising.Paused:
@@ -84,7 +91,7 @@ class _Pause:
 def _choose(
     pods: _Pods,
     plan: steps.Plan,
-    extra_clients: tuple[clients.ExtraClient, ...],
+    extra_clients: tuple[client_table.ExtraClient, ...],
     view: node_object.NodeView,
     *,
     is_driver: bool,
@@ -92,7 +99,7 @@ def _choose(
     """Choose the pods and labels that a plan pauses: the DRA driver's, or all others."""
     labels = clients.labels_to_pause(view.labels, plan, extra_clients)
     label_managed = clients.gated_by(pods, labels)
-    every = (*filter(advertising.is_advertiser, pods), *clients.members(pods, extra_clients))
+    every = (*filter(advertising.is_advertiser, pods), *client_table.members(pods, extra_clients))
     to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
 
     def is_chosen(pod: pod_object.Pod) -> bool:

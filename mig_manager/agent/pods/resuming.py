@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model
-from mig_manager.core.node import clients, pod_object
+from mig_manager.core.node import client_table, clients, pod_object
 
 _log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ def resume_advertisers(
     pods = job.deps.workloads.list()
     stale = (
         *filter(advertising.is_advertiser, pods),
-        *clients.members(pods, paused.extra_clients),
+        *client_table.members(pods, paused.extra_clients),
     )
     early = tuple(pod for pod in stale if pod.uid not in paused.kept_uids)
     entries = job.journal.entries

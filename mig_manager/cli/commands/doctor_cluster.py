@@ -11,6 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import (
     claims,
     clients,
+    mig_managers,
     node_object,
     phantoms,
     pod_object,
@@ -195,6 +196,8 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
 def _other_managers(facts: Facts) -> Iterator[Finding]:
     """No other program manages MIG on this node."""
     pods = facts.pods.needed()
-    annotations = facts.node.needed().annotations if any(map(clients.is_vgpu_plugin, pods)) else {}
-    managers = clients.other_managers(pods, facts.own_pod_uid, annotations)
+    annotations = (
+        facts.node.needed().annotations if any(map(mig_managers.is_vgpu_plugin, pods)) else {}
+    )
+    managers = mig_managers.others(pods, facts.own_pod_uid, annotations)
     yield from map(fail, managers) if managers else [ok("none on this node")]

@@ -16,7 +16,7 @@ import datetime as dt
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, timestamps
 from mig_manager.core.node import api_values, pod_object, resources, selectors, well_known
 
 Amounts = tuple[tuple[str, int], ...]
@@ -170,7 +170,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
             uid=uid,
             needs=needs,
             priority=int(spec.get("priority") or 0),
-            created_at=messages.parse_time(metadata.get("creationTimestamp")),
+            created_at=timestamps.parse(metadata.get("creationTimestamp")),
         )
 
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mig_manager.core import messages, model, profile_name
+from mig_manager.core import model, profile_name, timestamps
 from mig_manager.core.fleet import demand, partitioned
 from mig_manager.core.layout import generator, layouts, served
 from mig_manager.core.node import api_values, resources
@@ -60,13 +60,11 @@ def parse_job(item: Mapping[str, Any]) -> Job | None:
     with api_values.as_cluster_error("a pod"):
         metadata, status = item["metadata"], item.get("status") or {}
         needs = demand.parse_needs(item["spec"])
-        arrival = messages.parse_time(metadata.get("creationTimestamp"))
+        arrival = timestamps.parse(metadata.get("creationTimestamp"))
         if arrival is None or not needs.profiles:
             return None
         ends = [
-            messages.parse_time(
-                ((each.get("state") or {}).get("terminated") or {}).get("finishedAt")
-            )
+            timestamps.parse(((each.get("state") or {}).get("terminated") or {}).get("finishedAt"))
             for each in status.get("containerStatuses") or ()
         ]
         has_ended = status.get("phase") in ("Succeeded", "Failed")
@@ -74,7 +72,7 @@ def parse_job(item: Mapping[str, Any]) -> Job | None:
             key=f"{metadata['namespace']}/{metadata['name']}",
             needs=needs,
             arrival=arrival,
-            start=messages.parse_time(status.get("startTime")),
+            start=timestamps.parse(status.get("startTime")),
             end=max(filter(None, ends), default=None) if has_ended else None,
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import json_text, messages, model
+from mig_manager.core import json_text, messages, model, timestamps
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import api_values, node_object, resources, well_known
 from mig_manager.core.records import gpu_codec, gpu_recovery, journals
@@ -237,7 +237,7 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
         owned = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
         if f"f:{well_known.CONFIG_LABEL}" in (owned.get("f:labels") or {}):
             manager = messages.printable(str(entry.get("manager") or ""))
-            return manager, messages.parse_time(entry.get("time"))
+            return manager, timestamps.parse(entry.get("time"))
     return "", None
 
 
@@ -299,7 +299,7 @@ def parse_mark(text: str | None) -> Mark | None:
             layout=str(data["layout"]),
             before=None if before is None else str(before),
             is_undone=data.get("undone") is True,
-            failed_at=messages.parse_time(data.get("failedAt")),
+            failed_at=timestamps.parse(data.get("failedAt")),
         )
     return None
 
@@ -408,12 +408,12 @@ def _notes(node: Node, state: NodeState, now: dt.datetime) -> Iterator[str]:
             other = f"layout {published.config}, not {node.requested}"
             yield f"the agent last reported {earlier if is_same else other}"
         case NodeState.STALE:
-            since = messages.format_time(published.started_at) or "some time"
+            since = timestamps.show(published.started_at) or "some time"
             yield f"no report since {since}: check that the agent runs"
         case NodeState.APPLIED if node.applied != published.config:
             yield f"label {well_known.APPLIED_LABEL} is {node.applied or 'missing'}"
         case _:
             pass
     if published.retry_at and now - published.retry_at > _OVERDUE:
-        expected = messages.format_time(published.retry_at)
+        expected = timestamps.show(published.retry_at)
         yield f"the next retry was scheduled for {expected}: check that the agent runs"

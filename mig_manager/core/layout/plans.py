@@ -9,11 +9,10 @@ import enum
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mig_manager.core import model, steps, yaml_tree
+from mig_manager.core import gpu_answers, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, resources
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_codec
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -38,16 +37,15 @@ class Status:
     def to_data(self) -> "answers.Status":
         """Return plain data for JSON and YAML."""
         processes = {
-            uuid: [each.to_data() for each in users]
+            uuid: [gpu_answers.process(each) for each in users]
             for uuid, users in (self.processes or {}).items()
         }
         return {
             "kind": "Status",
             "gpus": [
-                {**gpu_codec.gpu_data(gpu), "processes": processes.get(gpu.uuid)}
-                for gpu in self.gpus
+                {**gpu_answers.gpu(gpu), "processes": processes.get(gpu.uuid)} for gpu in self.gpus
             ],
-            "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
+            "unreachable_gpus": [gpu_answers.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
 
@@ -126,8 +124,8 @@ class Planned:
             "evicted_pods": list(self.evicted),
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": list(self.warnings),
-            "gpus": [steps.plan_data(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
-            "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
+            "gpus": [gpu_answers.plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
+            "unreachable_gpus": [gpu_answers.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
 
@@ -155,7 +153,7 @@ class Applied:
             "is_changed": self.is_changed,
             "warnings": [str(remark) for remark in self.overlooked],
             "plans": [planned.to_data() for planned in self.rounds],
-            "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
+            "unreachable_gpus": [gpu_answers.unreachable(gpu) for gpu in self.gpus.unreachable],
         }
 
 

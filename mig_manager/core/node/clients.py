@@ -1,87 +1,9 @@
-"""GPU clients: pods that a plan affects, daemons to pause for it, and the table of extra clients.
+"""GPU clients: pods that a plan affects, daemons to pause for it, and how to recognise them."""
 
-    version: v1
-    clients:
-    - labels: {app: gpu-watcher}                        # pods with all of these labels
-      namespace: monitoring                             # optional; DaemonSets anywhere without it
-      deploy-label: nvidia.com/gpu.deploy.gpu-watcher   # optional
+from collections.abc import Collection, Iterable, Mapping
 
-With ``deploy-label`` the daemon's DaemonSet selects nodes by that label's value ``true``, and the
-daemon is paused and resumed like the operands of the GPU operator. Without it the pods are
-deleted, and a taint keeps their successors away until the device plugin runs again; a daemon that
-tolerates every taint returns too early, and is deleted once more after the change.
-"""
-
-import dataclasses
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-
-from mig_manager.core import fields, model, steps, yaml_tree
-from mig_manager.core.node import pod_object, well_known
-
-VERSION = "v1"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ExtraClient:
-    """One daemon of the table."""
-
-    labels: Mapping[str, str]
-    namespace: str | None = None
-    """None: any, but only pods of DaemonSets: others may have the same labels."""
-    deploy_label: str | None = None
-    """The node label that selects its nodes; None: its pods are deleted."""
-
-    def matches(self, pod: pod_object.Pod) -> bool:
-        """Return whether a pod belongs to this daemon."""
-        if self.namespace is None and pod.owner_kind != "DaemonSet":
-            return False
-        is_in_namespace = self.namespace in (None, pod.namespace)
-        return is_in_namespace and self.labels.items() <= pod.labels.items()
-
-
-def members(
-    pods: Iterable[pod_object.Pod], table: Sequence[ExtraClient]
-) -> tuple[pod_object.Pod, ...]:
-    """Return the pods that belong to any of the daemons."""
-    return tuple(pod for pod in pods if any(client.matches(pod) for client in table))
-
-
-def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
-    """Parse a table, which may be empty; ConfigError with a correction if invalid."""
-    root = fields.document(text, source=source, section="clients", version=VERSION)
-    listed = fields.items(root.get("clients") if root else None, "clients")
-    return tuple(map(_client, listed))
-
-
-def _client(item: yaml_tree.Node) -> ExtraClient:
-    node = fields.mapping(item, "a client is a mapping with 'labels'")
-    fields.check_keys(node, ("labels", "namespace", "deploy-label"))
-    example = "{app: gpu-watcher}"
-    labels = fields.required(node, "labels", example=example)
-    # Without labels, the client would be every pod of the node.
-    if not (isinstance(labels, yaml_tree.Mapping) and labels.entries):
-        fields.fail(labels, f"labels must be a mapping such as {example}")
-    namespace, deploy = node.get("namespace"), node.get("deploy-label")
-    deploy_label = None if deploy is None else _text(deploy, "deploy-label")
-    if deploy is not None and not well_known.is_deploy_label(deploy_label or ""):
-        fields.fail(
-            deploy,
-            f"deploy-label must begin with '{well_known.DEPLOY_LABEL_PREFIX}' and be a label's "
-            f"key, not {fields.shown(deploy)}",
-        )
-    return ExtraClient(
-        labels={entry.key: _text(entry.value, f"label '{entry.key}'") for entry in labels.entries},
-        namespace=None if namespace is None else _text(namespace, "namespace"),
-        deploy_label=deploy_label,
-    )
-
-
-def _text(node: yaml_tree.Node, what: str) -> str:
-    if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"{what} must be a text in quotes, not {fields.shown(node)}")
-    return node.value
-
+from mig_manager.core import model, steps
+from mig_manager.core.node import client_table, pod_object, well_known
 
 DISCOVERY_DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
 
@@ -166,7 +88,7 @@ def destroys_instances(plan: steps.Plan) -> bool:
 def labels_to_pause(
     labels: Mapping[str, str],
     plan: steps.Plan,
-    daemons: Iterable[ExtraClient] = (),
+    daemons: Iterable[client_table.ExtraClient] = (),
 ) -> dict[str, str]:
     """Return the deploy labels to set to ``paused-for-mig-change``, with their original values.
 
@@ -193,112 +115,3 @@ def gated_by(pods: Iterable[pod_object.Pod], keys: Collection[str]) -> tuple[pod
         for pod in pods
         if pod.owner_kind == "DaemonSet" and not pod.node_selector.keys().isdisjoint(keys)
     )
-
-
-_OPERATORS = "nvidia-mig-manager"
-_OURS = "mig-manager"
-
-
-def other_managers(
-    pods: Iterable[pod_object.Pod],
-    own_uid: str | None,
-    annotations: Mapping[str, str] | None = None,
-) -> tuple[str, ...]:
-    """Return the other pods of this node that change MIG instances, as ``namespace/name (kind)``.
-
-    Pending pods count, because they may start at any moment. If ``own_uid``, the UID of our pod,
-    is None, pods that may be ours do not count. ``annotations`` are the node's, for
-    ``is_vgpu_plugin`` pods.
-    """
-    return tuple(
-        f"{pod.key} ({kind})"
-        for pod in pods
-        if not pod.is_finished
-        and pod.uid != own_uid
-        and (
-            kind := _manager_kind(pod, knows_ourselves=own_uid is not None)
-            or _vgpu_manager(pod, annotations or {})
-        )
-    )
-
-
-def is_mig_manager(pod: pod_object.Pod) -> bool:
-    """Return whether a pod is an agent of this program or of NVIDIA's mig-manager."""
-    names = {pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name"), *pod.container_names}
-    return not names.isdisjoint((_OURS, _OPERATORS))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _VgpuPlugin:
-    """A device plugin that shares GPUs in one of several modes, and publishes the mode."""
-
-    kind: str
-    label: tuple[str, str]  # of its pods
-    register_annotation: str  # of the node
-
-
-_VGPU_PLUGINS = (
-    # Project-HAMi/HAMi: charts/hami/templates/device-plugin/daemonsetnvidia.yaml,
-    # pkg/device/nvidia/device.go.
-    _VgpuPlugin(
-        "HAMi in MIG mode",
-        ("app.kubernetes.io/component", "hami-device-plugin"),
-        "hami.io/node-nvidia-register",
-    ),
-    # Project-HAMi/volcano-vgpu-device-plugin: deployments/, pkg/util/types.go.
-    _VgpuPlugin(
-        "volcano's vGPU device plugin in MIG mode",
-        ("name", "volcano-device-plugin"),
-        "volcano.sh/node-vgpu-register",
-    ),
-)
-
-_REGISTERED_IN_MIG_MODE = re.compile(r'"mode"\s*:\s*"mig"|,mig(?::|$)')
-"""A GPU in MIG mode, as the plugins register it: in JSON (HAMi since 2.8), or as fields between
-commas, mode last, one GPU before each colon (``EncodeNodeDevices`` of both)."""
-
-
-def is_vgpu_plugin(pod: pod_object.Pod) -> bool:
-    """Return whether a pod is HAMi's or volcano's plugin; the node's annotations have its mode."""
-    return any(plugin.label in pod.labels.items() for plugin in _VGPU_PLUGINS)
-
-
-def _vgpu_manager(pod: pod_object.Pod, annotations: Mapping[str, str]) -> str:
-    """Return the kind of a plugin in MIG mode; empty in other modes, which change no instance.
-
-    Pod and annotation decide: the pod is the same in every mode, and the annotation outlives it.
-    """
-    kinds = (
-        plugin.kind
-        for plugin in _VGPU_PLUGINS
-        if plugin.label in pod.labels.items()
-        and _REGISTERED_IN_MIG_MODE.search(annotations.get(plugin.register_annotation, ""))
-    )
-    return next(kinds, "")
-
-
-def _manager_kind(pod: pod_object.Pod, *, knows_ourselves: bool) -> str:
-    """Return the kind of a MIG manager's pod; empty for any other pod, or if it may be ours."""
-    app, name = pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name")
-    component = pod.labels.get("app.kubernetes.io/component")
-    containers = pod.container_names
-    # The last part of an image's name is the same in every registry.
-    images = {each.partition("@")[0].rpartition("/")[2].partition(":")[0] for each in pod.images}
-    is_operators = app == _OPERATORS or _OPERATORS in containers
-    is_nos = (
-        (component == "mig-agent" and "mig-agent" in containers)
-        or name == "nos-mig-agent"
-        or "nos-mig-agent" in images
-    )
-    is_slicer = not {"das-daemonset", "instaslice-daemonset"}.isdisjoint(containers) or (
-        app == "controller-daemonset" and any(each.startswith("instaslice") for each in images)
-    )
-    kinds = {
-        "NVIDIA's mig-manager": is_operators and (knows_ourselves or "k8s-mig-manager" in images),
-        "NVIDIA's DRA driver with DynamicMIG": "gpus" in containers
-        and pod.feature_gates.get("DynamicMIG", False),
-        "nos' mig-agent": is_nos,
-        "OpenShift's Dynamic Accelerator Slicer": is_slicer,
-        "another mig-manager": knows_ourselves and name == _OURS and _OURS in containers,
-    }
-    return next((kind for kind, is_it in kinds.items() if is_it), "")

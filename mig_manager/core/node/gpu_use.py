@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model, steps
-from mig_manager.core.node import claims, clients, pod_object, resources, well_known
+from mig_manager.core.node import claims, client_table, clients, pod_object, resources, well_known
 from mig_manager.core.planner import placement
 
 Processes = Mapping[str, Sequence[steps.GpuProcess]]
@@ -50,7 +50,7 @@ class Usage:
         self,
         affected: Collection[str] | None,
         *,
-        daemons: Sequence[clients.ExtraClient] = (),
+        daemons: Sequence[client_table.ExtraClient] = (),
     ) -> tuple[pod_object.Pod, ...]:
         """Return the pods that use, or may use, one of the devices; None: any GPU.
 
@@ -79,7 +79,7 @@ class Usage:
         )
 
     def undecided(
-        self, affected: Collection[str], *, daemons: Sequence[clients.ExtraClient] = ()
+        self, affected: Collection[str], *, daemons: Sequence[client_table.ExtraClient] = ()
     ) -> tuple[pod_object.Pod, ...]:
         """Return the pods that may or may not be users while kubelet's answer is incomplete.
 
@@ -139,7 +139,7 @@ class Usage:
         *,
         leaving: Iterable[pod_object.Pod] = (),
         services: Iterable[str] = (),
-        daemons: Sequence[clients.ExtraClient] = (),
+        daemons: Sequence[client_table.ExtraClient] = (),
     ) -> tuple[str, ...]:
         """Describe the processes that block a plan and will not end before it.
 
@@ -269,7 +269,7 @@ def find(
     gpus: Iterable[model.Gpu],
     usage: Usage,
     *,
-    daemons: Sequence[clients.ExtraClient] = (),
+    daemons: Sequence[client_table.ExtraClient] = (),
 ) -> GpuUse | None:
     """Find the instances in use; None if that depends on kubelet, which does not answer.
 
@@ -303,7 +303,7 @@ def find(
 
 
 def paused_homes(
-    pods: Iterable[pod_object.Pod], daemons: Sequence[clients.ExtraClient]
+    pods: Iterable[pod_object.Pod], daemons: Sequence[client_table.ExtraClient]
 ) -> frozenset[str]:
     """Return the owners, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
 
@@ -314,7 +314,7 @@ def paused_homes(
         return (
             clients.is_device_plugin(pod)
             or claims.is_driver(pod)
-            or bool(clients.members((pod,), daemons))
+            or bool(client_table.members((pod,), daemons))
             or (pod.owner_kind == "DaemonSet" and has_deploy_label)
         )
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mig_manager.core import json_text, messages, model
+from mig_manager.core import json_text, messages, model, timestamps
 from mig_manager.core.planner import room
 
 VERSION = 1
@@ -68,7 +68,7 @@ def from_json(text: str) -> NodeUse:
         data = json_text.parse_object(text)
         if data["version"] != VERSION:
             raise ValueError("from a version this program does not know")
-        at = messages.parse_time(data["at"])
+        at = timestamps.parse(data["at"])
         if at is None:
             raise ValueError("'at' is missing or not a time")
         in_use = {

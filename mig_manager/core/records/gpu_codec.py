@@ -1,4 +1,4 @@
-"""GPUs as data: snapshots in the journal, the published inventory of a node, and output.
+"""GPUs as JSON: snapshots in the journal, and the published inventory of a node.
 
 Profiles are identified by name, since a driver update may change ids. Instance ids and MIG UUIDs
 are omitted: they cannot be restored.
@@ -7,13 +7,10 @@ are omitted: they cannot be restored.
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model, profile_name
-
-if TYPE_CHECKING:
-    from mig_manager.core import answers
 
 VERSION = 1  # of the inventory
 _MOST = 64  # GPUs, models, profiles and instances
@@ -313,61 +310,3 @@ def _list(value: object) -> list[Any]:
     if not isinstance(value, list) or len(value) > _MOST:
         raise ValueError("a list is missing or too long")
     return value
-
-
-# -- output of the commands ----------------------------------------------------------------------
-
-
-def gpu_data(observed: model.Gpu) -> "answers.Gpu":
-    """Return an observed GPU for JSON and YAML."""
-    return {
-        "index": observed.index,
-        "uuid": observed.uuid,
-        "name": observed.name,
-        "architecture": observed.architecture.value,
-        "pci_address": observed.pci_address,
-        "pci_device_id": f"0x{observed.pci_device_id:08X}",
-        "pci_subsystem_id": f"0x{observed.pci_subsystem_id:08X}",
-        "memory_mib": observed.memory_mib,
-        "mig_mode": observed.current_mode.value if observed.current_mode else None,
-        "pending_mig_mode": observed.pending_mode.value if observed.pending_mode else None,
-        "mode_change_needs_reset": observed.mode_change_needs_reset,
-        "virtualization": observed.virtualization.value,
-        "recovery_action": observed.recovery_action.value if observed.recovery_action else None,
-        "profiles": None
-        if observed.profiles is None
-        else {
-            str(info.profile): [str(place) for place in info.placements]
-            for info in observed.profiles
-        },
-        "gpu_instances": [
-            {
-                "id": gi.instance_id,
-                "profile": str(gi.profile),
-                "profile_id": gi.profile_id,
-                "placement": str(gi.placement),
-                "compute_instances": [
-                    {
-                        "id": ci.instance_id,
-                        "profile": str(ci.profile),
-                        "placement": str(ci.placement) if ci.placement else None,
-                        "uuid": ci.uuid,
-                    }
-                    for ci in gi.compute_instances
-                ],
-            }
-            for gi in observed.gpu_instances
-        ],
-    }
-
-
-def unreachable_data(gpu: model.UnreachableGpu) -> "answers.UnreachableGpu":
-    """Return a GPU that could not be observed for JSON and YAML; unknown facts are null."""
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid or None,
-        "pci_address": gpu.pci_address or None,
-        "reason": gpu.reason.value,
-        "code": gpu.code,
-        "message": gpu.message,
-    }

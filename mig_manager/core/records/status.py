@@ -9,7 +9,7 @@ import datetime as dt
 import json
 
 from mig_manager import errors
-from mig_manager.core import json_text, messages, model
+from mig_manager.core import json_text, messages, model, timestamps
 
 STATUS_VERSION = 1
 
@@ -126,9 +126,9 @@ def parse(text: str) -> PublishedStatus:
         ),
         # To Python, true is a number.
         attempt=attempt if type(attempt) is int and 0 <= attempt < 2**31 else 1,
-        started_at=messages.parse_time(data.get("startedAt")),
-        finished_at=messages.parse_time(data.get("finishedAt")),
-        retry_at=messages.parse_time(data.get("retryAt")),
+        started_at=timestamps.parse(data.get("startedAt")),
+        finished_at=timestamps.parse(data.get("finishedAt")),
+        retry_at=timestamps.parse(data.get("retryAt")),
         is_retried="retryAt" in data,
         is_rebooted=data.get("rebooted") is True,
         unreachable=_unreachable(data.get("unreachableGpus")),

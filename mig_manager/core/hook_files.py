@@ -1,25 +1,13 @@
-"""Parse the owner's files about the host: hooks, and host services to stop during a change.
-
-Both are in the formats of NVIDIA's tools. The GPU operator's list of services:
-
-    version: v1
-    systemd-services:
-    - nvsm.service
-    - nvidia-dcgm      # means nvidia-dcgm.service
-
-Kubelet is stopped only if the list names it. NVIDIA's agent stops it for each change of MIG mode;
-without kubelet, the agent's own pod would not be restarted.
-"""
+"""Parse the owner's hooks: programs around a change, in mig-parted's format."""
 
 import dataclasses
 import enum
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import fields, yaml_tree
 
-VERSION = "v1"
+_VERSION = "v1"
 
 
 class Point(enum.Enum):
@@ -49,16 +37,16 @@ Table = Mapping[Point, tuple[Hook, ...]]  # only points that have hooks
 MOST_TIMEOUT_S = 86400.0  # A day
 
 
-def parse_hooks(text: str, *, source: str) -> Table:
+def parse(text: str, *, source: str) -> Table:
     """Parse a hooks file; ConfigError with location and correction if it is invalid."""
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return {}
-    what = f"a mapping with 'version: {VERSION}' and 'hooks'"
+    what = f"a mapping with 'version: {_VERSION}' and 'hooks'"
     top = _members(root, ("version", "hooks"), what)
     # mig-parted ignores it, so a file may lack it.
     if "version" in top:
-        fields.check_version(top["version"], VERSION)
+        fields.check_version(top["version"], _VERSION)
     points = top.get("hooks")
     if points is None or yaml_tree.is_null(points):
         return {}
@@ -150,96 +138,3 @@ def _timeout_s(node: yaml_tree.Node | None) -> float | None:
             f"not {fields.shown(node)}",
         )
     return float(value or 0)
-
-
-# -- services ------------------------------------------------------------------------------------
-
-MOST_SERVICES = 64  # the journal, in an annotation of the node, lists them before they are stopped
-
-_TRIGGERS = (".socket", ".timer", ".path")  # kinds of units that start a service themselves
-_KINDS = (".service", *_TRIGGERS)
-"""Kinds that can be stopped and started alone; a target or a slice would take others with it."""
-_OTHER_KINDS = (".automount", ".device", ".mount", ".scope", ".slice", ".swap", ".target")
-_NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@[A-Za-z0-9:_.\\-]+)?")
-"""``systemd.unit(5)``: a prefix and, of a template, an instance."""
-_LONGEST_NAME = 255
-_OWN = frozenset({"mig-manager", "mig-manager-boot"})
-_PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
-"""We reach systemd through D-Bus; the others are parts of systemd."""
-
-
-def parse_services(text: str, *, source: str) -> tuple[str, ...]:
-    """Parse a list of systemd units, in the order in which to stop them; it may be empty.
-
-    ConfigError: the format is broken, or a unit is named twice or must not be stopped.
-    """
-    section = "systemd-services"
-    root = fields.document(text, source=source, section=section, version=VERSION)
-    services = root.get(section) if root else None
-    listed = fields.items(services, section)
-    if services is not None and len(listed) > MOST_SERVICES:
-        fields.fail(services, f"there are {len(listed)} services; {MOST_SERVICES} at most")
-    nodes: dict[str, yaml_tree.Node] = {}
-    for node in listed:
-        name = _unit(node)
-        if name in nodes:
-            line = nodes[name].location.line
-            fields.fail(node, f"'{name}' is named twice; first in line {line}")
-        nodes[name] = node
-    return stop_order(tuple(nodes))
-
-
-def stop_order(names: Sequence[str]) -> tuple[str, ...]:
-    """Return units in the order in which to stop them: sockets, timers and paths come first.
-
-    A socket that still listens would restart its service.
-    """
-    return tuple(sorted(names, key=lambda name: not name.endswith(_TRIGGERS)))
-
-
-def start_order(stopped: Sequence[str]) -> tuple[str, ...]:
-    """Return stopped units in the order in which to start them: services in reverse, then others.
-
-    systemd refuses to start a socket while its service runs ("Socket service already active").
-    """
-    return stop_order(tuple(reversed(stopped)))
-
-
-def can_be_restarted(name: str) -> bool:
-    """Return whether a unit is of a kind that can be stopped and started again alone."""
-    return name.endswith(_KINDS)
-
-
-def is_stoppable(name: str) -> bool:
-    """Return whether a unit may be stopped, by name or because it stops with another."""
-    return can_be_restarted(name) and _is_unit(name) and not is_protected(name)
-
-
-def is_protected(name: str) -> bool:
-    """Return whether the agent could not start a unit again once it is stopped."""
-    stem = name.rpartition(".")[0]
-    return stem in _OWN or _PROTECTED.fullmatch(stem) is not None
-
-
-def _is_unit(name: str) -> bool:
-    return _NAME.fullmatch(name.rpartition(".")[0]) is not None and len(name) <= _LONGEST_NAME
-
-
-def _unit(node: yaml_tree.Node) -> str:
-    """Return the name of a unit, with its suffix."""
-    shown = fields.shown(node)
-    if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"a service is a name such as nvsm.service, not {shown}")
-    name = node.value if node.value.endswith(_KINDS) else f"{node.value}.service"
-    why = ""
-    if node.value.endswith(_OTHER_KINDS):
-        why = f"only units of the kinds {', '.join(_KINDS)} can be stopped for a change"
-    elif not _is_unit(name):
-        why = "it is not the name of a unit; patterns and templates are not supported"
-    elif name.rpartition(".")[0] in _OWN:
-        why = "it is the agent itself"
-    elif is_protected(name):
-        why = "the agent could not start it again"
-    if why:
-        fields.fail(node, f"cannot stop {shown}: {why}")
-    return name

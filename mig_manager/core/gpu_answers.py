@@ -1,0 +1,120 @@
+"""GPUs, their processes and plans in the answers of ``-o json``; see ``answers``."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from mig_manager.core import model, steps
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+
+def gpu(observed: model.Gpu) -> "answers.Gpu":
+    """Return an observed GPU."""
+    return {
+        "index": observed.index,
+        "uuid": observed.uuid,
+        "name": observed.name,
+        "architecture": observed.architecture.value,
+        "pci_address": observed.pci_address,
+        "pci_device_id": f"0x{observed.pci_device_id:08X}",
+        "pci_subsystem_id": f"0x{observed.pci_subsystem_id:08X}",
+        "memory_mib": observed.memory_mib,
+        "mig_mode": observed.current_mode.value if observed.current_mode else None,
+        "pending_mig_mode": observed.pending_mode.value if observed.pending_mode else None,
+        "mode_change_needs_reset": observed.mode_change_needs_reset,
+        "virtualization": observed.virtualization.value,
+        "recovery_action": observed.recovery_action.value if observed.recovery_action else None,
+        "profiles": None
+        if observed.profiles is None
+        else {
+            str(info.profile): [str(place) for place in info.placements]
+            for info in observed.profiles
+        },
+        "gpu_instances": [
+            {
+                "id": gi.instance_id,
+                "profile": str(gi.profile),
+                "profile_id": gi.profile_id,
+                "placement": str(gi.placement),
+                "compute_instances": [
+                    {
+                        "id": ci.instance_id,
+                        "profile": str(ci.profile),
+                        "placement": str(ci.placement) if ci.placement else None,
+                        "uuid": ci.uuid,
+                    }
+                    for ci in gi.compute_instances
+                ],
+            }
+            for gi in observed.gpu_instances
+        ],
+    }
+
+
+def unreachable(observed: model.UnreachableGpu) -> "answers.UnreachableGpu":
+    """Return a GPU that could not be observed; unknown facts are null."""
+    return {
+        "index": observed.index,
+        "uuid": observed.uuid or None,
+        "pci_address": observed.pci_address or None,
+        "reason": observed.reason.value,
+        "code": observed.code,
+        "message": observed.message,
+    }
+
+
+def process(user: steps.GpuProcess) -> "answers.Process":
+    """Return a process that uses a GPU."""
+    kind, _, name = user.owner.partition(" ")
+    return {
+        "pid": user.pid,
+        "name": user.name,
+        "gpu_instances": list(user.gpu_instances),
+        "pod_uid": name if kind == "pod" else None,
+        "unit": name if kind == "unit" else None,
+    }
+
+
+def plan(planned: steps.GpuPlan) -> "answers.GpuPlan":
+    """Return the plan of one GPU."""
+    return {
+        "index": planned.gpu_index,
+        "uuid": planned.gpu_uuid,
+        "changes_mode": planned.changes_mode,
+        "needs_reset": planned.needs_reset,
+        "is_provisional": planned.is_provisional,
+        "steps": [_step_data(step) for step in planned.steps],
+        "target": [
+            {
+                "profile": str(target.profile),
+                "placement": str(target.placement),
+                "compute_instances": [str(ci.profile) for ci in target.compute_instances],
+                "kept": target.kept,
+            }
+            for target in planned.target
+        ],
+    }
+
+
+ACTIONS = {
+    steps.DestroyComputeInstance: "destroy_compute_instance",
+    steps.DestroyGpuInstance: "destroy_gpu_instance",
+    steps.SetMode: "set_mode",
+    steps.Reset: "reset_gpu",
+    steps.CreateGpuInstance: "create_gpu_instance",
+    steps.CreateComputeInstance: "create_compute_instance",
+}
+
+
+def _step_data(step: steps.Step) -> dict[str, object]:
+    def plain(value: object) -> object:
+        if isinstance(value, model.Profile | model.Placement):
+            return str(value)
+        return value.value if isinstance(value, model.MigMode) else value
+
+    return {"action": ACTIONS[type(step)]} | {
+        each.name: plain(getattr(step, each.name))
+        for each in dataclasses.fields(step)
+        if each.name not in ("gpu_uuid", "profile_id")
+    }
