@@ -11,7 +11,6 @@ from mig_manager.change import hook_points, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
-from mig_manager.core.records import journals, requests, status
 
 _Problem = TypeVar("_Problem")
 
@@ -143,62 +142,3 @@ class Job(Shared):
             reset=self.deps.reset,
             idle_wait=idle_wait,
         )
-
-
-def new_job(
-    shared: Shared,
-    request: Request,
-    record: requests.Request,
-    journal: journals.Journal,
-    cancel: ports.Cancellation,
-    *,
-    retry_after_s: float = 0.0,
-) -> Job:
-    """Return an attempt at a request, with the journal of earlier attempts."""
-    deps, limits = shared.deps, shared.limits
-    # A failure before the layout is resolved must not cause a second reboot.
-    rebooted = record.rebooted_hash if record.config == request.config else None
-    annotation_hash = request.custom.annotation_hash if request.custom else ""
-    first = status.Status(
-        config=request.config,
-        config_hash=rebooted or "",
-        state=model.State.PENDING,
-        phase=model.Phase.RESOLVE,
-        reason=None,
-        message="",
-        attempt=request.attempt,
-        started_at=deps.clock.now_iso(),
-        finished_at=None,
-        annotation_hash=annotation_hash,
-        is_rebooted=rebooted is not None or bool(journal.rebooted_from),
-    )
-    resumed = journal.resumed(
-        (request.config, annotation_hash),
-        boot_id=deps.boot_id,
-        # On-demand layouts never evict, so the node must not stay closed until pods are gone.
-        may_drain=not request.is_on_demand,
-    )
-    job_status = run_status.RunStatus(deps, first)
-    return Job(
-        deps=deps,
-        limits=limits,
-        publisher=shared.publisher,
-        memory=shared.memory,
-        request=request,
-        cancel=cancel,
-        status=job_status,
-        journal=run_journal.RunJournal(
-            deps,
-            shared.publisher,
-            job_status,
-            entries=resumed,
-            record=record,
-            startup_taints=limits.policy.startup_taints,
-            retry_after_s=retry_after_s,
-        ),
-        hooks=hook_points.HookPoints(
-            deps.hooks,
-            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
-            telemetry=deps.telemetry,
-        ),
-    )

@@ -4,7 +4,6 @@ There are few series: label values are enumerations, NVML functions, this node's
 one layout.
 """
 
-import collections
 import functools
 import threading
 import time
@@ -16,13 +15,12 @@ import structlog
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
+from mig_manager.agent import gpu_metrics
 from mig_manager.core import model, ports
-from mig_manager.core.planner import room
 
 _SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 _WAIT_BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-
 
 _log = structlog.get_logger()
 
@@ -115,11 +113,8 @@ class Metrics(ports.Telemetry):
         self._nvml_s = counter(
             "nvml_call_seconds", "Time spent in NVML functions, all GPUs added up.", ("function",)
         )
-        self._instances = gauge(
-            "instances", "Compute instances when the GPUs were last observed.", ("profile",)
-        )
-        self._faults = _FaultMetrics(gauge, counter)
-        self._use = _UseMetrics(gauge)
+        self._gpus = gpu_metrics.GpuMetrics(gauge, counter)
+        self._use = gpu_metrics.UseMetrics(gauge)
         self._drifted = gauge(
             "drifted", "1 while the GPUs do not have the layout last verified, else 0."
         )
@@ -161,7 +156,7 @@ class Metrics(ports.Telemetry):
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
         self._runs.labels(state=state.value, reason=reason.value).inc()
         self._run_s.labels(state=state.value).observe(seconds)
-        _replace(self._last_outcome, {(state.value, reason.value): 1})
+        gpu_metrics.replace(self._last_outcome, {(state.value, reason.value): 1})
         if state is model.State.SUCCESS:
             self._success_time.set(self._now())
 
@@ -183,17 +178,13 @@ class Metrics(ports.Telemetry):
         self._on_progress()
 
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
-        counts: collections.Counter[tuple[str, ...]] = collections.Counter(
-            (str(device.profile),) for gpu in gpus for device in gpu.devices
-        )
-        _replace(self._instances, dict(counts))
-        self._faults.set_gpus(gpus)
+        self._gpus.set_gpus(gpus)
 
     def xid_reported(self, uuid: str, xid: int) -> None:
-        self._faults.count_xid(uuid, xid)
+        self._gpus.count_xid(uuid, xid)
 
     def repair_ended(self, *, is_good: bool) -> None:
-        self._faults.count_repair(is_good=is_good)
+        self._gpus.count_repair(is_good=is_good)
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         result = "ok" if is_good else "error"
@@ -210,7 +201,7 @@ class Metrics(ports.Telemetry):
         self._nvml_s.labels(function=function).inc(seconds)
 
     def layout_applied(self, name: str, content_hash: str) -> None:
-        _replace(self._layout, {(name, content_hash): 1})
+        gpu_metrics.replace(self._layout, {(name, content_hash): 1})
 
     def config_read(self, *, is_usable: bool) -> None:
         self._config_unusable.set(not is_usable)
@@ -220,113 +211,3 @@ class Metrics(ports.Telemetry):
 
     def phantoms_found(self, advertised: Mapping[str, int], *, are_removed: bool) -> None:
         self._phantoms.set(0 if are_removed else sum(advertised.values()))
-
-
-class _FaultMetrics:
-    """The GPUs with a fault."""
-
-    def __init__(
-        self,
-        gauge: Callable[..., prometheus_client.Gauge],
-        counter: Callable[..., prometheus_client.Counter],
-    ) -> None:
-        self._xids = counter("xids", "Critical errors (Xid) of the GPUs.", ("uuid", "xid"))
-        self._repairs = counter(
-            "gpu_repairs", "Resets of GPUs with a fault, with all around them.", ("result",)
-        )
-        self._unreachable = gauge(
-            "unreachable_gpu",
-            "1 for each GPU that the driver counts but that could not be observed.",
-            ("index", "uuid", "reason"),
-        )
-        self._action = gauge(
-            "gpu_recovery_action",
-            "1 for each GPU with a fault, with the action that recovers it.",
-            ("index", "uuid", "action"),
-        )
-
-    def count_xid(self, uuid: str, xid: int) -> None:
-        self._xids.labels(uuid=uuid, xid=str(xid)).inc()
-
-    def count_repair(self, *, is_good: bool) -> None:
-        self._repairs.labels(result="success" if is_good else "failure").inc()
-
-    def set_gpus(self, gpus: model.ObservedGpus) -> None:
-        lost: dict[tuple[str, ...], int] = {
-            (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
-        }
-        _replace(self._unreachable, lost)
-        actions: dict[tuple[str, ...], int] = {
-            (str(gpu.index), gpu.uuid, gpu.recovery_action.value): 1
-            for gpu in (*gpus, *gpus.unreachable)
-            if gpu.recovery_action and gpu.recovery_action is not model.RecoveryAction.NONE
-        }
-        _replace(self._action, actions)
-
-
-class _UseMetrics:
-    """The use of the GPUs, and the remaining room."""
-
-    def __init__(self, gauge: Callable[..., prometheus_client.Gauge]) -> None:
-        per_gpu = functools.partial(gauge, labelnames=("index", "uuid"))
-        self._free = per_gpu(
-            "free_memory_slices", "Memory slices outside the GPU instances in use."
-        )
-        self._stranded = per_gpu(
-            "stranded_memory_slices", "Free memory slices that no instance could use."
-        )
-        self._fragmentation = per_gpu(
-            "fragmentation_ratio",
-            "Share of the free memory slices outside the largest possible instance.",
-        )
-        self._room = gauge(
-            "room",
-            "GPU instances that could be created on all GPUs beside those in use, each profile "
-            "alone.",
-            ("profile",),
-        )
-        self._in_use = gauge("instances_in_use", "GPU instances in use.", ("profile",))
-        self._time = gauge(
-            "use_timestamp_seconds",
-            "When the GPU instances in use were last determined; 0: not yet.",
-        )
-
-    def set_use(
-        self,
-        gpus: model.ObservedGpus,
-        in_use: Mapping[str, frozenset[model.Placement]],
-        *,
-        at_s: float,
-    ) -> None:
-        rooms = {
-            (str(gpu.index), gpu.uuid): room.room(gpu, in_use[gpu.uuid]) or room.NONE
-            for gpu in gpus
-            if gpu.uuid in in_use
-        }
-        _replace(self._free, {labels: gpu_room.free for labels, gpu_room in rooms.items()})
-        _replace(self._stranded, {labels: gpu_room.stranded for labels, gpu_room in rooms.items()})
-        _replace(
-            self._fragmentation,
-            {labels: gpu_room.fragmentation for labels, gpu_room in rooms.items()},
-        )
-        fitting: collections.Counter[tuple[str, ...]] = collections.Counter()
-        for gpu_room in rooms.values():
-            fitting.update(
-                {(str(profile),): count for profile, count in gpu_room.profiles.items()}
-            )
-        _replace(self._room, fitting)
-        used: collections.Counter[tuple[str, ...]] = collections.Counter(
-            (str(gi.profile),)
-            for gpu in gpus
-            for gi in gpu.gpu_instances
-            if gi.placement in in_use.get(gpu.uuid, ())
-        )
-        _replace(self._in_use, used)
-        self._time.set(at_s)
-
-
-def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], float]) -> None:
-    """Set these series of a gauge and remove all others."""
-    gauge.clear()
-    for labels, value in values.items():
-        gauge.labels(*labels).set(value)

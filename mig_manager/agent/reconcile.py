@@ -4,33 +4,30 @@ After a killed run, the next run resumes if the same layout is requested. Otherw
 the GPUs first, and restores everything.
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
+    attempts,
     capacity,
     drift,
     faults,
     jobs,
     outcomes,
     publish,
-    recovery,
     repairing,
     resting,
     run,
     served_layouts,
     settings,
 )
-from mig_manager.agent.pods import advertising
 from mig_manager.change import local
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_repair, journals, requests
+from mig_manager.core.records import gpu_repair, requests
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -49,15 +46,12 @@ class Reconciler:
             memory=jobs.Memory(),
         )
         self._layouts = served_layouts.LayoutList(deps, limits)
-        self._record: requests.Request | None = None
-        """The current request and its results; None: not read yet."""
-        self._journal = journals.NONE
-        """The journal of earlier runs, from which the next run resumes."""
         self._watched_node: node_object.NodeView | None = None
         """The Node as last watched."""
         self._drift = drift.Memory()
         self.node = deps.node
         self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
+        self._attempts = attempts.Attempts(self._shared, self.capacity.note_gpus)
         is_reported = limits.repair is not settings.Repair.OFF
         self.faults = faults.FaultReport(deps, self._shared.publisher, is_on=is_reported)
 
@@ -71,32 +65,7 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        view = self._shared.publisher.read()
-        self._journal = journals.NONE
-        journal = recovery.find_journal(self._deps.node, self._shared.publisher, view)
-        if self._record is None:
-            self._record = recovery.find_record(self._deps.request_file, view, journal)
-        if recovery.has_ended(journal, view):
-            self._journal = journal
-            return
-        awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}
-        self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
-        is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
-        _log.warning(
-            "interrupted_run_found",
-            config=journal.config,
-            has_rebooted=bool(journal.boot_id) and journal.boot_id != self._deps.boot_id,
-            is_resumed=is_resumed,
-        )
-        if not is_resumed:
-            self._undo(journal)
-            return
-        self._journal = journal
-        self._deps.node.emit(
-            reason="Recovered",
-            message=f"resuming {name} after an interruption",
-            is_warning=False,
-        )
+        self._attempts.recover(name, custom)
 
     def run(  # noqa: PLR0913 - each is named where it is called
         self,
@@ -121,20 +90,20 @@ class Reconciler:
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         current = custom_layouts.request_for(name, custom)
-        self._record = (self._record or requests.NONE).begun(current, is_new=is_new)
+        record = self._attempts.record_request(current, is_new=is_new)
         if custom:
-            custom = dataclasses.replace(custom, is_on_demand=not self._record.may_evict)
-            if custom.is_on_demand and self._record.origin is not requests.Origin.PARTITIONER:
+            custom = dataclasses.replace(custom, is_on_demand=not record.may_evict)
+            if custom.is_on_demand and record.origin is not requests.Origin.PARTITIONER:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
-                self._shared.publisher.publish_record(self._record)
+                self._shared.publisher.publish_record(record)
         request = jobs.Request(
             config=name,
             custom=custom,
             may_evict=may_evict,
             attempt=attempt,
             last_gpus=self.capacity.gpus,
-            repairs=gpu_repair.open_gpus(self._record.repairs),
+            repairs=gpu_repair.open_gpus(record.repairs),
         )
         outcome = self._run(request, cancel, retry_after_s=retry_after_s)
         if request.repairs and outcome.state is model.State.FAILED:
@@ -147,8 +116,8 @@ class Reconciler:
         self, request: jobs.Request, cancel: ports.Cancellation, *, retry_after_s: float
     ) -> outcomes.Outcome:
         """Run the pipeline once, and publish the outcome; not that of a failed repair."""
-        journal, self._journal = self._journal, journals.NONE
-        with self._attempt(request, journal, cancel, retry_after_s=retry_after_s) as job:
+        journal = self._attempts.take_journal()
+        with self._attempts.begin(request, journal, cancel, retry_after_s=retry_after_s) as job:
             try:
                 outcome = run.run(job)
             except errors.Superseded as end:
@@ -157,7 +126,7 @@ class Reconciler:
                     job.journal.abandon()
                 elif not isinstance(end, errors.Rebooting):
                     job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))
-                self._keep_remaining(job.journal.entries)
+                self._attempts.keep_journal(job)
                 raise
             is_success = outcome.state is model.State.SUCCESS
             if request.repairs:
@@ -165,7 +134,7 @@ class Reconciler:
                 if not is_success:
                     self._shared.publisher.annotate(publish.of_record(job.journal.record))
                     job.journal.abandon()
-                    self._keep_remaining(job.journal.entries)
+                    self._attempts.keep_journal(job)
                     return outcome
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
             fitting = self._layouts.fitting(job.status.gpus)
@@ -174,7 +143,7 @@ class Reconciler:
                 annotations |= self.capacity.annotations(job.status.gpus)
             outcome = repairing.with_problems(outcome, job.journal.record)
             job.journal.finish(outcome, annotations)
-            self._keep_remaining(job.journal.entries)
+            self._attempts.keep_journal(job)
             if is_success:
                 _save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
@@ -196,7 +165,8 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        with self._attempt(jobs.Request(config=name, custom=custom), self._journal) as job:
+        request = jobs.Request(config=name, custom=custom)
+        with self._attempts.begin(request, self._attempts.journal) as job:
             try:
                 observation = drift.observe(job)
             except errors.LockedError:
@@ -217,7 +187,7 @@ class Reconciler:
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, is_active: bool) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now."""
-        record = self._record or requests.NONE
+        record = self._attempts.record
         decision = repairing.decide(self._shared, record, gpus, is_active=is_active)
         self.faults.publish(gpus, decision.note)
         return decision
@@ -235,25 +205,21 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work.
         """
-        # The next layout is always a new request.
-        before = self._record or requests.NONE
-        self._record = dataclasses.replace(
-            requests.NONE, awaited=before.awaited, repairs=gpu_repair.ended(before.repairs)
-        )
-        self._shared.publisher.save_on_host(self._record)
-        if not self._journal.is_empty:
-            self._undo(self._journal)
+        self._attempts.forget_request()
+        if not self._attempts.journal.is_empty:
+            self._attempts.undo(self._attempts.journal)
         view = self._shared.publisher.read()
-        if self._journal.is_closed or view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY:
-            self._end_pending("the label was removed")
-        if self._journal.is_empty:
+        is_pending = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
+        if is_pending or self._attempts.journal.is_closed:
+            self._attempts.end_pending("the label was removed")
+        if self._attempts.journal.is_empty:
             resting.admit_workloads(self._shared, view)
         if self._deps.slots is not None:
             self._deps.slots.release()
         gpus, must_retry = resting.observe(self._shared, self.faults)
         resting.publish_gpus(self._shared, gpus, self._layouts, self.capacity, view)
         self._publish_faults(gpus, is_active=False)
-        return must_retry or not self._journal.is_empty
+        return must_retry or not self._attempts.journal.is_empty
 
     def check_faults(self) -> None:
         """Observe the GPUs of a node without a request, and report their faults.
@@ -274,8 +240,8 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
-        if self._journal.is_closed and not self._journal.rebooted_from:
-            self._end_pending("the agent stopped during a drain")
+        if self._attempts.journal.is_closed and not self._attempts.journal.rebooted_from:
+            self._attempts.end_pending("the agent stopped during a drain")
 
     def note_node(self, view: node_object.NodeView) -> None:
         """Record the Node from the watch; for any thread."""
@@ -286,52 +252,6 @@ class Reconciler:
         self._shared.publisher.forget()
         self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
         self.capacity.forget_node()
-
-    @contextlib.contextmanager
-    def _attempt(
-        self,
-        request: jobs.Request,
-        journal: journals.Journal,
-        cancel: ports.Cancellation | None = None,
-        *,
-        retry_after_s: float = 0.0,
-    ) -> Iterator[jobs.Job]:
-        """Yield an attempt, and save its results."""
-        job = jobs.new_job(
-            self._shared,
-            request,
-            self._record or requests.NONE,
-            journal,
-            cancel or recovery.Uninterrupted(self._deps),
-            retry_after_s=retry_after_s,
-        )
-        try:
-            yield job
-        finally:
-            self._deps.standby.dismiss()
-            self._record = job.journal.record
-            self.capacity.note_gpus(job.status.gpus)
-
-    def _undo(self, before: journals.Journal) -> None:
-        """Roll back and restore all entries of a journal.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-            LockedError: Another manager is at work; nothing was undone.
-        """
-        with self._attempt(jobs.Request(config=before.config), before) as job:
-            run.undo_interrupted(job)
-            self._keep_remaining(job.journal.entries)
-
-    def _end_pending(self, why: str) -> None:
-        with self._attempt(jobs.Request(config=""), self._journal) as job:
-            job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
-            self._keep_remaining(job.journal.entries)
-
-    def _keep_remaining(self, journal: journals.Journal) -> None:
-        self._journal = journals.NONE if journal.is_empty else journal
-        if self._deps.slots is not None and not journal.blocks_workloads:
-            self._deps.slots.release()
 
 
 def _save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:

@@ -1,0 +1,198 @@
+"""The attempts at a node's requests, one after the other, and what each leaves to the next."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import jobs, outcomes, recovery, run, run_journal, run_status
+from mig_manager.agent.pods import advertising
+from mig_manager.change import hook_points
+from mig_manager.core import model, ports
+from mig_manager.core.layout import custom_layouts
+from mig_manager.core.records import gpu_repair, journals, requests, status
+
+_log = structlog.get_logger()
+
+
+class Attempts:
+    """The journal and the record of the request, which every attempt takes over and leaves.
+
+    Raises:
+        ClusterError: From every method: the API refused or does not answer.
+    """
+
+    def __init__(
+        self, shared: jobs.Shared, on_gpus: Callable[[model.ObservedGpus], object]
+    ) -> None:
+        self._shared = shared
+        self._on_gpus = on_gpus
+        """Called after each attempt, with the GPUs as last observed in it."""
+        self._record: requests.Request | None = None
+        """None: not read yet."""
+        self.journal = journals.NONE
+        """The journal of earlier runs, from which the next run resumes."""
+
+    @property
+    def record(self) -> requests.Request:
+        """The current request and its results."""
+        return self._record or requests.NONE
+
+    def record_request(self, current: requests.Request, *, is_new: bool) -> requests.Request:
+        """Record that a request is served; return its record with earlier results."""
+        self._record = self.record.begun(current, is_new=is_new)
+        return self._record
+
+    def forget_request(self) -> None:
+        """Record that nothing is requested: the next layout is always a new request."""
+        before = self.record
+        self._record = dataclasses.replace(
+            requests.NONE, awaited=before.awaited, repairs=gpu_repair.ended(before.repairs)
+        )
+        self._shared.publisher.save_on_host(self._record)
+
+    def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> None:
+        """Take over from an interrupted run; undo it unless the same layout is requested.
+
+        Raises:
+            LockedError: Another manager is at work; nothing was undone.
+        """
+        deps, publisher = self._shared.deps, self._shared.publisher
+        view = publisher.read()
+        self.journal = journals.NONE
+        journal = recovery.find_journal(deps.node, publisher, view)
+        if self._record is None:
+            self._record = recovery.find_record(deps.request_file, view, journal)
+        if recovery.has_ended(journal, view):
+            self.journal = journal
+            return
+        awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}
+        self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
+        is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
+        _log.warning(
+            "interrupted_run_found",
+            config=journal.config,
+            has_rebooted=bool(journal.boot_id) and journal.boot_id != deps.boot_id,
+            is_resumed=is_resumed,
+        )
+        if not is_resumed:
+            self.undo(journal)
+            return
+        self.journal = journal
+        message = f"resuming {name} after an interruption"
+        deps.node.emit(reason="Recovered", message=message, is_warning=False)
+
+    def take_journal(self) -> journals.Journal:
+        """Return the journal of earlier runs, for a run that keeps its own at its end."""
+        journal, self.journal = self.journal, journals.NONE
+        return journal
+
+    @contextlib.contextmanager
+    def begin(
+        self,
+        request: jobs.Request,
+        journal: journals.Journal,
+        cancel: ports.Cancellation | None = None,
+        *,
+        retry_after_s: float = 0.0,
+    ) -> Iterator[jobs.Job]:
+        """Yield an attempt that takes over a journal, and keep its record."""
+        job = _new_job(
+            self._shared,
+            request,
+            self.record,
+            journal,
+            cancel or recovery.Uninterrupted(self._shared.deps),
+            retry_after_s=retry_after_s,
+        )
+        try:
+            yield job
+        finally:
+            self._shared.deps.standby.dismiss()
+            self._record = job.journal.record
+            self._on_gpus(job.status.gpus)
+
+    def keep_journal(self, job: jobs.Job) -> None:
+        """Keep what an attempt that has published its end leaves to the next."""
+        remaining = job.journal.entries
+        self.journal = journals.NONE if remaining.is_empty else remaining
+        slots = self._shared.deps.slots
+        if slots is not None and not remaining.blocks_workloads:
+            slots.release()
+
+    def undo(self, journal: journals.Journal) -> None:
+        """Roll back and restore all entries of a journal.
+
+        Raises:
+            LockedError: Another manager is at work; nothing was undone.
+        """
+        with self.begin(jobs.Request(config=journal.config), journal) as job:
+            run.undo_interrupted(job)
+            self.keep_journal(job)
+
+    def end_pending(self, why: str) -> None:
+        """Publish the end of a run that no attempt continues, and restore the node."""
+        with self.begin(jobs.Request(config=""), self.journal) as job:
+            job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
+            self.keep_journal(job)
+
+
+def _new_job(
+    shared: jobs.Shared,
+    request: jobs.Request,
+    record: requests.Request,
+    journal: journals.Journal,
+    cancel: ports.Cancellation,
+    *,
+    retry_after_s: float = 0.0,
+) -> jobs.Job:
+    """Return an attempt at a request, with the journal of earlier attempts."""
+    deps, limits = shared.deps, shared.limits
+    # A failure before the layout is resolved must not cause a second reboot.
+    rebooted = record.rebooted_hash if record.config == request.config else None
+    annotation_hash = request.custom.annotation_hash if request.custom else ""
+    first = status.Status(
+        config=request.config,
+        config_hash=rebooted or "",
+        state=model.State.PENDING,
+        phase=model.Phase.RESOLVE,
+        reason=None,
+        message="",
+        attempt=request.attempt,
+        started_at=deps.clock.now_iso(),
+        finished_at=None,
+        annotation_hash=annotation_hash,
+        is_rebooted=rebooted is not None or bool(journal.rebooted_from),
+    )
+    resumed = journal.resumed(
+        (request.config, annotation_hash),
+        boot_id=deps.boot_id,
+        # On-demand layouts never evict, so the node must not stay closed until pods are gone.
+        may_drain=not request.is_on_demand,
+    )
+    job_status = run_status.RunStatus(deps, first)
+    return jobs.Job(
+        deps=deps,
+        limits=limits,
+        publisher=shared.publisher,
+        memory=shared.memory,
+        request=request,
+        cancel=cancel,
+        status=job_status,
+        journal=run_journal.RunJournal(
+            deps,
+            shared.publisher,
+            job_status,
+            entries=resumed,
+            record=record,
+            startup_taints=limits.policy.startup_taints,
+            retry_after_s=retry_after_s,
+        ),
+        hooks=hook_points.HookPoints(
+            deps.hooks,
+            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
+            telemetry=deps.telemetry,
+        ),
+    )
