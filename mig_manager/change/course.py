@@ -20,6 +20,8 @@ from mig_manager.core.records import journals
 
 NAME = "acceptance"  # of the layout in the journal
 _KILLED_AFTER = 2  # steps
+_CANNOT_RESET = {errors.Reason.NOT_SUPPORTED, errors.Reason.REBOOT_REQUIRED}
+"""Of virtual machines."""
 _NO_MIG = "MIG mode could not be enabled"
 
 
@@ -51,7 +53,7 @@ does, or an empty text."""
 def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter, using: Using) -> Result:
     """Play the course on an idle GPU, and restore the GPU whatever happens.
 
-    Never resets a GPU beyond what the driver does by itself when MIG mode changes.
+    Resets this GPU alone: a reset that would take others along is refused.
 
     Raises:
         GpuInUseError: The GPU has instances; nothing was changed.
@@ -61,7 +63,6 @@ def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter, using:
         UsageError: No such GPU, an earlier change was left unfinished, or lock or journal cannot
             be written; nothing was changed.
     """
-    deps = dataclasses.replace(deps, reset=None)
     with local.hold_lock(deps, f"{NAME} of a GPU"):
         observed = local.observe(deps)
         journal = local.open_journal(deps, observed, config=NAME)
@@ -141,6 +142,7 @@ class _Course:
         full = tuple(stages.full_layouts(profiles))
         for name, desired in (*stages.single_profiles(profiles), *full):
             yield name, functools.partial(self._change, desired)
+        yield "reset the GPU", self._reset
         if full:
             yield "restore after kill -9", lambda: self._survive_kill(full[-1][1])
         yield "restore the GPU", self.undo
@@ -260,6 +262,27 @@ class _Course:
         observed = self.deps.gpus.observe()
         self.journal = local.open_journal(self.deps, observed, config=NAME)
         self.undo()
+
+    def _reset(self) -> None:
+        """Reset the GPU without instances; GPUs from Hopper on are without MIG then."""
+        self._change(_with_instances())
+        if self.deps.reset is None:
+            raise _NotTriedError("no program resets a simulated GPU")
+        try:
+            self.deps.reset.reset(
+                [self.gpu],
+                lambda uuids: self.journal.announce(persistent_gpus=uuids),
+                is_repair=True,
+            )
+        except errors.HostError as error:
+            if error.reason in _CANNOT_RESET:
+                raise _NotTriedError(error.reason.value) from error
+            raise
+        self.observed = self.deps.gpus.observe()
+        if self.gpu.has_pending_mode or self.gpu.gpu_instances:
+            raise errors.HardwareError(
+                "the GPU is not as after a reset", reason=errors.Reason.VERIFY_FAILED
+            )
 
     def undo(self) -> None:
         """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""

@@ -11,7 +11,7 @@ from mig_manager.change import course, local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance.stages import Outcome
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
+from testkit import nvidia_smi, nvml_faults
 from tests import waiting
 from tests.adapters import kubelet_rig
 from tests.node import applying_rig, scenes
@@ -20,6 +20,7 @@ from tests.shell import commandline, shell_node
 
 A30 = "1xA30"
 UNKNOWN = 999  # NVML_ERROR_UNKNOWN
+RESET = "reset the GPU"
 IN_USE = "refuse to destroy an instance in use"
 
 
@@ -96,7 +97,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
     }
     assert placed < outcomes.keys()
     assert {*outcomes.values()} == {Outcome.DONE}
-    assert IN_USE in outcomes
+    assert {IN_USE, RESET} <= outcomes.keys()
     assert host.shape == before
     assert host.journal.text is None
     assert host.boot_layout.text is None
@@ -144,6 +145,17 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
 
     (stage,) = (stage for stage in result.stages if stage.outcome is Outcome.NOT_TRIED)
     assert (stage.name, stage.why) == (IN_USE, "no CUDA driver library")
+
+
+def test_a_refused_reset_is_named_and_the_gpu_restored() -> None:
+    host = Host()
+    before = host.shape
+    host.reset_refusal = "GPU 1 must be reset with GPU 0"
+
+    (failed,) = (stage for stage in host.play().stages if stage.outcome is Outcome.FAILED)
+
+    assert (failed.name, failed.why) == (RESET, "ResetRequired")
+    assert host.shape == before
 
 
 def test_without_mig_mode_no_instance_is_tried() -> None:
@@ -209,7 +221,8 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
     data = json.loads(file.read_text("utf-8"))
     assert answer.status == 0, answer.err + answer.out
     assert data["differences"] == []
-    assert {each["outcome"] for each in data["course"]} == {"done"}
+    (untried,) = (each for each in data["course"] if each["outcome"] != "done")
+    assert untried["why"] == "no program resets a simulated GPU"
     assert all(row["compute_profiles"] for row in data["gpus"][0]["profiles"])
     called = {each["function"]: each for each in data["latencies"]}
     assert called["nvmlDeviceSetMigMode"]["calls"] == 2
@@ -271,12 +284,14 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
     line = ["acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes", "-o", "-"]
     with c_library.served(tmp_path / "lib", node.path) as library:
         c_library.add_cuda(library)
-        environ = c_library.environ(tmp_path)
+        nvidia_smi.install(tmp_path / "bin", node.path)
+        environ = c_library.environ(tmp_path) | {"PATH": str(tmp_path / "bin")}
         answer = commandline.run([*line, "--library-path", str(library)], environ)
 
     assert answer.status == 1, answer.err
     outcomes = {each["name"]: each["outcome"] for each in answer.data["course"]}
-    assert outcomes[IN_USE] == "done"
+    assert {outcomes[IN_USE], outcomes[RESET]} == {"done"}
+    assert node.state.read().gpus[0].attachments == 5  # and for MIG mode, with one rollback
     (found,) = answer.data["differences"]
     assert (found["subject"], found["what"], found["effect"]) == ("course", refused, "changes")
     assert found["actual"] == f"NvmlError: {create} answered {UNKNOWN}"

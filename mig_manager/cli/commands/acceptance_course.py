@@ -134,7 +134,8 @@ def _ask(gpu: model.Gpu, terminal: console.Console) -> None:
         mode = "Its MIG mode is enabled and disabled again, without a reset."
     terminal.note(
         f"{gpu}: instances are created and destroyed with every profile at every placement. "
-        f"{mode} Then the GPU is restored. Let no program use it meanwhile."
+        f"{mode} Then nvidia-smi resets the GPU once, and it is restored. Let no program use it "
+        "meanwhile."
     )
     terminal.write("Continue? [y/N] ")
     if terminal.stdin.readline().strip().lower() not in ("y", "yes"):
