@@ -14,7 +14,7 @@ from mig_manager.core.node import (
     gpu_use,
     mig_managers,
     pod_object,
-    resources,
+    strategies,
 )
 
 _NOT_ASKED = gpu_use.Usage(pods=(), assigned=None)
@@ -138,7 +138,7 @@ def _survey(job: jobs.Job, change: Change) -> Change:
             )
     pausing.require_none_stuck(job, usage.pods)
     desired = layouts.select(change.resolved.layout, change.gpus)
-    advertising.require_served(job, resources.gpu_layouts(change.gpus, desired), usage.pods)
+    advertising.require_served(job, strategies.gpu_layouts(change.gpus, desired), usage.pods)
     plan = change.resolved.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)
 

@@ -15,7 +15,7 @@ NodeState = Annotated[str, "core.fleet.nodes.NodeState"]
 Phase = Annotated[str, "core.model.Phase"]
 Reason = Annotated[str, "errors.Reason"]
 State = Annotated[str, "core.model.State"]
-Strategy = Annotated[str, "core.node.resources.Strategy"]
+Strategy = Annotated[str, "core.node.strategies.Strategy"]
 Step = Annotated[dict[str, object], "core.gpu_answers.ACTIONS"]
 PublishedStep = Annotated[
     dict[str, object], "core.gpu_answers.ACTIONS", "kubectl.status.LOCAL_IDS"

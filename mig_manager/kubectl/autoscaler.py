@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.core import messages
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node import resources, strategies, well_known
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Tags:
 
     layout: str
     gpus: str  # as the user wrote them
-    strategy: resources.Strategy
+    strategy: strategies.Strategy
     devices: Mapping[str, int]  # by resource; whole GPUs even if there is none
 
     @property
@@ -87,7 +87,7 @@ class Tags:
         }
 
 
-def tags(layout: layouts.Layout, spec: str | None, strategy: resources.Strategy) -> Tags:
+def tags(layout: layouts.Layout, spec: str | None, strategy: strategies.Strategy) -> Tags:
     """Compute the resources and labels of a new node.
 
     Raises:
@@ -106,7 +106,7 @@ def tags(layout: layouts.Layout, spec: str | None, strategy: resources.Strategy)
     desired = layouts.select(layout, gpus)
     # Called only for its errors.
     planner.plan(gpus, desired)
-    why_not = resources.strategy_refusals(resources.gpu_layouts(gpus, desired)).get(strategy)
+    why_not = strategies.refusals(strategies.gpu_layouts(gpus, desired)).get(strategy)
     if why_not:
         raise errors.UsageError(
             f"with the MIG strategy {strategy.value} the device plugin exits: {why_not}"

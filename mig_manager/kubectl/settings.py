@@ -6,7 +6,7 @@ from typing import Any
 from mig_manager.cli.commands import settings
 from mig_manager.cli.toolkit import console, program
 from mig_manager.core import node_settings, options
-from mig_manager.core.node import resources
+from mig_manager.core.node import strategies
 
 KUBECTL_OPTIONS = tuple(
     options.Option(
@@ -112,10 +112,10 @@ class PluginSettings:
         metavar=options.SPEC,
         commands="autoscaler-tags",
     )
-    strategy: resources.Strategy = options.choice(
+    strategy: strategies.Strategy = options.choice(
         "the device plugin's MIG strategy: mixed or single",
         metavar="STRATEGY",
-        default=resources.Strategy.MIXED,
+        default=strategies.Strategy.MIXED,
         words="mixed single",
         commands="autoscaler-tags",
     )

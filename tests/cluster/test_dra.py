@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core import model
-from mig_manager.core.node import claims, resources, well_known
+from mig_manager.core.node import claims, schedulable, well_known
 from mig_manager.sandbox.node import cluster_view, objects
 from tests import waiting
 from tests.cluster import clusters
@@ -165,7 +165,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
         assert stage.status()["reason"] == "Applied", stage.status()
         assert len(stage.workloads().keys() & names) == 1
         assert len(driver.starts) == 2
-        uuids, _ = resources.expected_devices(stage.gpus.observe())
+        uuids, _ = schedulable.expected_devices(stage.gpus.observe())
         (published,) = stage.api.get(SLICES)["items"]
         assert set(claims.parse_slice(published).uuids.values()) == uuids
         assert len(uuids) == 4

@@ -12,7 +12,7 @@ from mig_manager.core.node import (
     evictions,
     pod_object,
     policies,
-    resources,
+    schedulable,
     selectors,
     well_known,
 )
@@ -301,7 +301,7 @@ class NodeRig:
             waiting=self.plugin_waiting,
         )
         if not self.plugin_is_broken:
-            self.schedulable = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
+            self.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(self.gpus)[0]}
 
     @property
     def drivers(self) -> list[pod_object.Pod]:
@@ -323,7 +323,7 @@ class NodeRig:
         )
         if self.dra_is_broken:
             return
-        uuids = sorted(resources.expected_devices(self.gpus)[0])
+        uuids = sorted(schedulable.expected_devices(self.gpus)[0])
         self.slices = (
             dra.Slice(
                 name=f"node-a-gpu.nvidia.com-{self._serial}",

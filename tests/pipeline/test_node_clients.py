@@ -3,7 +3,14 @@
 import pytest
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, pod_object, policies, resources, well_known
+from mig_manager.core.node import (
+    clients,
+    pod_object,
+    policies,
+    schedulable,
+    strategies,
+    well_known,
+)
 from mig_manager.errors import Reason
 from tests.node import fakes
 from tests.node.scenes import (
@@ -168,7 +175,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) ->
 
     reason = Reason.PLUGIN_NOT_READY if comes == "never" else Reason.APPLIED
     assert_ends(rig, reason)
-    expected = resources.expected_devices(rig.gpus)[0]
+    expected = schedulable.expected_devices(rig.gpus)[0]
     assert comes == "never" or rig.schedulable == {"nvidia.com/gpu": expected}
 
 
@@ -381,6 +388,6 @@ def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
 
 def test_a_plugin_with_strategy_mixed_serves_what_strategy_single_refuses() -> None:
     rig = node()
-    rig.labels[resources.STRATEGY_LABEL] = "mixed"
+    rig.labels[strategies.STRATEGY_LABEL] = "mixed"
 
     assert_ends(rig, Reason.APPLIED, layout="all-balanced")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.node import policies, resources, well_known
+from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 from tests.node.scenes import CONFIG
@@ -31,7 +31,7 @@ def with_fields(make: Make = scenes.busy_node, **fields: Any) -> Make:
 def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
     rig = scenes.node(layout="all-1g.5gb")
     if by_label:
-        rig.labels[resources.STRATEGY_LABEL] = "single"
+        rig.labels[strategies.STRATEGY_LABEL] = "single"
     else:
         for uid, pod in rig.pods.items():
             rig.pods[uid] = dataclasses.replace(pod, mig_strategy="single")

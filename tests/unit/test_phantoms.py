@@ -5,7 +5,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import node_object, phantoms
-from mig_manager.core.node.resources import Strategy
+from mig_manager.core.node.strategies import Strategy
 from tests.unit import samples
 
 GPU, SMALL, LARGE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import node_object, pod_object, resources
+from mig_manager.core.node import node_object, pod_object, resources, schedulable, strategies
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import device_plugin
 from tests.node import gpu_values
@@ -81,7 +81,7 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
         resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)
         for resource, letters in (healthy or {}).items()
     }
-    found = resources.why_not_schedulable(gpus, ids or None, counted(allocatable))
+    found = schedulable.why_not(gpus, ids or None, counted(allocatable))
     assert why in found if why else not found
 
 
@@ -92,26 +92,26 @@ def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
     gpus = samples.balanced()
     healthy = {GPU: frozenset([*gpus[0].mig_uuids][1:])}
     node, unregistered = counted({GPU: 3}, {GPU: 4}), counted({GPU: 3})
-    assert resources.why_not_schedulable(gpus, healthy, node, changed=changed) == ""
-    assert resources.why_not_schedulable(gpus, healthy, node, changed={gpus[0].uuid}) != ""
-    assert resources.why_not_schedulable(gpus, healthy, node) != ""
-    assert resources.why_not_schedulable(gpus, healthy, unregistered, changed=changed) != ""
-    assert not resources.is_plugin_stale(gpus, healthy, node)
-    assert resources.is_plugin_stale(gpus, healthy, unregistered)
+    assert schedulable.why_not(gpus, healthy, node, changed=changed) == ""
+    assert schedulable.why_not(gpus, healthy, node, changed={gpus[0].uuid}) != ""
+    assert schedulable.why_not(gpus, healthy, node) != ""
+    assert schedulable.why_not(gpus, healthy, unregistered, changed=changed) != ""
+    assert not schedulable.is_plugin_stale(gpus, healthy, node)
+    assert schedulable.is_plugin_stale(gpus, healthy, unregistered)
     gone = {GPU: healthy[GPU] | {"MIG-gone"}}
-    assert resources.is_plugin_stale(gpus, gone, counted({GPU: 4}))
+    assert schedulable.is_plugin_stale(gpus, gone, counted({GPU: 4}))
 
 
 def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
     first, second = samples.balanced(), samples.gpu(samples.A100, "7g.40gb@0", index=1)
     gpus = (*first, second)
     healthy = {GPU: frozenset(second.mig_uuids)}
-    why = resources.why_not_schedulable(gpus, healthy, counted({GPU: 1}, {GPU: 5}))
+    why = schedulable.why_not(gpus, healthy, counted({GPU: 1}, {GPU: 5}))
     assert why == (
         "kubelet has 1 allocatable devices: 1 exist, 5 are expected; "
         "unhealthy, after an Xid until the device plugin restarts: 4 of GPU 0"
     )
-    unregistered = resources.why_not_schedulable(gpus, healthy, counted({GPU: 1}))
+    unregistered = schedulable.why_not(gpus, healthy, counted({GPU: 1}))
     assert unregistered.endswith("5 are expected")
 
 
@@ -135,9 +135,7 @@ REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
 def test_without_kubelet_replicas_of_shared_devices_are_known(
     allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
 ) -> None:
-    why = resources.why_not_schedulable(
-        samples.balanced(), None, counted(allocatable, labels=labels)
-    )
+    why = schedulable.why_not(samples.balanced(), None, counted(allocatable, labels=labels))
     assert (why == "") is is_good
 
 
@@ -152,20 +150,20 @@ LAYOUTS: tuple[Mig, ...] = (
 )
 
 
-def refusals(*layouts: Mig) -> dict[resources.Strategy, str]:
+def refusals(*layouts: Mig) -> dict[strategies.Strategy, str]:
     gpus = [
-        resources.GpuLayout(
+        strategies.GpuLayout(
             name=f"GPU {index}",
             is_enabled=names is not None,
             profiles=[profile_name.parse(name) for name in names or ()],
         )
         for index, names in enumerate(layouts)
     ]
-    return dict(resources.strategy_refusals(gpus))
+    return dict(strategies.refusals(gpus))
 
 
-@pytest.mark.parametrize("strategy", resources.Strategy)
-def test_a_layout_is_refused_where_the_plugin_exits(strategy: resources.Strategy) -> None:
+@pytest.mark.parametrize("strategy", strategies.Strategy)
+def test_a_layout_is_refused_where_the_plugin_exits(strategy: strategies.Strategy) -> None:
     for layouts in itertools.product(LAYOUTS, repeat=2):
         gpus = [
             device_plugin.Gpu(
@@ -201,15 +199,15 @@ def test_a_layout_is_refused_where_the_plugin_exits(strategy: resources.Strategy
     ],
 )
 def test_the_refusal_names_its_cause(layouts: list[Mig], why: str) -> None:
-    assert refusals(*layouts)[resources.Strategy.SINGLE] == why
+    assert refusals(*layouts)[strategies.Strategy.SINGLE] == why
 
 
 def test_console_gpus_do_not_count() -> None:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
     display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
-    layouts = resources.gpu_layouts((gpu, display), {gpu.uuid: samples.want({"1g.5gb": 7})})
-    assert not resources.strategy_refusals(layouts)
-    assert resources.expected_devices((gpu, display)) == resources.expected_devices((gpu,))
+    layouts = strategies.gpu_layouts((gpu, display), {gpu.uuid: samples.want({"1g.5gb": 7})})
+    assert not strategies.refusals(layouts)
+    assert schedulable.expected_devices((gpu, display)) == schedulable.expected_devices((gpu,))
 
 
 # Which pods ask for which devices, and what a plan means to them
@@ -228,7 +226,7 @@ def pod(name: str, asks: dict[str, int], *, phase: str = "Running") -> pod_objec
 
 
 def requests(
-    *pods: pod_object.Pod, strategy: resources.Strategy = resources.Strategy.MIXED
+    *pods: pod_object.Pod, strategy: strategies.Strategy = strategies.Strategy.MIXED
 ) -> dict[str, tuple[int, dict[str, int]]]:
     return {
         kind.resource.removeprefix("nvidia.com/"): (kind.count, dict(kind.pods))
@@ -252,7 +250,7 @@ def test_devices_and_requesting_pods_are_counted_by_kind() -> None:
         ("mig-7g.40gb", (0, {"ml/asks-in-vain": 1})),
         ("gpu", (1, {"ml/b": 1})),
     ]
-    for strategy, count in ((resources.Strategy.SINGLE, 7), (resources.Strategy.NONE, 3)):
+    for strategy, count in ((strategies.Strategy.SINGLE, 7), (strategies.Strategy.NONE, 3)):
         assert requests(pod("a", {"gpu": 1}), strategy=strategy) == {"gpu": (count, {"ml/a": 1})}
 
 
@@ -300,7 +298,7 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
 ) -> None:
     off = samples.want(mode=model.MigMode.DISABLED)
     plan = planner.plan(NODE, {NODE[0].uuid: off if desired is None else samples.want(desired)})
-    losses = resources.losses(plan, NODE, [pod("a", asks)], strategy=resources.Strategy(strategy))
+    losses = resources.losses(plan, NODE, [pod("a", asks)], strategy=strategies.Strategy(strategy))
     assert {
         loss.kind.resource.removeprefix("nvidia.com/"): (loss.ending, loss.is_total, loss.least)
         for loss in losses
@@ -317,7 +315,7 @@ def test_the_devices_of_a_layout_are_known_before_a_node_has_it(product: str) ->
 
         mixed, single = (
             resources.desired_counts((first, changed, last), {changed.uuid: wanted}, strategy)
-            for strategy in (resources.Strategy.MIXED, resources.Strategy.SINGLE)
+            for strategy in (strategies.Strategy.MIXED, strategies.Strategy.SINGLE)
         )
 
         assert mixed == resources.counts((first, after, last))
@@ -332,7 +330,7 @@ def test_whole_gpus_are_counted_and_displays_are_not() -> None:
 
     def count(wanted: model.DesiredGpu | None) -> dict[str, int]:
         desired = {gpu.uuid: wanted} if wanted else {}
-        return resources.desired_counts((gpu, display), desired, resources.Strategy.MIXED)
+        return resources.desired_counts((gpu, display), desired, strategies.Strategy.MIXED)
 
     assert count(None) == {"nvidia.com/gpu": 1}
     assert count(seven) == {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 7}

@@ -10,7 +10,7 @@ from typing import Protocol
 from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.core import model
-from mig_manager.core.node import pod_object, resources
+from mig_manager.core.node import pod_object, strategies
 from mig_manager.core.records import journals
 
 Pods = tuple[pod_object.Pod, ...]
@@ -52,7 +52,7 @@ class Advertiser(Protocol):
         """Check whether a ready pod advertises outdated devices."""
 
     def why_refused(
-        self, job: jobs.Job, layouts: Sequence[resources.GpuLayout], pods: Pods
+        self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: Pods
     ) -> str:
         """Return why it would exit with the new devices; empty if it would not, or if unknown."""
 

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver
 from mig_manager.core import model
-from mig_manager.core.node import client_table, node_object, pod_object, resources
+from mig_manager.core.node import client_table, node_object, pod_object, strategies
 
 PLUGIN = device_plugin.DevicePlugin()
 DRIVER = dra_driver.DraDriver()
@@ -152,7 +152,7 @@ def wait_schedulable(job: jobs.Job, paused: Paused, gpus: Sequence[model.Gpu]) -
         )
 
 
-def require_served(job: jobs.Job, layouts: Sequence[resources.GpuLayout], pods: _Pods) -> None:
+def require_served(job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: _Pods) -> None:
     """Fail if a plugin or driver would exit with the devices that the GPUs will have.
 
     Raises:

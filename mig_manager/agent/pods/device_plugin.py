@@ -8,7 +8,16 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model
-from mig_manager.core.node import clients, node_object, phantoms, pod_object, resources, well_known
+from mig_manager.core.node import (
+    clients,
+    node_object,
+    phantoms,
+    pod_object,
+    resources,
+    schedulable,
+    strategies,
+    well_known,
+)
 from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
@@ -45,7 +54,7 @@ class DevicePlugin(advertisers.Advertiser):
         if refused is not None:
             return refused
         return advertisers.not_allocatable(
-            resources.why_not_schedulable(gpus, healthy, node, changed=changed)
+            schedulable.why_not(gpus, healthy, node, changed=changed)
         )
 
     def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
@@ -54,19 +63,19 @@ class DevicePlugin(advertisers.Advertiser):
         An unhealthy device does not count: a new plugin would report it again.
         """
         node = job.deps.node.latest()
-        return resources.is_plugin_stale(gpus, _healthy(job), node)
+        return schedulable.is_plugin_stale(gpus, _healthy(job), node)
 
     def why_refused(
-        self, job: jobs.Job, layouts: Sequence[resources.GpuLayout], pods: advertisers.Pods
+        self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: advertisers.Pods
     ) -> str:
-        refusals = resources.strategy_refusals(layouts)
+        refusals = strategies.refusals(layouts)
         if not refusals:
             return ""
         labels = job.deps.node.latest().labels
         if job.plugin_config not in (None, labels.get(well_known.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return ""
-        strategy = resources.plugin_strategy(list(filter(self.owns, pods)), labels)
+        strategy = strategies.of_plugin(list(filter(self.owns, pods)), labels)
         if not strategy or strategy not in refusals:
             return ""
         return (
@@ -75,12 +84,12 @@ class DevicePlugin(advertisers.Advertiser):
         )
 
     def why_not_starting(self, gpus: Iterable[model.Gpu]) -> str:
-        layouts = resources.gpu_layouts(gpus, {})
+        layouts = strategies.gpu_layouts(gpus, {})
         causes = [
             f"with MIG strategy {strategy.value} it does not start: {why}"
-            for strategy, why in resources.strategy_refusals(layouts).items()
+            for strategy, why in strategies.refusals(layouts).items()
         ]
-        empty = resources.without_devices(layouts)
+        empty = strategies.without_devices(layouts)
         if empty:
             causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
         return "".join(f"; {cause}" for cause in causes)
@@ -94,9 +103,7 @@ def withdraw_phantoms(
     If the last known state of the ``node`` has no phantom devices, no request is sent. None:
     unknown.
     """
-    if node is not None and not phantoms.is_possible(
-        gpus, node, resources.labelled_strategy(node.labels)
-    ):
+    if node is not None and not phantoms.is_possible(gpus, node, strategies.labelled(node.labels)):
         job.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
     return without_phantoms(job, gpus, job.deps.workloads.present())[1]
@@ -120,7 +127,7 @@ def without_phantoms(
     plugins = list(filter(clients.is_device_plugin, pods))
 
     def find(node: node_object.NodeView) -> dict[str, int]:
-        strategy = resources.plugin_strategy(plugins, node.labels)
+        strategy = strategies.of_plugin(plugins, node.labels)
         return phantoms.find(gpus, node, strategy, kubelet or (lambda: _healthy(job)))
 
     advertised = find(node)

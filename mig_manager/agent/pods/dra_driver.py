@@ -8,7 +8,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model
-from mig_manager.core.node import claims, pod_object, resources, well_known
+from mig_manager.core.node import claims, pod_object, strategies, well_known
 from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
@@ -58,7 +58,7 @@ class DraDriver(advertisers.Advertiser):
         return self.missing(job, gpus, (), frozenset()) is not None
 
     def why_refused(
-        self, job: jobs.Job, layouts: Sequence[resources.GpuLayout], pods: advertisers.Pods
+        self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: advertisers.Pods
     ) -> str:
         why = claims.why_not_served(layouts)
         if why and (self.is_awaited(job) or _is_deployed(job, pods)):

@@ -15,8 +15,9 @@ from mig_manager.core.node import (
     node_object,
     phantoms,
     pod_object,
-    resources,
     rights,
+    schedulable,
+    strategies,
     well_known,
 )
 
@@ -46,16 +47,16 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
         yield from _published_devices(facts)
         if not any(map(clients.is_device_plugin, advertisers)):
             return
-    schedulable = facts.allocatable.needed()
+    allocatable = facts.allocatable.needed()
     gpus = facts.gpus.needed()
     # Without the Node, count kubelet's devices instead.
-    counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
+    counts = {name: len(ids) for name, ids in allocatable.items() if _is_nvidia(name)}
     node = facts.node.if_known() or node_object.NodeView(name="", allocatable=counts)
     advertised = _phantoms(facts, node)
     real = {name: count for name, count in node.allocatable.items() if name not in advertised}
     node = dataclasses.replace(node, allocatable=real)
-    why_not = resources.why_not_schedulable(gpus, schedulable, node)
-    yield fail(why_not) if why_not else ok("all devices and no others")
+    problem = schedulable.why_not(gpus, allocatable, node)
+    yield fail(problem) if problem else ok("all devices and no others")
 
 
 @_check("phantom-devices", "Remove the resources from the node with this command.")
@@ -72,7 +73,7 @@ def _phantom_devices(facts: Facts) -> Iterator[Finding]:
 
 def _phantoms(facts: Facts, node: node_object.NodeView) -> Mapping[str, int]:
     plugins = tuple(filter(clients.is_device_plugin, facts.pods.if_known() or ()))
-    strategy = resources.plugin_strategy(plugins, node.labels)
+    strategy = strategies.of_plugin(plugins, node.labels)
     return phantoms.find(facts.gpus.needed(), node, strategy, facts.allocatable.if_known)
 
 

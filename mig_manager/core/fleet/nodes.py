@@ -15,7 +15,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model, timestamps
 from mig_manager.core.layout import custom_layouts, layouts, served
-from mig_manager.core.node import api_values, node_object, resources, well_known
+from mig_manager.core.node import api_values, node_object, strategies, well_known
 from mig_manager.core.records import gpu_codec, gpu_recovery, journals
 from mig_manager.core.records import status as run_status
 
@@ -93,9 +93,9 @@ class Node:
         return self.applied or (f"{self.applied_before} (before)" if self.applied_before else "")
 
     @property
-    def strategy(self) -> resources.Strategy | None:
+    def strategy(self) -> strategies.Strategy | None:
         """The device plugin's MIG strategy; None if unknown."""
-        return resources.labelled_strategy(self.view.labels)
+        return strategies.labelled(self.view.labels)
 
     @property
     def gpus(self) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.fleet import nodes
-from mig_manager.core.node import pod_object, resources, well_known
+from mig_manager.core.node import pod_object, resources, strategies, well_known
 from mig_manager.core.records import capacity
 
 _PITCH = 4  # columns of a memory slice
@@ -149,7 +149,7 @@ def _in_use(
 
 
 def _devices(
-    gpu: model.Gpu, strategy: resources.Strategy | None
+    gpu: model.Gpu, strategy: strategies.Strategy | None
 ) -> Iterable[tuple[str, model.Placement | None]]:
     if gpu.current_mode is not model.MigMode.ENABLED:
         yield resources.GPU, None

@@ -11,7 +11,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import api_values, resources, well_known
+from mig_manager.core.node import api_values, resources, strategies, well_known
 from mig_manager.core.records import capacity
 
 
@@ -198,7 +198,7 @@ def _why_unusable(
         yield "its agent takes no custom layouts (--custom-layouts)"
     if in_use is None:
         yield "its agent has not published which instances are in use"
-    if node.strategy not in (None, resources.Strategy.MIXED):
+    if node.strategy not in (None, strategies.Strategy.MIXED):
         yield f"its device plugin has MIG strategy {node.strategy.value}, not mixed"
     # With strategy mixed.
     names = (

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import layouts, plans
-from mig_manager.core.node import clients, pod_object, resources
+from mig_manager.core.node import clients, pod_object, resources, strategies
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -187,9 +187,9 @@ def _affected(
     return losses, claims
 
 
-def _likely_strategy(node: nodes.Node) -> resources.Strategy | None:
+def _likely_strategy(node: nodes.Node) -> strategies.Strategy | None:
     """Return the device plugin's MIG strategy by the node's resources; None if it has none."""
     names = [name for name, count in node.view.allocatable.items() if count]
     if any(map(resources.is_mig, names)):
-        return resources.Strategy.MIXED
-    return resources.Strategy.SINGLE if resources.GPU in names else None
+        return strategies.Strategy.MIXED
+    return strategies.Strategy.SINGLE if resources.GPU in names else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager.core import gpu_answers, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import clients, resources
+from mig_manager.core.node import clients, strategies
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ class Planned:
         return tuple(s for s in self.plan.steps if isinstance(s, steps.SetMode))
 
     @property
-    def unserved(self) -> Mapping[resources.Strategy, str]:
+    def unserved(self) -> Mapping[strategies.Strategy, str]:
         """MIG strategies with which the device plugin would exit, and why."""
-        return resources.strategy_refusals(resources.gpu_layouts(self.gpus, self.desired))
+        return strategies.refusals(strategies.gpu_layouts(self.gpus, self.desired))
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import resources
+from mig_manager.core.node import strategies
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ProductFit:
     location: errors.Location | None = None
     """Of the rule that does not fit."""
     origin: str = ""  # of the layout
-    unserved: Mapping[resources.Strategy, str] = dataclasses.field(default_factory=dict)
+    unserved: Mapping[strategies.Strategy, str] = dataclasses.field(default_factory=dict)
     """MIG strategies with which the device plugin would exit although it fits, and why."""
 
 
@@ -68,11 +68,11 @@ class Validated:
         return tuple(v for v in self.verdicts.values() if v.fit is Fit.DOES_NOT_FIT)
 
     @property
-    def unserved(self) -> Mapping[resources.Strategy, Sequence[str]]:
+    def unserved(self) -> Mapping[strategies.Strategy, Sequence[str]]:
         """The layouts that fit but make the device plugin exit, by MIG strategy."""
         layouts = {
             strategy: [v.layout for v in self.verdicts.values() if strategy in v.unserved]
-            for strategy in resources.Strategy
+            for strategy in strategies.Strategy
         }
         return {
             strategy: list(dict.fromkeys(names)) for strategy, names in layouts.items() if names
@@ -210,11 +210,11 @@ class _Case:
         return [rule for variant in self.variants for rule in variant.rules]
 
     @property
-    def results(self) -> Sequence[resources.GpuLayout]:
+    def results(self) -> Sequence[strategies.GpuLayout]:
         """The layouts of the node's GPUs, or of one template for every rule."""
         if self.node is not None:
-            return resources.gpu_layouts(self.node, layouts.select(self.layout, self.node))
-        return [resources.gpu_layout(f"some {self.product}", rule.desired) for rule in self.rules]
+            return strategies.gpu_layouts(self.node, layouts.select(self.layout, self.node))
+        return [strategies.gpu_layout(f"some {self.product}", rule.desired) for rule in self.rules]
 
     def verdict(self, fit: Fit, why: str = "") -> ProductFit:
         return ProductFit(
@@ -249,7 +249,7 @@ class _Judge:
         if is_unknown:
             why = "this driver reports the GPU's profiles only with MIG on"
             return case.verdict(Fit.UNKNOWN, why)
-        unserved = resources.strategy_refusals(case.results)
+        unserved = strategies.refusals(case.results)
         return dataclasses.replace(case.verdict(Fit.FITS), unserved=unserved)
 
     def _misfit(self, case: _Case, error: errors.LayoutError) -> ProductFit:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import pod_object, resources, well_known
+from mig_manager.core.node import pod_object, schedulable, strategies, well_known
 
 DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dra-driver"
 """Node label by which the GPU operator's GPUCluster deploys the driver."""
@@ -119,7 +119,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
             return f"the DRA driver has published {size} of {each.count} ResourceSlices"
     # The driver may have devices of unreachable GPUs too.
     is_partial = bool(model.unreachable(gpus))
-    expected, _ = resources.expected_devices(gpus)
+    expected, _ = schedulable.expected_devices(gpus)
     listed = [
         uuid
         for each in newest
@@ -148,7 +148,7 @@ def tainted(slices: Iterable[Slice]) -> tuple[str, ...]:
     return tuple(f"{name} ({each})" for name, each in sorted(taints.items()))
 
 
-def why_not_served(layouts: Iterable[resources.GpuLayout]) -> str:
+def why_not_served(layouts: Iterable[strategies.GpuLayout]) -> str:
     """Return why the driver exits over a layout; empty if it does not.
 
     It knows only devices that span their GPU instance, and fails to start with any other device

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import node_object, resources
+from mig_manager.core.node import node_object, resources, strategies
 
 _Devices = Mapping[str, frozenset[str]]
 
@@ -20,7 +20,7 @@ _Devices = Mapping[str, frozenset[str]]
 def find(
     gpus: Sequence[model.Gpu],
     node: node_object.NodeView,
-    strategy: resources.Strategy | None,
+    strategy: strategies.Strategy | None,
     kubelet: Callable[[], _Devices | None],
 ) -> dict[str, int]:
     """Return the phantom devices that a node offers: their number by resource.
@@ -40,7 +40,7 @@ def find(
     advertised = resources.devices_of(node.allocatable)
     registered = {name for name, ids in (kubelet() or {}).items() if ids}
     if any(map(resources.is_mig, registered)):
-        strategy = resources.Strategy.MIXED
+        strategy = strategies.Strategy.MIXED
     supplied = _supplied(gpus, advertised, strategy) | registered
     if not any(map(resources.is_device_or_shared, registered)):
         # The plugin may be restarting, and may use other names than those of profiles.
@@ -52,13 +52,13 @@ def find(
 
 
 def is_possible(
-    gpus: Sequence[model.Gpu], node: node_object.NodeView, strategy: resources.Strategy | None
+    gpus: Sequence[model.Gpu], node: node_object.NodeView, strategy: strategies.Strategy | None
 ) -> bool:
     """Return whether a node may have phantom devices, as far as it and the GPUs show."""
     if not gpus or model.unreachable(gpus):
         return False
     advertised = resources.devices_of(node.allocatable)
-    supplied = _supplied(gpus, advertised, strategy or resources.Strategy.MIXED)
+    supplied = _supplied(gpus, advertised, strategy or strategies.Strategy.MIXED)
     return not advertised.keys() <= supplied
 
 
@@ -79,7 +79,7 @@ def remedy(node_name: str, names: Iterable[str]) -> str:
 
 
 def _supplied(
-    gpus: Iterable[model.Gpu], advertised: Iterable[str], strategy: resources.Strategy | None
+    gpus: Iterable[model.Gpu], advertised: Iterable[str], strategy: strategies.Strategy | None
 ) -> set[str]:
     supplied = resources.supplied(gpus, strategy)
     return {name for name in advertised if resources.base(name) in supplied}

@@ -1,4 +1,4 @@
-"""Extended resources of a node: expected devices, advertised devices, and the pods' requests.
+"""Extended resources of a node: their names, its devices, and the pods that request them.
 
 The API shows what a pod requests and where it runs, but not which device it got: only kubelet
 knows. So the API gives certainty only if all devices of a kind are in use, or all are destroyed.
@@ -6,28 +6,14 @@ knows. So the API gives certainty only if all devices of a kind are in use, or a
 
 import collections
 import dataclasses
-import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model, profile_name, steps
-from mig_manager.core.node import node_object, pod_object, well_known
+from mig_manager.core.node import pod_object, strategies, well_known
 
 GPU = f"{well_known.RESOURCE_PREFIX}gpu"  # A whole GPU
 _MIG_PREFIX = f"{well_known.RESOURCE_PREFIX}mig-"
-_SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
-_REPLICAS = ".replicas"
-DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
-STRATEGY_LABEL = "nvidia.com/mig.strategy"
-"""Node label of GPU feature discovery, which has the plugin's strategy."""
-
-
-class Strategy(enum.Enum):
-    """How the device plugin names MIG devices."""
-
-    NONE = "none"  # not at all: it advertises whole GPUs
-    SINGLE = "single"  # all as ``nvidia.com/gpu``, which takes devices of one profile on all GPUs
-    MIXED = "mixed"  # by profile, such as ``nvidia.com/mig-1g.5gb``
+SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
 
 
 def of_profile(profile: model.Profile) -> str | None:
@@ -40,9 +26,9 @@ def of_profile(profile: model.Profile) -> str | None:
     return f"{_MIG_PREFIX}{profile}".replace("+", ".") if profile.spans else None
 
 
-def name_of(profile: model.Profile, strategy: Strategy | None) -> str | None:
+def name_of(profile: model.Profile, strategy: strategies.Strategy | None) -> str | None:
     """Return the resource of a profile's devices; None: they have no name."""
-    return GPU if strategy is Strategy.SINGLE else of_profile(profile)
+    return GPU if strategy is strategies.Strategy.SINGLE else of_profile(profile)
 
 
 def profile_of(resource: str) -> model.Profile | None:
@@ -52,7 +38,7 @@ def profile_of(resource: str) -> model.Profile | None:
         profile = profile_name.parse(name)
     except ValueError:
         return None
-    is_shared = resource.endswith(_SHARED)
+    is_shared = resource.endswith(SHARED)
     return profile if of_profile(profile) == resource and not is_shared else None
 
 
@@ -69,7 +55,9 @@ def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
 
 
 def desired_counts(
-    gpus: Iterable[model.Gpu], desired: Mapping[str, model.DesiredGpu], strategy: Strategy
+    gpus: Iterable[model.Gpu],
+    desired: Mapping[str, model.DesiredGpu],
+    strategy: strategies.Strategy,
 ) -> dict[str, int]:
     """Count the devices of each resource once desired GPUs, by UUID, are applied.
 
@@ -77,7 +65,7 @@ def desired_counts(
     """
     devices = collections.Counter({GPU: 0})
     for gpu in gpus:
-        if gpu.name in DISPLAYS:
+        if gpu.name in strategies.DISPLAYS:
             continue
         gpu_desired = desired.get(gpu.uuid)
         if gpu_desired is None or gpu_desired.mode is not model.MigMode.ENABLED:
@@ -106,7 +94,7 @@ def is_device_or_shared(name: str) -> bool:
 
 def base(name: str) -> str:
     """Return a resource's name without the suffix for replicas."""
-    return name.removesuffix(_SHARED)
+    return name.removesuffix(SHARED)
 
 
 def devices_of(counts: Mapping[str, int]) -> dict[str, int]:
@@ -114,15 +102,15 @@ def devices_of(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if n and is_device_or_shared(name)}
 
 
-def supplied(gpus: Iterable[model.Gpu], strategy: Strategy | None) -> frozenset[str]:
+def supplied(gpus: Iterable[model.Gpu], strategy: strategies.Strategy | None) -> frozenset[str]:
     """Return the resources that a device plugin may advertise for these GPUs, without replicas.
 
     ``strategy`` None: unknown.
     """
-    if strategy in (Strategy.NONE, Strategy.SINGLE):
+    if strategy in (strategies.Strategy.NONE, strategies.Strategy.SINGLE):
         return frozenset({GPU})
-    named = frozenset(counts(gpu for gpu in gpus if gpu.name not in DISPLAYS))
-    return named if strategy is Strategy.MIXED else named | {GPU}
+    named = frozenset(counts(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS))
+    return named if strategy is strategies.Strategy.MIXED else named | {GPU}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +146,10 @@ class Loss:
 
 
 def kinds(
-    gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod], *, strategy: Strategy | None
+    gpus: Iterable[model.Gpu],
+    pods: Iterable[pod_object.Pod],
+    *,
+    strategy: strategies.Strategy | None,
 ) -> tuple[DeviceKind, ...]:
     """Return the kinds of devices of a node, most slices first, whole GPUs last.
 
@@ -182,14 +173,14 @@ def losses(
     gpus: Iterable[model.Gpu],
     pods: Iterable[pod_object.Pod],
     *,
-    strategy: Strategy | None,
+    strategy: strategies.Strategy | None,
 ) -> tuple[Loss, ...]:
     """Return the kinds of devices that a plan for these GPUs destroys and pods request."""
     known = tuple(gpus)
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
-        if gpu_plan.changes_mode or (strategy is Strategy.NONE and gpu_plan.steps):
+        if gpu_plan.changes_mode or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
             ending.update(_devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
             doomed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
@@ -201,235 +192,11 @@ def losses(
     )
 
 
-def _devices(gpu: model.Gpu, strategy: Strategy | None) -> list[str]:
-    if gpu.current_mode is not model.MigMode.ENABLED or strategy is Strategy.NONE:
+def _devices(gpu: model.Gpu, strategy: strategies.Strategy | None) -> list[str]:
+    if gpu.current_mode is not model.MigMode.ENABLED or strategy is strategies.Strategy.NONE:
         return [GPU]
     return _names((device.profile for device in gpu.devices), strategy)
 
 
-def _names(profiles: Iterable[model.Profile], strategy: Strategy | None) -> list[str]:
+def _names(profiles: Iterable[model.Profile], strategy: strategies.Strategy | None) -> list[str]:
     return [name for profile in profiles if (name := name_of(profile, strategy))]
-
-
-def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
-    known = tuple(gpu for gpu in gpus if gpu.name not in DISPLAYS)
-    whole = frozenset(gpu.uuid for gpu in known)
-    enabled = [gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED]
-    unsliced = whole - {gpu.uuid for gpu in enabled}
-    return unsliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
-
-
-def why_not_schedulable(
-    gpus: Iterable[model.Gpu],
-    allocatable: Mapping[str, frozenset[str]] | None,
-    node: node_object.NodeView,
-    *,
-    changed: Collection[str] | None = None,
-) -> str:
-    """Explain why the devices are not schedulable yet; empty if they are.
-
-    ``allocatable`` are the healthy device ids by resource name from kubelet; None if kubelet does
-    not answer: then only the node's counts are compared. All devices of the GPUs with UUIDs in
-    ``changed``, or of all GPUs, must be healthy; one of an unchanged GPU need not be.
-    """
-    # Kubelet may have devices of unreachable GPUs too.
-    is_partial = bool(model.unreachable(gpus))
-    known = tuple(gpus)
-    if allocatable is None:
-        why = _why_not_counted(known, node, changed)
-        total = sum(devices_of(node.allocatable).values())
-        is_enough = is_partial and total >= len(expected_devices(_among(known, changed))[0])
-        return "" if is_enough else why
-    devices = {name: ids for name, ids in allocatable.items() if is_device_or_shared(name) and ids}
-    ids: frozenset[str] = frozenset().union(*devices.values())
-    for expected, needed in zip(
-        expected_devices(known), expected_devices(_among(known, changed)), strict=True
-    ):
-        is_registered = _count_registered(known, node.capacity) >= len(expected)
-        is_known = is_partial or ids <= expected
-        if ids == expected or (ids and is_registered and is_known and needed <= ids):
-            return _compare_counts(devices, devices_of(node.allocatable))
-    sliced, _ = expected_devices(known)
-    return (
-        f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
-        f"{len(sliced)} are expected{_unhealthy(known, ids, node)}"
-    )
-
-
-def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: node_object.NodeView) -> str:
-    """Name the GPUs whose registered devices kubelet does not list as healthy.
-
-    The device plugin marks one device of a GPU unhealthy after a critical Xid, later versions all
-    of them (k8s-device-plugin#1929). No version marks a device healthy again before its restart.
-    """
-    expected, _ = expected_devices(gpus)
-    if not ids <= expected or _count_registered(gpus, node.capacity) < len(expected):
-        return ""
-    unhealthy = {gpu.index: expected_devices((gpu,))[0] - ids for gpu in gpus}
-    names = ", ".join(f"{len(each)} of GPU {index}" for index, each in unhealthy.items() if each)
-    return f"; unhealthy, after an Xid until the device plugin restarts: {names}"
-
-
-def is_plugin_stale(
-    gpus: Sequence[model.Gpu],
-    allocatable: Mapping[str, frozenset[str]] | None,
-    node: node_object.NodeView,
-) -> bool:
-    """Return whether the device plugin does not have the current devices."""
-    is_partial = bool(model.unreachable(gpus))
-    sliced, whole = expected_devices(gpus)
-    ids = frozenset().union(
-        *(ids for name, ids in (allocatable or {}).items() if is_device_or_shared(name))
-    )
-    if not (is_partial or ids <= sliced or ids <= whole):
-        return True
-    if allocatable is None:
-        return bool(why_not_schedulable(gpus, None, node, changed=()))
-    registered = _count_registered(gpus, node.capacity or node.allocatable)
-    # Only devices that are in one of the two show the plugin's strategy.
-    likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
-    return registered < min(map(len, likely or (sliced, whole)))
-
-
-def _why_not_counted(
-    gpus: Sequence[model.Gpu], node: node_object.NodeView, changed: Collection[str] | None
-) -> str:
-    """Compare the node's counts with the plugin's expected devices by one of its strategies."""
-    sliced, whole = expected_devices(gpus)
-    allocatable = devices_of(node.allocatable)
-    total = sum(allocatable.values())
-    if total in (len(sliced), len(whole)):
-        return ""
-    needed = len(expected_devices(_among(gpus, changed))[0])
-    mixed = counts(gpu for gpu in gpus if gpu.name not in DISPLAYS)
-    for expected in (mixed, {GPU: len(sliced)}, {GPU: len(whole)}):
-        if _is_as_expected(allocatable, expected, node.labels):
-            return ""
-        # Kubelet counts an unhealthy device in the capacity alone.
-        capacity = devices_of(node.capacity).items()
-        likely = {name: n for name, n in capacity if name in allocatable}
-        if total >= needed and _is_as_expected(likely, expected, node.labels):
-            return ""
-    return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
-
-
-def _is_as_expected(
-    counts: Mapping[str, int], expected: Mapping[str, int], labels: Mapping[str, str]
-) -> bool:
-    """Return whether counts are as expected, apart from replicas of shared devices.
-
-    GPU feature discovery's label for replicas may be of the former layout: replicas change only
-    with the plugin's config.
-    """
-    has_replicas = any(
-        is_device_or_shared(key.removesuffix(_REPLICAS))
-        and key.endswith(_REPLICAS)
-        and value not in ("0", "1")
-        for key, value in labels.items()
-    )
-    bare = {base(name): (name, n) for name, n in counts.items()}
-    return bare.keys() == expected.keys() and all(
-        n == expected[key] or (n % expected[key] == 0 and (has_replicas or name.endswith(_SHARED)))
-        for key, (name, n) in bare.items()
-    )
-
-
-def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[model.Gpu, ...]:
-    return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
-
-
-def _count_registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> int:
-    """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while."""
-    names = supplied(gpus, None)
-    return sum(n for name, n in devices_of(counts).items() if base(name) in names)
-
-
-def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
-    for name in sorted(devices.keys() | counts.keys()):
-        expected, actual = len(devices.get(name, ())), counts.get(name, 0)
-        # A shared (time-sliced) device counts once per replica.
-        if (expected == 0 and actual != 0) or (expected and (actual == 0 or actual % expected)):
-            return f"the node's allocatable {name} is {actual}, {expected} expected"
-    return ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLayout:
-    """The MIG state of one GPU, now or desired."""
-
-    name: str  # for messages, such as ``GPU 0``
-    is_enabled: bool
-    profiles: Collection[model.Profile]
-
-
-def gpu_layouts(
-    gpus: Iterable[model.Gpu], desired: Mapping[str, model.DesiredGpu]
-) -> tuple[GpuLayout, ...]:
-    """Return the layout of a node's GPUs once these desired GPUs, by UUID, are applied."""
-    return tuple(
-        gpu_layout(f"GPU {gpu.index}", desired[gpu.uuid])
-        if gpu.uuid in desired
-        else GpuLayout(
-            name=f"GPU {gpu.index}",
-            is_enabled=gpu.current_mode is model.MigMode.ENABLED,
-            profiles=[device.profile for device in gpu.devices],
-        )
-        for gpu in gpus
-        if gpu.name not in DISPLAYS
-    )
-
-
-def gpu_layout(name: str, desired: model.DesiredGpu) -> GpuLayout:
-    """Return the layout of a desired GPU."""
-    is_enabled = desired.mode is model.MigMode.ENABLED
-    return GpuLayout(name=name, is_enabled=is_enabled, profiles=desired.counts)
-
-
-def strategy_refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
-    """Return why the plugin exits over a layout; strategies that it serves do not occur.
-
-    The node then offers no device at all (k8s-device-plugin v0.20, ``internal/rm/device_map.go``
-    and ``rm.go``).
-    """
-    refusals = {Strategy.SINGLE: _single_refusal(gpus)}
-    nameless = {str(p) for gpu in gpus if gpu.is_enabled for p in gpu.profiles if not p.spans}
-    if nameless:
-        names = ", ".join(sorted(nameless))
-        refusals[Strategy.MIXED] = f"no resource has the name of a part of a GPU instance: {names}"
-    return {strategy: why for strategy, why in refusals.items() if why}
-
-
-def without_devices(gpus: Iterable[GpuLayout]) -> str:
-    """Name the MIG-enabled GPUs without a device; with ``mixed`` older plugins exit over them."""
-    return ", ".join(gpu.name for gpu in gpus if gpu.is_enabled and not gpu.profiles)
-
-
-def plugin_strategy(
-    plugins: Sequence[pod_object.Pod], labels: Mapping[str, str]
-) -> Strategy | None:
-    """Return the strategy of a node's device plugin; None if unknown."""
-    configured = filter(None, (pod.mig_strategy for pod in plugins))
-    return _strategy(next(configured, labels.get(STRATEGY_LABEL) if plugins else None))
-
-
-def labelled_strategy(labels: Mapping[str, str]) -> Strategy | None:
-    """Return the strategy that GPU feature discovery last published; None if unknown."""
-    return _strategy(labels.get(STRATEGY_LABEL))
-
-
-def _strategy(name: str | None) -> Strategy | None:
-    return next((strategy for strategy in Strategy if strategy.value == name), None)
-
-
-def _single_refusal(gpus: Sequence[GpuLayout]) -> str:
-    enabled = [gpu for gpu in gpus if gpu.is_enabled]
-    if not enabled:
-        return ""
-    off = [gpu.name for gpu in gpus if not gpu.is_enabled]
-    if off:
-        return f"MIG is enabled on {enabled[0].name} and not on {off[0]}"
-    if without_devices(enabled):
-        return f"MIG is enabled without a MIG device on {without_devices(enabled)}"
-    profiles = sorted({str(profile) for gpu in enabled for profile in gpu.profiles})
-    return f"MIG devices differ: {', '.join(profiles)}" if len(profiles) > 1 else ""

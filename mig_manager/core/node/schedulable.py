@@ -1,0 +1,157 @@
+"""Compare the devices that kubelet and the Node offer with the GPUs: can pods get them?"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from mig_manager.core import model
+from mig_manager.core.node import node_object, resources, strategies
+
+_REPLICAS = ".replicas"  # end of the labels of GPU feature discovery for replicas
+
+
+def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
+    known = tuple(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
+    whole = frozenset(gpu.uuid for gpu in known)
+    enabled = [gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED]
+    unsliced = whole - {gpu.uuid for gpu in enabled}
+    return unsliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
+
+
+def why_not(
+    gpus: Iterable[model.Gpu],
+    allocatable: Mapping[str, frozenset[str]] | None,
+    node: node_object.NodeView,
+    *,
+    changed: Collection[str] | None = None,
+) -> str:
+    """Explain why the devices are not schedulable yet; empty if they are.
+
+    ``allocatable`` are the healthy device ids by resource name from kubelet; None if kubelet does
+    not answer: then only the node's counts are compared. All devices of the GPUs with UUIDs in
+    ``changed``, or of all GPUs, must be healthy; one of an unchanged GPU need not be.
+    """
+    # Kubelet may have devices of unreachable GPUs too.
+    is_partial = bool(model.unreachable(gpus))
+    known = tuple(gpus)
+    if allocatable is None:
+        why = _why_not_counted(known, node, changed)
+        total = sum(resources.devices_of(node.allocatable).values())
+        is_enough = is_partial and total >= len(expected_devices(_among(known, changed))[0])
+        return "" if is_enough else why
+    devices = {
+        name: ids
+        for name, ids in allocatable.items()
+        if ids and resources.is_device_or_shared(name)
+    }
+    ids: frozenset[str] = frozenset().union(*devices.values())
+    for expected, needed in zip(
+        expected_devices(known), expected_devices(_among(known, changed)), strict=True
+    ):
+        is_registered = _count_registered(known, node.capacity) >= len(expected)
+        is_known = is_partial or ids <= expected
+        if ids == expected or (ids and is_registered and is_known and needed <= ids):
+            return _compare_counts(devices, resources.devices_of(node.allocatable))
+    sliced, _ = expected_devices(known)
+    return (
+        f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
+        f"{len(sliced)} are expected{_unhealthy(known, ids, node)}"
+    )
+
+
+def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: node_object.NodeView) -> str:
+    """Name the GPUs whose registered devices kubelet does not list as healthy.
+
+    The device plugin marks one device of a GPU unhealthy after a critical Xid, later versions all
+    of them (k8s-device-plugin#1929). No version marks a device healthy again before its restart.
+    """
+    expected, _ = expected_devices(gpus)
+    if not ids <= expected or _count_registered(gpus, node.capacity) < len(expected):
+        return ""
+    unhealthy = {gpu.index: expected_devices((gpu,))[0] - ids for gpu in gpus}
+    names = ", ".join(f"{len(each)} of GPU {index}" for index, each in unhealthy.items() if each)
+    return f"; unhealthy, after an Xid until the device plugin restarts: {names}"
+
+
+def is_plugin_stale(
+    gpus: Sequence[model.Gpu],
+    allocatable: Mapping[str, frozenset[str]] | None,
+    node: node_object.NodeView,
+) -> bool:
+    """Return whether the device plugin does not have the current devices."""
+    is_partial = bool(model.unreachable(gpus))
+    sliced, whole = expected_devices(gpus)
+    ids = frozenset().union(
+        *(ids for name, ids in (allocatable or {}).items() if resources.is_device_or_shared(name))
+    )
+    if not (is_partial or ids <= sliced or ids <= whole):
+        return True
+    if allocatable is None:
+        return bool(why_not(gpus, None, node, changed=()))
+    registered = _count_registered(gpus, node.capacity or node.allocatable)
+    # Only devices that are in one of the two show the plugin's strategy.
+    likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
+    return registered < min(map(len, likely or (sliced, whole)))
+
+
+def _why_not_counted(
+    gpus: Sequence[model.Gpu], node: node_object.NodeView, changed: Collection[str] | None
+) -> str:
+    """Compare the node's counts with the plugin's expected devices by one of its strategies."""
+    sliced, whole = expected_devices(gpus)
+    allocatable = resources.devices_of(node.allocatable)
+    total = sum(allocatable.values())
+    if total in (len(sliced), len(whole)):
+        return ""
+    needed = len(expected_devices(_among(gpus, changed))[0])
+    mixed = resources.counts(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
+    for expected in (mixed, {resources.GPU: len(sliced)}, {resources.GPU: len(whole)}):
+        if _is_as_expected(allocatable, expected, node.labels):
+            return ""
+        # Kubelet counts an unhealthy device in the capacity alone.
+        capacity = resources.devices_of(node.capacity).items()
+        likely = {name: n for name, n in capacity if name in allocatable}
+        if total >= needed and _is_as_expected(likely, expected, node.labels):
+            return ""
+    return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
+
+
+def _is_as_expected(
+    counts: Mapping[str, int], expected: Mapping[str, int], labels: Mapping[str, str]
+) -> bool:
+    """Return whether counts are as expected, apart from replicas of shared devices.
+
+    GPU feature discovery's label for replicas may be of the former layout: replicas change only
+    with the plugin's config.
+    """
+    has_replicas = any(
+        resources.is_device_or_shared(key.removesuffix(_REPLICAS))
+        and key.endswith(_REPLICAS)
+        and value not in ("0", "1")
+        for key, value in labels.items()
+    )
+    bare = {resources.base(name): (name, n) for name, n in counts.items()}
+    return bare.keys() == expected.keys() and all(
+        n == expected[key]
+        or (n % expected[key] == 0 and (has_replicas or name.endswith(resources.SHARED)))
+        for key, (name, n) in bare.items()
+    )
+
+
+def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[model.Gpu, ...]:
+    return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
+
+
+def _count_registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> int:
+    """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while."""
+    names = resources.supplied(gpus, None)
+    devices = resources.devices_of(counts).items()
+    return sum(count for name, count in devices if resources.base(name) in names)
+
+
+def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
+    for name in sorted(devices.keys() | counts.keys()):
+        expected, actual = len(devices.get(name, ())), counts.get(name, 0)
+        # A shared (time-sliced) device counts once per replica.
+        if (expected == 0 and actual != 0) or (expected and (actual == 0 or actual % expected)):
+            return f"the node's allocatable {name} is {actual}, {expected} expected"
+    return ""

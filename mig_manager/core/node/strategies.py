@@ -1,0 +1,100 @@
+"""MIG strategies of NVIDIA's device plugin, and the layouts over which it exits."""
+
+import dataclasses
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from mig_manager.core import model
+from mig_manager.core.node import pod_object
+
+STRATEGY_LABEL = "nvidia.com/mig.strategy"
+"""Node label of GPU feature discovery, which has the plugin's strategy."""
+DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+"""Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
+
+
+class Strategy(enum.Enum):
+    """How the device plugin names MIG devices."""
+
+    NONE = "none"  # not at all: it advertises whole GPUs
+    SINGLE = "single"  # all as ``nvidia.com/gpu``, which takes devices of one profile on all GPUs
+    MIXED = "mixed"  # by profile, such as ``nvidia.com/mig-1g.5gb``
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLayout:
+    """The MIG state of one GPU, now or desired."""
+
+    name: str  # for messages, such as ``GPU 0``
+    is_enabled: bool
+    profiles: Collection[model.Profile]
+
+
+def gpu_layouts(
+    gpus: Iterable[model.Gpu], desired: Mapping[str, model.DesiredGpu]
+) -> tuple[GpuLayout, ...]:
+    """Return the layout of a node's GPUs once these desired GPUs, by UUID, are applied."""
+    return tuple(
+        gpu_layout(f"GPU {gpu.index}", desired[gpu.uuid])
+        if gpu.uuid in desired
+        else GpuLayout(
+            name=f"GPU {gpu.index}",
+            is_enabled=gpu.current_mode is model.MigMode.ENABLED,
+            profiles=[device.profile for device in gpu.devices],
+        )
+        for gpu in gpus
+        if gpu.name not in DISPLAYS
+    )
+
+
+def gpu_layout(name: str, desired: model.DesiredGpu) -> GpuLayout:
+    """Return the layout of a desired GPU."""
+    is_enabled = desired.mode is model.MigMode.ENABLED
+    return GpuLayout(name=name, is_enabled=is_enabled, profiles=desired.counts)
+
+
+def refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
+    """Return why the plugin exits over a layout; strategies that it serves do not occur.
+
+    The node then offers no device at all (k8s-device-plugin v0.20, ``internal/rm/device_map.go``
+    and ``rm.go``).
+    """
+    why_not = {Strategy.SINGLE: _single_refusal(gpus)}
+    nameless = {str(p) for gpu in gpus if gpu.is_enabled for p in gpu.profiles if not p.spans}
+    if nameless:
+        names = ", ".join(sorted(nameless))
+        why_not[Strategy.MIXED] = f"no resource has the name of a part of a GPU instance: {names}"
+    return {strategy: why for strategy, why in why_not.items() if why}
+
+
+def without_devices(gpus: Iterable[GpuLayout]) -> str:
+    """Name the MIG-enabled GPUs without a device; with ``mixed`` older plugins exit over them."""
+    return ", ".join(gpu.name for gpu in gpus if gpu.is_enabled and not gpu.profiles)
+
+
+def of_plugin(plugins: Sequence[pod_object.Pod], labels: Mapping[str, str]) -> Strategy | None:
+    """Return the strategy of a node's device plugin; None if unknown."""
+    configured = filter(None, (pod.mig_strategy for pod in plugins))
+    return _strategy(next(configured, labels.get(STRATEGY_LABEL) if plugins else None))
+
+
+def labelled(labels: Mapping[str, str]) -> Strategy | None:
+    """Return the strategy that GPU feature discovery last published; None if unknown."""
+    return _strategy(labels.get(STRATEGY_LABEL))
+
+
+def _strategy(name: str | None) -> Strategy | None:
+    return next((strategy for strategy in Strategy if strategy.value == name), None)
+
+
+def _single_refusal(gpus: Sequence[GpuLayout]) -> str:
+    enabled = [gpu for gpu in gpus if gpu.is_enabled]
+    if not enabled:
+        return ""
+    off = [gpu.name for gpu in gpus if not gpu.is_enabled]
+    if off:
+        return f"MIG is enabled on {enabled[0].name} and not on {off[0]}"
+    if without_devices(enabled):
+        return f"MIG is enabled without a MIG device on {without_devices(enabled)}"
+    profiles = sorted({str(profile) for gpu in enabled for profile in gpu.profiles})
+    return f"MIG devices differ: {', '.join(profiles)}" if len(profiles) > 1 else ""
