@@ -17,34 +17,11 @@ def judged(*there: slots.Slot, age_s: float = 0.0, limit: int = 3) -> slots.Judg
     return slots.judge(there, seen, age_s, node="a", limit=limit)
 
 
-def test_a_slot_without_a_lease_is_as_free_as_one_without_a_holder() -> None:
-    found = judged(slot(0, "b"), slot(1))
-
-    assert [each.index for each in found.free] == [1, 2]
-    assert [each.version for each in found.free] == ["1", ""]
-    assert [each.holder for each in found.held] == ["b"]
-
-
 def test_what_our_own_node_holds_is_ours_however_old_it_is() -> None:
     found = judged(slot(2, "a"), age_s=1000)
 
     assert found.mine == (slot(2, "a"),)
     assert found.silent == found.held == ()
-
-
-def test_holder_is_silent_once_its_slot_stays_unchanged_for_its_duration() -> None:
-    assert judged(slot(0, "b"), age_s=89.9).silent == ()
-    assert judged(slot(0, "b"), age_s=90).silent == (slot(0, "b"),)
-
-
-def test_renewed_slot_counts_as_new() -> None:
-    before = slots.remember({}, [slot(0, "b")], 0.0)
-
-    same = slots.remember(before, [slot(0, "b")], 80.0)
-    renewed = slots.remember(before, [slot(0, "b", version="2")], 80.0)
-
-    assert same[0].since_s == 0.0
-    assert renewed[0].since_s == 80.0
 
 
 def test_a_slot_that_was_gone_and_is_back_was_not_seen_before() -> None:
