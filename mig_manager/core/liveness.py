@@ -29,38 +29,29 @@ class Pulse:
         return max(0.0, self._monotonic() - self._last)
 
 
-def why_no_contact(age_s: float) -> str:
-    """Return why the API counts as lost ``age_s`` after its last data; empty if it does not.
-
-    The age is infinite before the first contact.
-    """
-    if math.isinf(age_s):
-        return "the Kubernetes API has not been reached yet"
-    if age_s >= _CONTACT_WITHIN_S:
-        return f"the Kubernetes API has not been heard of for {age_s:.0f} s"
-    return ""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Health:
     """Answers kubelet's probes."""
 
     pulse: Pulse
     stuck_after_s: float
-    contact_age_s: Callable[[], float]
-    is_recovered: Callable[[], bool]
+    contact_age_s: Callable[[], float]  # since the last data; infinite before the first
+    is_recovered: Callable[[], bool] = lambda: True
 
     def why_dead(self) -> str:
         """Return why only a restart helps; empty if the loop is alive."""
         silence = self.pulse.silence_s
         if silence < self.stuck_after_s:
             return ""
-        return f"the worker has been stuck for {silence:.0f} s"
+        return f"the loop has been stuck for {silence:.0f} s"
 
     def why_unready(self) -> str:
         """Return why requests are not served now; empty if they are."""
-        if lost := why_no_contact(self.contact_age_s()):
-            return lost
+        age_s = self.contact_age_s()
+        if math.isinf(age_s):
+            return "the Kubernetes API has not been reached yet"
+        if age_s >= _CONTACT_WITHIN_S:
+            return f"the Kubernetes API has not been heard of for {age_s:.0f} s"
         if not self.is_recovered():
             return "an earlier run is not undone yet"
         return self.why_dead()

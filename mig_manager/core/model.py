@@ -7,7 +7,7 @@ and MIG UUID may all change during a change.
 import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import Self, TypeVar
 
 from mig_manager import errors
 
@@ -97,9 +97,12 @@ class Profile:
         """The profile of the GPU instance around such a compute instance."""
         return dataclasses.replace(self, compute_slices=self.gpu_slices)
 
+    def __lt__(self, other: "Profile") -> bool:
+        """Compare in the usual order of layouts: largest first, with attributes before without."""
+        return self._order < other._order
+
     @property
-    def sort_key(self) -> tuple[int, int, int, bool, tuple[str, ...], tuple[str, ...]]:
-        """Largest first, with attributes before without: the usual order of layouts."""
+    def _order(self) -> tuple[int, int, int, bool, tuple[str, ...], tuple[str, ...]]:
         has_attributes = bool(self.attributes or self.negated_attributes)
         sizes = -self.gpu_slices, -self.compute_slices, -self.memory_gb
         return *sizes, not has_attributes, self.attributes, self.negated_attributes
@@ -387,20 +390,25 @@ def unreachable(gpus: Iterable[Gpu]) -> tuple[UnreachableGpu, ...]:
     return gpus.unreachable if isinstance(gpus, ObservedGpus) else ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Pin:
     """Devices requested in the GPU instance that starts at a given memory slice."""
 
-    profile: Profile
     start: int  # first memory slice of the GPU instance
+    profile: Profile
 
     def __str__(self) -> str:
         return f"{self.profile}@{self.start}"
 
-    @property
-    def sort_key(self) -> tuple[object, ...]:
-        """The order by memory slice, then by profile."""
-        return self.start, self.profile.sort_key
+
+Devices = tuple[tuple[Profile, int], ...]
+"""Devices by profile, ``in_order``."""
+_Key = TypeVar("_Key", Profile, Pin)
+
+
+def in_order(counts: Mapping[_Key, int]) -> tuple[tuple[_Key, int], ...]:
+    """Return the positive counts in the order of their keys."""
+    return tuple(sorted((key, count) for key, count in counts.items() if count > 0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,25 +416,17 @@ class DesiredGpu:
     """The state that a layout requests of one GPU; canonical, so that ``==`` compares meaning."""
 
     mode: MigMode
-    devices: tuple[tuple[Profile, int], ...] = ()
-    """Devices with any placement: profile and positive count, in ``Profile.sort_key`` order; empty
-    with MIG disabled."""
+    devices: Devices = ()
+    """Devices with any placement, ``in_order``; empty with MIG disabled."""
     pins: tuple[tuple[Pin, int], ...] = ()
-    """Devices with a given start, with positive counts, in ``Pin.sort_key`` order. A GPU instance
-    with pins has exactly these devices."""
+    """Devices with a given start, ``in_order``. A GPU instance with pins has exactly these."""
 
     @staticmethod
     def of(
         mode: MigMode, devices: Mapping[Profile, int], pins: Mapping[Pin, int] | None = None
     ) -> "DesiredGpu":
-        """Build the canonical value: zero counts dropped, profiles sorted."""
-        counted = [(profile, n) for profile, n in devices.items() if n > 0]
-        pinned = [(pin, n) for pin, n in (pins or {}).items() if n > 0]
-        return DesiredGpu(
-            mode=mode,
-            devices=tuple(sorted(counted, key=lambda item: item[0].sort_key)),
-            pins=tuple(sorted(pinned, key=lambda item: item[0].sort_key)),
-        )
+        """Build the canonical value."""
+        return DesiredGpu(mode=mode, devices=in_order(devices), pins=in_order(pins or {}))
 
     @property
     def counts(self) -> dict[Profile, int]:

@@ -160,7 +160,7 @@ def _totals(node: NodeCapacity) -> "answers.TotalCapacity":
 
 
 def _named(counts: Mapping[model.Profile, int]) -> dict[str, int]:
-    ordered = sorted(counts.items(), key=lambda item: item[0].sort_key)
+    ordered = sorted(counts.items())
     return {str(profile): count for profile, count in ordered if count}
 
 

@@ -9,10 +9,12 @@ import structlog
 from mig_manager.adapters import host
 from mig_manager.adapters.host import files, web_server
 from mig_manager.adapters.kubernetes import api, leader, partitioning, watch
-from mig_manager.core import timing
+from mig_manager.core import liveness, timing
 from mig_manager.core.layout import config, layouts
 from mig_manager.partitioner import loop, metrics
 from mig_manager.partitioner import settings as partitioner_settings
+
+_STUCK_AFTER_S = 300.0
 
 _log = structlog.get_logger()
 
@@ -62,7 +64,11 @@ class Service:
 
     def serve(self) -> None:
         """Watch the cluster, and decide while this replica leads, until ``stop``."""
-        health = metrics.Health(self.loop.pulse, lambda: self.cluster.last_contact_s)
+        health = liveness.Health(
+            self.loop.pulse,
+            stuck_after_s=_STUCK_AFTER_S,
+            contact_age_s=lambda: self.cluster.last_contact_s,
+        )
         with contextlib.ExitStack() as stack:
             if self._settings.health_port:
                 pages = web_server.served(

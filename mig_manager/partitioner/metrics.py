@@ -1,7 +1,6 @@
 """The partitioner's Prometheus metrics; docs/metrics.md explains each."""
 
 import collections
-import dataclasses
 import enum
 import functools
 from collections.abc import Callable
@@ -9,10 +8,8 @@ from collections.abc import Callable
 import prometheus_client
 
 import mig_manager
-from mig_manager.core import liveness
 from mig_manager.core.fleet import partitioning, waiting
 
-_STUCK_AFTER_S = 300.0
 _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
@@ -93,20 +90,3 @@ class Metrics:
     def record_wait(self, seconds: float) -> None:
         """Record the wait of a pod for which a node was changed."""
         self._wait_s.observe(seconds)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Health:
-    """Answers kubelet's probes."""
-
-    pulse: liveness.Pulse
-    contact_age_s: Callable[[], float]
-
-    def why_dead(self) -> str:
-        """Return why only a restart helps; empty if the loop is alive."""
-        silence = self.pulse.silence_s
-        return f"the loop has been stuck for {silence:.0f} s" if silence > _STUCK_AFTER_S else ""
-
-    def why_unready(self) -> str:
-        """Return why the partitioner does not serve pods; empty if it does."""
-        return liveness.why_no_contact(self.contact_age_s()) or self.why_dead()

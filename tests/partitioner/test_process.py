@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 
-from mig_manager.core import liveness
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
@@ -30,22 +29,6 @@ def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path)
         lease = rig.server.get(kinds.LEASES, "mig-manager-partitioner", "default")
         assert lease["spec"]["holderIdentity"] == ""
         assert '"layout_requested"' in log
-
-
-def test_it_is_dead_when_its_loop_is_stuck_and_not_ready_without_the_api() -> None:
-    age_s, now_s = float("inf"), 0.0
-    pulse = liveness.Pulse(lambda: now_s)
-    pulse.beat()
-    health = metrics.Health(pulse, lambda: age_s)
-
-    assert health.why_dead() == ""
-    assert health.why_unready() == "the Kubernetes API has not been reached yet"
-    age_s = 200.0
-    assert health.why_unready() == "the Kubernetes API has not been heard of for 200 s"
-    age_s = 5.0
-    assert health.why_unready() == ""
-    now_s = 301.0
-    assert health.why_dead() == health.why_unready() == "the loop has been stuck for 301 s"
 
 
 def test_the_exposition_has_every_result_from_zero_on() -> None:

@@ -63,7 +63,7 @@ def ask(port: int, path: str, *, method: str = "GET") -> tuple[int, str, http.cl
 
 
 BEAT, REST = liveness.Pulse.beat, liveness.Pulse.rest
-STUCK = "the worker has been stuck for 10 s"
+STUCK = "the loop has been stuck for 10 s"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def unused() -> Iterator[int]:
     [
         # It is alive, though not ready yet.
         (AGENT, 0.0, (True, "ok")),
-        (AGENT, 11.0, (False, "the worker has been stuck for 11 s")),
+        (AGENT, 11.0, (False, "the loop has been stuck for 11 s")),
         (("sh", "-c", "mig-manager agent; true"), 0.0, (True, "ok")),
     ],
     ids=["alive", "stuck", "behind a shell"],

@@ -134,7 +134,7 @@ def room(gpu: model.Gpu, goal: State) -> tuple[int, ...]:
 def by_size(gpu: model.Gpu) -> list[model.GpuInstanceProfile]:
     return sorted(
         gpu.profiles or (),
-        key=lambda s: (-s.placements[0].size, -s.profile.gpu_slices, s.profile.sort_key),
+        key=lambda s: (-s.placements[0].size, -s.profile.gpu_slices, s.profile),
     )
 
 

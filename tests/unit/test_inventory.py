@@ -29,7 +29,7 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
     gpus = eight(product)
     if not gpus[0].profiles:
         return gpus
-    smallest = max((info.profile for info in gpus[0].profiles or ()), key=lambda p: p.sort_key)
+    smallest = max(info.profile for info in gpus[0].profiles or ())
     for count in range(8, 0, -1):
         wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {smallest: count})
         try:

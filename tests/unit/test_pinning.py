@@ -23,7 +23,7 @@ def after(gpu: model.Gpu, devices: dict[str, int]) -> oracle.State:
 def spots(state: oracle.State) -> dict[str, list[int]]:
     """Start slices by profile."""
     found: dict[str, list[int]] = {}
-    for profile, start in sorted(state, key=lambda spot: (spot[0].sort_key, spot[1])):
+    for profile, start in sorted(state):
         found.setdefault(str(profile), []).append(start)
     return found
 

@@ -55,9 +55,9 @@ class Batch:
         self.group = [groups.setdefault(pod.needs, len(groups)) for pod in self.pods]
         self.needs = list(groups)
         self.profiles = [needs.profiles for needs in self.needs]
-        kinds: dict[node_room.Devices, int] = {}
+        kinds: dict[model.Devices, int] = {}
         self.kind = [
-            kinds.setdefault(node_room.devices(profiles), len(kinds)) for profiles in self.profiles
+            kinds.setdefault(model.in_order(profiles), len(kinds)) for profiles in self.profiles
         ]
         """By group: the number of its devices; groups of equal devices differ in other needs."""
         self._others = [needs.others for needs in self.needs]
@@ -119,7 +119,7 @@ class Batch:
             states,
             schedulable=schedulable,
             claimed=claims,
-            floor=dict(node_room.devices(floor)),
+            floor=dict(model.in_order(floor)),
         )
 
     def devices(self, node: partitioned.PartitionedNode) -> "collections.Counter[model.Profile]":
@@ -138,7 +138,7 @@ class Batch:
         """Return the current state of those GPUs, by UUID; fixed instances have placements."""
         return {
             gpu.uuid: desired(
-                gpu, state.fixed, node_room.devices(collections.Counter(p for p, _ in state.idle))
+                gpu, state.fixed, model.in_order(collections.Counter(p for p, _ in state.idle))
             )
             for gpu, state in self.states(node)
         }
@@ -159,11 +159,11 @@ class Batch:
             rest = collections.Counter(goal.counts)
             rest.subtract(profile for profile, _ in state.fixed)
             content: collections.Counter[model.Profile] = collections.Counter()
-            for profile, count in node_room.devices(rest):
+            for profile, count in model.in_order(rest):
                 for _ in range(count if profile.spans else 0):
                     if capacity.fits(content + collections.Counter([profile]), pinned=state.fixed):
                         content[profile] += 1
-            wanted[gpu.uuid] = desired(gpu, state.fixed, node_room.devices(content))
+            wanted[gpu.uuid] = desired(gpu, state.fixed, model.in_order(content))
         return wanted
 
     def keeps_reserved(
@@ -249,7 +249,7 @@ class Batch:
         profiles = self.profiles[self.group[rank]]
         if not profiles:
             return None
-        largest = min(profiles, key=lambda profile: profile.sort_key)
+        largest = min(profiles)
         options = []
         for node in nodes:
             indices, in_use, missing = [], 0, profiles[largest]
@@ -288,7 +288,7 @@ class Batch:
 
 
 def desired(
-    gpu: model.Gpu, fixed: Iterable[placement.Placed], content: node_room.Devices
+    gpu: model.Gpu, fixed: Iterable[placement.Placed], content: model.Devices
 ) -> model.DesiredGpu:
     """Return the desired state with a GPU's fixed instances and other devices beside them."""
     spans = {span for _, span in fixed}

@@ -14,16 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.planner import placement
 
-Devices = tuple[tuple[model.Profile, int], ...]
-"""Profiles with positive counts, in ``Profile.sort_key`` order."""
 _MOST_TRIES = 300
 """Tries of GPUs of one node for one pod: enough for every realistic pod."""
-
-
-def devices(counts: Mapping[model.Profile, int]) -> Devices:
-    """Return counted devices in canonical form."""
-    positive = ((profile, count) for profile, count in counts.items() if count > 0)
-    return tuple(sorted(positive, key=lambda item: item[0].sort_key))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +31,7 @@ class GpuState:
 class New:
     """New devices of one GPU; a ``Search`` has one object for equal devices."""
 
-    devices: Devices
+    devices: model.Devices
     following: "dict[model.Profile, New]" = dataclasses.field(default_factory=dict)
     """With one device more; filled on demand."""
 
@@ -48,9 +40,9 @@ class New:
 class Way:
     """How new devices fit a GPU."""
 
-    content: Devices
+    content: model.Devices
     """The devices beside the fixed instances afterwards: new ones, and idle ones that stay."""
-    lost: Devices  # idle devices that do not exist afterwards
+    lost: model.Devices  # idle devices that do not exist afterwards
     destroyed: int
 
 
@@ -64,15 +56,15 @@ class Search:
         self._capacities: list[placement.Capacity] = []
         self._states: dict[tuple[object, ...], GpuState] = {}
         self.nothing = New(())
-        self._news: dict[Devices, New] = {(): self.nothing}
-        self._ways: dict[tuple[GpuState, New, Devices], Way | None] = {}
+        self._news: dict[model.Devices, New] = {(): self.nothing}
+        self._ways: dict[tuple[GpuState, New, model.Devices], Way | None] = {}
 
     def plus(self, new: New, profile: model.Profile) -> New:
         """Return new devices and one more."""
         if profile not in new.following:
             counts = collections.Counter(dict(new.devices))
             counts[profile] += 1
-            more = devices(counts)
+            more = model.in_order(counts)
             new.following[profile] = self._news.setdefault(more, New(more))
         return new.following[profile]
 
@@ -108,14 +100,14 @@ class Search:
             if not (is_known and inside and {p.gpu_instance for p in inside} == {gi.profile}):
                 return None
             fixed.append((gi.profile, gi.placement))
-        idle.sort(key=lambda item: (item[0].sort_key, item[1]))
+        idle.sort()
         return self._state(kind, tuple(fixed), tuple(idle))
 
     def empty(self, gpu: model.Gpu) -> GpuState:
         """Return the state of a GPU without instances."""
         return self._state(self._kind(gpu), (), ())
 
-    def way(self, state: GpuState, new: New, spare: Devices) -> Way | None:
+    def way(self, state: GpuState, new: New, spare: model.Devices) -> Way | None:
         """Return how new devices fit a GPU; None if they do not.
 
         ``spare`` are the idle devices that the node can lose; other devices that are destroyed
@@ -146,7 +138,7 @@ class Search:
         return kind
 
     def _fits(
-        self, state: GpuState, new: Devices, spare: Mapping[model.Profile, int]
+        self, state: GpuState, new: model.Devices, spare: Mapping[model.Profile, int]
     ) -> Iterator[Way]:
         capacity = self._capacities[state.kind]
         wanted = collections.Counter(dict(new))
@@ -159,8 +151,8 @@ class Search:
                 again = had - kept - collections.Counter(spare)
                 if capacity.fits(wanted + again, pinned=(*state.fixed, *stays)):
                     yield Way(
-                        content=devices(wanted + again + kept),
-                        lost=devices(had - kept - again),
+                        content=model.in_order(wanted + again + kept),
+                        lost=model.in_order(had - kept - again),
                         destroyed=len(state.idle) - count,
                     )
 
@@ -208,7 +200,9 @@ class NodeRoom:
         """
         free = self._schedulable - self._claimed - self._lost()
         reused = {profile: min(count, free[profile]) for profile, count in profiles.items()}
-        missing = [(profile, count - reused[profile]) for profile, count in devices(profiles)]
+        missing = [
+            (profile, count - reused[profile]) for profile, count in model.in_order(profiles)
+        ]
         for profile, count in missing:
             # A pod can request any number.
             if count > sum(self._search.most(state, profile) for state in self._states.values()):
@@ -266,7 +260,7 @@ class NodeRoom:
                 lost.update(dict(way.lost))
         return lost
 
-    def _spare(self, index: int) -> Devices:
+    def _spare(self, index: int) -> model.Devices:
         """Return how many idle devices of each profile a GPU can lose.
 
         The scheduler can also give devices of GPUs that do not change.
@@ -276,4 +270,4 @@ class NodeRoom:
         spare = (self._had - lost - self._floor) & (
             (self._had | self._schedulable) - lost - self._claimed
         )
-        return devices(spare & here)
+        return model.in_order(spare & here)

@@ -18,9 +18,6 @@ from mig_manager.core import model
 from mig_manager.core.layout import layouts
 from mig_manager.core.planner import placement
 
-Counts = tuple[tuple[model.Profile, int], ...]
-"""Profiles with positive counts, in ``Profile.sort_key`` order."""
-
 _LONGEST_NAME = 63  # A layout's name is a label's value in Kubernetes
 _HASH_DIGITS = 8
 _BALANCED = "all-balanced"
@@ -76,7 +73,7 @@ def layouts_of(
     return {name: _layout(name, rules[name], kinds) for name in sorted(rules, key=_natural)}
 
 
-_Rules = dict[tuple[GpuKind | None, Counts | None], list[GpuKind]]
+_Rules = dict[tuple[GpuKind | None, model.Devices | None], list[GpuKind]]
 """The GPUs of every rule, by the kind that keeps it apart and by its instances; None: MIG off."""
 
 
@@ -106,7 +103,7 @@ def _layout(name: str, rules: _Rules, kinds: Sequence[GpuKind]) -> layouts.Layou
     return layouts.Layout(name=name, rules=tuple(rule for *_, rule in made), location=location)
 
 
-def _standard(kind: GpuKind) -> Iterator[tuple[str, Counts]]:
+def _standard(kind: GpuKind) -> Iterator[tuple[str, model.Devices]]:
     """Yield the names and instances of the standard layouts with instances."""
     capacity = placement.Capacity(kind.profiles)
     if balanced := _balanced(kind, capacity):
@@ -115,7 +112,7 @@ def _standard(kind: GpuKind) -> Iterator[tuple[str, Counts]]:
         yield _label("all-", str(spec.profile)), ((spec.profile, capacity.most(spec.profile)),)
 
 
-def _balanced(kind: GpuKind, capacity: placement.Capacity) -> Counts:
+def _balanced(kind: GpuKind, capacity: placement.Capacity) -> model.Devices:
     """Return one large, one medium and two small instances; empty where a size is missing."""
     base = [
         spec.profile
@@ -130,13 +127,13 @@ def _balanced(kind: GpuKind, capacity: placement.Capacity) -> Counts:
             return ()
         # The profile that fits most often takes the least memory; max returns the first of equals.
         balanced[max(candidates, key=capacity.most)] = count
-    return tuple(sorted(balanced.items(), key=lambda item: item[0].sort_key))
+    return model.in_order(balanced)
 
 
-def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
+def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[model.Devices]:
     """Yield the instances of every maximal layout: no instance of any profile can be added."""
     capacity = placement.Capacity(profiles)
-    order = sorted((spec.profile for spec in capacity.specs), key=lambda each: each.sort_key)
+    order = sorted(spec.profile for spec in capacity.specs)
 
     def possible_after(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(counts) == len(order):
@@ -157,7 +154,7 @@ def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
             yield tuple((each, n) for each, n in zip(order, counts, strict=True) if n)
 
 
-def maximal_name(counts: Counts) -> str:
+def maximal_name(counts: model.Devices) -> str:
     """Return the name of a maximal layout, such as ``max-3g.20gb_4x1g.5gb``.
 
     The name depends only on the instances. A name too long for a label is cut and ends in a hash.

@@ -1,14 +1,12 @@
 """Explain why a layout does not fit a GPU, and which part of it fits."""
 
 import collections
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import messages, model, profile_name
 from mig_manager.core.planner import packing, placement
 
-_by_size = operator.attrgetter("sort_key")
 _ENGINES = (
     ("decoders", "decoder (NVDEC)"),
     ("encoders", "encoder (NVENC)"),
@@ -96,7 +94,7 @@ def instances(
 ) -> dict[model.Profile, int]:
     """Count the fewest GPU instances for these devices."""
     needed: dict[model.Profile, int] = {}
-    for profile in sorted({device.gpu_instance for device in devices}, key=_by_size):
+    for profile in sorted({device.gpu_instance for device in devices}):
         counts = packing.count_sizes(devices, profile)
         rough = -(-packing.total_slices(counts) // profile.gpu_slices)
         # Packing an impossible count would take too long.
@@ -125,7 +123,7 @@ def _largest_part(
     pinned: Sequence[placement.Placed],
 ) -> dict[model.Profile, int]:
     part: dict[model.Profile, int] = {}
-    for profile in sorted(devices, key=_by_size):
+    for profile in sorted(devices):
         for count in range(1, devices[profile] + 1):
             needed = instances({**part, profile: count}, capacity)
             if not capacity.fits(needed, pinned=pinned):
@@ -141,7 +139,7 @@ def _free_slices(
     pinned: Sequence[placement.Placed],
 ) -> str:
     """Describe the placements of a part, and the first profile that does not fit beside it."""
-    short = [p for p in sorted(devices, key=_by_size) if part.get(p, 0) < devices[p]]
+    short = [p for p in sorted(devices) if part.get(p, 0) < devices[p]]
     spec = capacity.by_profile.get(short[0].gpu_instance) if short else None
     arrangement = capacity.best((), instances(part, capacity), pinned=pinned)
     if spec is None or arrangement is None:

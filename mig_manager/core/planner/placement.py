@@ -48,7 +48,7 @@ class Capacity:
 
         def largest_first(spec: model.GpuInstanceProfile) -> tuple[object, ...]:
             size = max((place.size for place in spec.placements), default=0)
-            return -size, -spec.profile.gpu_slices, spec.profile.sort_key
+            return -size, -spec.profile.gpu_slices, spec.profile
 
         self.specs = tuple(sorted(by_profile.values(), key=largest_first))
         self._rank = {spec.profile: rank for rank, spec in enumerate(self.specs)}

@@ -56,7 +56,7 @@ def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...
         return ()
 
     def compute_order(ci: model.ComputeInstance) -> tuple[object, ...]:
-        return ci.placement or model.Placement(-1, 0), ci.profile.sort_key, ci.instance_id
+        return ci.placement or model.Placement(-1, 0), ci.profile, ci.instance_id
 
     return tuple(
         dataclasses.replace(
@@ -236,7 +236,7 @@ def _by_price(
     devices = dict(desired.devices)
     profiles = {device.gpu_instance for device in devices} | {p for p, _, _ in live}
     menus = []
-    for profile in sorted(profiles, key=lambda profile: profile.sort_key):
+    for profile in sorted(profiles):
         menu = packing.options(
             [occupants for other, _, occupants in live if other == profile],
             packing.count_sizes(devices, profile),

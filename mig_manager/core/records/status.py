@@ -174,4 +174,4 @@ def _unreachable(rows: object) -> tuple[str, ...]:
 def device_counts(gpu: model.Gpu) -> dict[str, int]:
     """Return how many compute instances of each profile a GPU has, biggest first."""
     inside = (device.profile for device in gpu.devices)
-    return collections.Counter(map(str, sorted(inside, key=lambda profile: profile.sort_key)))
+    return collections.Counter(map(str, sorted(inside)))
