@@ -8,35 +8,29 @@ so that the kernel can be asked.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import gc
+import itertools
 import os
 import pathlib
-import queue
 import statistics
 import sys
 import threading
 import tracemalloc
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.adapters.kubernetes import api
-from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import intake, settings
-from mig_manager.agent import main as agent_main
-from mig_manager.core import model, ports, standbys
-from mig_manager.sandbox import stages
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import sandbox_node
-from tests.crash.soak import cluster, script
-from tests.node import fakes, simulated_rig
+from tests import contract
+from tests.crash.soak import cluster, process, script
+from tests.node import fakes
+from tests.stage import agent_stage
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
-_CONFIG = pathlib.Path(__file__).parents[3] / "profiles" / "mig-parted.yaml"
 _SHORT = """
 version: v1
 mig-configs:
@@ -46,7 +40,6 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
 """
 """The same layouts; reading the whole file would be half of the time."""
-_TIMEOUT_S = 60.0
 _WARM_UP = 0.1
 """Share of the runs that fill caches, and say nothing about growth."""
 _SAMPLES = 100
@@ -101,10 +94,10 @@ def in_memory(runs: int) -> list[Sample]:
     warm_up = int(runs * _WARM_UP)
     each = max(1, (runs - warm_up) // _SAMPLES)
     samples: list[Sample] = []
-    with _Loop() as loop:
-        loop.reconfigure(warm_up)
+    with _agent() as reconfigure:
+        reconfigure(warm_up)
         for number in range(1, _SAMPLES + 1):
-            loop.reconfigure(each)
+            reconfigure(each)
             gc.collect()
             samples.append(
                 _sample(_SELF, warm_up + number * each, blocks=sys.getallocatedblocks())
@@ -120,14 +113,14 @@ def traced(runs: int) -> float:
     parts = 20
     each = max(2, runs // parts)
     sizes: list[int] = []
-    with _Loop() as loop:
-        loop.reconfigure(each)
+    with _agent() as reconfigure:
+        reconfigure(each)
         tracemalloc.start()
         try:
             # What was made before the trace is seen to end in it, and never to have begun.
-            loop.reconfigure(each)
+            reconfigure(each)
             for _ in range(parts):
-                loop.reconfigure(each)
+                reconfigure(each)
                 gc.collect()
                 sizes.append(tracemalloc.get_traced_memory()[0])
         finally:
@@ -164,114 +157,42 @@ def growth(samples: Sequence[Sample]) -> Growth:
     )
 
 
-class _Heard(ports.Telemetry):
-    """Passes on how each run ended."""
+@contextlib.contextmanager
+def _agent() -> Iterator[Callable[[int], None]]:
+    """Give what has an agent's loop apply the layouts in turn, to one GPU in memory."""
+    rig = cluster.Cluster(_SPEC, is_gated=True, script_=script.Script())
+    agent = process.Process(rig, fakes.FakeConfig(_SHORT), heals=False)
+    layouts = itertools.cycle(_LAYOUTS)
 
-    def __init__(self) -> None:
-        self.ends: queue.SimpleQueue[tuple[model.State, errors.Reason]] = queue.SimpleQueue()
-
-    def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        self.ends.put((state, reason))
-
-
-class _Brisk(cluster.Cluster):
-    """Lives whenever it is asked something, because the mailbox waits in real time."""
-
-    def called(self, name: str) -> None:
-        self.live()
-        # The fakes keep a diary, for tests; here it would be all that grows.
-        for diary in (self.statuses, self.states, self.messages, self.events):
-            diary.clear()
-
-
-class _Loop:
-    """An agent at work in a thread of this process, over one simulated GPU."""
-
-    def __init__(self) -> None:
-        self._rig = _Brisk(_SPEC, is_gated=True, script_=script.Script())
-        self._heard = _Heard()
-        self._box = intake.Inbox()
-        self._served = 0
-        agent = agent_main.Service(
-            settings.agent_settings(
-                {
-                    "node_name": "node-a",
-                    "simulate_state": str(pathlib.Path("/nonexistent/gpus.json")),
-                    "retry_initial_s": "1.0",
-                    "retry_max_s": "1.0",
-                },
-                {},
-            ),
-            api.KubeApi.at("http://127.0.0.1:9"),
-            boot_id="boot-1",
-            overrides=agent_main.Overrides(
-                replace_ports=self._in_memory,
-                telemetry=self._heard,
-                inbox=self._box,
-                watches_files=False,
-                watches_pods=False,
-            ),
-        )
-        self._thread = threading.Thread(target=agent.loop.serve, daemon=True)
-
-    def _in_memory(self, own: ports.Dependencies) -> ports.Dependencies:
-        """Return the same with a cluster in memory, and GPUs within this process."""
-        rig = self._rig
-        return dataclasses.replace(
-            own,
-            gpus=nvml_gpus.NvmlGpus(clock=rig.clock),
-            node=rig.node,
-            workloads=rig.workloads,
-            allocations=rig.allocations,
-            configs=fakes.FakeConfig(_SHORT),
-            clock=rig.clock,
-            processes=simulated_rig.processes,
-            standby=standbys.Standbys(),
-            lock=None,
-            boot_layout=None,
-        )
-
-    def __enter__(self) -> Self:
-        simulated.load(cluster.Library(self._rig))
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._box.stop()
-        self._thread.join(_TIMEOUT_S)
-        simulated.load(None)
-
-    def reconfigure(self, times: int) -> None:
-        """Have the layouts applied in turn, and see each come into force."""
-        for _ in range(times):
-            self._box.put_label(_LAYOUTS[self._served % len(_LAYOUTS)])
-            self._served += 1
-            ended = self._heard.ends.get(timeout=_TIMEOUT_S)
-            if ended != (model.State.SUCCESS, errors.Reason.APPLIED):
+    def reconfigure(times: int) -> None:
+        for layout in itertools.islice(layouts, times):
+            rig.labels[well_known.CONFIG_LABEL] = layout
+            ended = agent.step().outcome
+            if ended is None or ended.reason is not errors.Reason.APPLIED:
                 raise RuntimeError(f"a run in peace ended with {ended}")
+            # The fakes keep a diary, for tests; here it would be all that grows.
+            for diary in (rig.log, rig.statuses, rig.states, rig.messages, rig.events):
+                diary.clear()
+            rig.conditions.clear()
+            rig.executed.clear()
+            contract.check_annotation.cache_clear()
+
+    try:
+        yield reconfigure
+    finally:
+        agent.abandon()
+        simulated.load(None)
 
 
 def in_a_process(runs: int) -> list[Sample]:
     """Reconfigure through the agent's own process and the embedded API; return samples."""
-    quick = sandbox_node.NodeOptions(
-        tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
-    )
-    stage = stages.Stage(
-        _SPEC,
-        _CONFIG.read_text(encoding="utf-8"),
-        latency=states.Latency(),
-        node_options=quick,
-        agent_options=("--poll-interval-s", "0.1"),
-    )
     samples: list[Sample] = []
-    with stage:
+    with agent_stage.Stage(_SPEC) as stage:
         assert stage.machine.agent is not None
         process = pathlib.Path(f"/proc/{stage.machine.agent.pid}")
         for number in range(1, runs + 1):
             layout = _LAYOUTS[number % len(_LAYOUTS)]
-            stage.label(layout)
-            if stage.wait_for_end(layout) is not model.State.SUCCESS:
-                raise RuntimeError(f"run {number} ended with {stage.status()}")
+            stage.assert_ends(layout)
             if number > runs * _WARM_UP:
                 samples.append(_sample(process, number))
     return samples
