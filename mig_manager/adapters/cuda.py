@@ -3,13 +3,12 @@
 CUDA's driver library is loaded only there: a process with a context keeps its GPU in use.
 """
 
-import argparse
 import contextlib
 import ctypes
 import pathlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager.adapters.host import process, programs, subprocesses
 
@@ -25,13 +24,16 @@ def command(
     """Return the command line of the process.
 
     Args:
-        library_path: File of the NVML library, beside which CUDA's is.
-        driver_roots: Where to look for both when the loader does not find them.
+        library_path: File of the NVML library, beside which the driver has CUDA's.
+        driver_roots: Where to look for both if the loader does not find them.
         program: Starts the process of a simulated GPU.
     """
-    roots = (argument for root in driver_roots for argument in ("--driver-root", root))
-    path = () if library_path is None else ("--library-path", library_path)
-    return (*(program or subprocesses.python(_MODULE)), *path, *roots)
+    if library_path is not None:
+        paths = [pathlib.Path(library_path).with_name(LIBRARY)]
+    else:
+        nvml = (path for root in driver_roots for path in programs.libraries(pathlib.Path(root)))
+        paths = [pathlib.Path(LIBRARY), *(path.with_name(LIBRARY) for path in nvml)]
+    return (*(program or subprocesses.python(_MODULE)), *map(str, paths))
 
 
 @contextlib.contextmanager
@@ -55,33 +57,16 @@ def using(line: Sequence[str], device_uuid: str) -> Iterator[str]:
         yield problem
 
 
-def main(argv: Sequence[str], use_device: Callable[[], str] | None = None) -> int:
+def main(paths: Sequence[str], use_device: Callable[[], str] | None = None) -> int:
     """Use the visible device until stdin is closed; ``use_device`` does so without CUDA."""
-    parser = argparse.ArgumentParser(prog=_MODULE, description=__doc__)
-    parser.add_argument("--library-path", type=pathlib.Path)
-    parser.add_argument("--driver-root", type=pathlib.Path, action="append", default=[])
-    arguments = parser.parse_args(argv)
     parent = subprocesses.Parent()
     parent.end_with_stdin()
-    if use_device is None:
-        parent.send(_use_device(_candidates(arguments.library_path, arguments.driver_root)))
-    else:
-        parent.send(use_device())
+    parent.send(use_device() if use_device else _use_device(paths))
     threading.Event().wait()
     return 0
 
 
-def _candidates(nvml: pathlib.Path | None, roots: Iterable[pathlib.Path]) -> Iterator[str]:
-    """Yield where CUDA's library may be: the driver installs it beside NVML's."""
-    if nvml is not None:
-        yield str(nvml.with_name(LIBRARY))
-        return
-    yield LIBRARY
-    for root in roots:
-        yield from (str(path.with_name(LIBRARY)) for path in programs.libraries(root))
-
-
-def _use_device(paths: Iterable[str]) -> str:
+def _use_device(paths: Sequence[str]) -> str:
     """Create a context on the visible device; return why not, or an empty text."""
     cuda = next((library for path in paths if (library := _loaded(path)) is not None), None)
     if cuda is None:

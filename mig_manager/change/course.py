@@ -9,14 +9,12 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from mig_manager import errors
-from mig_manager.change import local, transaction
+from mig_manager.change import local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
-from mig_manager.core.records import journals
 
 NAME = "acceptance"  # of the layout in the journal
 _KILLED_AFTER = 2  # steps
@@ -185,10 +183,13 @@ class _Course:
             if row.compute_profiles:
                 self.compute_profiles[row.enum_index] = row.compute_profiles
 
+    def _plan(self, *pins: model.Pin) -> steps.Plan:
+        """Plan these instances alone."""
+        return planner.plan(self.observed, {self.uuid: _with_instances(*pins)})
+
     def _refuse_in_use(self, used: model.Pin, free: model.Pin) -> None:
         """Check that neither instance of a device in use can be destroyed, and another can."""
         self._change(_with_instances(used, free))
-        observed = self.observed
         (device,) = next(
             each.compute_instances
             for each in self.gpu.gpu_instances
@@ -196,9 +197,7 @@ class _Course:
         )
         # The driver answers IN_USE for a compute instance with a context, and for its GPU instance
         # (nvml.h, ``nvmlGpuInstanceDestroy``); ``requires_idle`` refuses before the first call.
-        refused = dataclasses.replace(
-            planner.plan(observed, {self.uuid: _with_instances(free)}), in_use_timeout_s=0.0
-        )
+        refused = dataclasses.replace(self._plan(free), in_use_timeout_s=0.0)
         (gpu,) = refused.gpus
         attempts = [
             dataclasses.replace(refused, gpus=(dataclasses.replace(gpu, steps=(step,)),))
@@ -209,9 +208,7 @@ class _Course:
                 raise _NotTriedError(problem)
             for attempt in (dataclasses.replace(refused, requires_idle=True), *attempts):
                 self._require_refusal(attempt)
-            self.deps.gpus.execute(
-                planner.plan(observed, {self.uuid: _with_instances(used)}), observed
-            )
+            self.deps.gpus.execute(self._plan(used), self.observed)
         self.observed = self.deps.gpus.observe()
         self._change(_with_instances())
 
@@ -222,36 +219,21 @@ class _Course:
             if error.reason is errors.Reason.IN_USE:
                 return
             raise
-        raise errors.HardwareError(
-            "an instance in use was destroyed",
-            reason=errors.Reason.VERIFY_FAILED,
-            operation="destroy an instance in use",
-        )
+        raise _unverified("destroy an instance in use")
 
     def _keep_foreign(self, mine: model.Pin, foreign: model.Pin) -> None:
         """Check that a rollback names and keeps an instance that its change did not create."""
         self._change(_with_instances())
-        observed = self.observed
-        plans = [
-            planner.plan(observed, {self.uuid: _with_instances(pin)}) for pin in (mine, foreign)
-        ]
-        before = planner.baseline(plans[0], observed)
+        before = planner.baseline(self._plan(mine), self.observed)
         # The journal of the course has both, so that a kill leaves neither.
-        snapshot = self.journal.entries.snapshot
-        for plan in plans:
-            snapshot = _with_creations(planner.baseline(plan, observed, snapshot), snapshot)
-        self.journal.note(snapshot=snapshot)
-        for plan in plans:
-            self.deps.gpus.execute(plan, observed)
-        unkept = _Unkept(journals.Journal(config=NAME))
-        rollback = local.new_transaction(self.deps, unkept).roll_back(before)
+        self._change(_with_instances(mine, foreign))
+        change = local.new_transaction(self.deps, self.journal)
+        course = self.journal.entries.snapshot
+        rollback = dataclasses.replace(change, elsewhere=course).roll_back(before)
         self.observed = self.deps.gpus.observe()
         starts = [each.placement.start for each in self.gpu.gpu_instances]
         if starts != [foreign.start] or not rollback.foreign:
-            raise errors.HardwareError(
-                "the rollback did not keep the foreign instance alone",
-                reason=errors.Reason.VERIFY_FAILED,
-            )
+            raise _unverified("keep a foreign instance alone")
 
     def _survive_kill(self, desired: model.DesiredGpu) -> None:
         """Kill the worker in the middle of a change, and undo it from the journal."""
@@ -280,9 +262,7 @@ class _Course:
             raise
         self.observed = self.deps.gpus.observe()
         if self.gpu.has_pending_mode or self.gpu.gpu_instances:
-            raise errors.HardwareError(
-                "the GPU is not as after a reset", reason=errors.Reason.VERIFY_FAILED
-            )
+            raise _unverified("reset without instances")
 
     def undo(self) -> None:
         """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""
@@ -297,41 +277,14 @@ class _Course:
             )
 
 
-@dataclasses.dataclass(slots=True)
-class _Unkept:
-    """Implements ``transaction.ChangeJournal`` for a change that no file shall know."""
-
-    entries: journals.Journal
-
-    def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
-        """Remember the snapshot."""
-        self.note(snapshot=before)
-
-    def begin_rollback(self) -> None:
-        """Report nothing."""
-
-    def note(self, **entries: Any) -> None:
-        """Change entries."""
-        self.entries = dataclasses.replace(self.entries, **entries)
-
-    announce = note
-
-
 def _with_instances(*pins: model.Pin) -> model.DesiredGpu:
     """Return a GPU with MIG, and with these instances alone."""
     return model.DesiredGpu.of(model.MigMode.ENABLED, {}, dict.fromkeys(pins, 1))
 
 
-def _with_creations(
-    snapshot: transaction.Snapshots, older: transaction.Snapshots
-) -> transaction.Snapshots:
-    """Return the snapshot with the creations of both, whether the instances exist or not."""
-    had = {gpu.uuid: gpu.created or () for gpu in older}
-    return tuple(
-        dataclasses.replace(
-            gpu, created=tuple(dict.fromkeys((*had.get(gpu.uuid, ()), *(gpu.created or ()))))
-        )
-        for gpu in snapshot
+def _unverified(what: str) -> errors.HardwareError:
+    return errors.HardwareError(
+        f"not verified: {what}", reason=errors.Reason.VERIFY_FAILED, operation=what
     )
 
 

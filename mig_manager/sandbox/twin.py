@@ -43,7 +43,8 @@ def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
     found: list[answers.CapturedGpu | None] = [None] * len(captured)
     if known:
         for (number, product), gpu in zip(known, surveys.capture(survey), strict=True):
-            found[number] = _with_compute_profiles(gpu, product)
+            rows = {row.enum_index: row.compute for row in product.profiles}
+            found[number] = surveys.completed(gpu, rows)
     return Twin(gpus=tuple(found), library=surveys.answers_of(survey.calls))
 
 
@@ -96,25 +97,3 @@ def _in_modes(
         now = dataclasses.replace(node.gpus[index], is_enabled=is_on, is_pending=is_pending)
         node = node.with_gpu(index, now)
     return node
-
-
-def _with_compute_profiles(
-    gpu: "answers.CapturedGpu", product: hardware.Product
-) -> "answers.CapturedGpu":
-    """Add the compute-instance profiles, which a GPU without instances does not report."""
-    rows = {row.enum_index: row.compute for row in product.profiles}
-    profiles = gpu["profiles"]
-    if profiles is None:
-        return gpu
-    return {
-        **gpu,
-        "profiles": [
-            {
-                **profile,
-                "compute_profiles": [
-                    surveys.compute_data(each, each.placements) for each in rows[profile["enum"]]
-                ],
-            }
-            for profile in profiles
-        ],
-    }

@@ -50,7 +50,6 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     survey, course = deps.gpus.survey(), None
     if chosen.changed_gpu is not None:
         course = acceptance_course.play(chosen, survey, deps, access, terminal)
-        survey = course.survey
     answer = report(
         survey,
         course,
@@ -90,8 +89,11 @@ def report(
         HardwareError: The simulated driver failed.
     """
     captured = surveys.capture(survey)
+    if course is not None:
+        rows = course.result.compute_profiles
+        captured[course.gpu] = surveys.completed(captured[course.gpu], rows)
     expected = twin.of(captured, timeout_s=timeout_s)
-    latencies = survey.latencies()
+    latencies = survey.latencies(course.calls if course else ())
     called = {each["function"] for each in latencies}
     library = surveys.answers_of(survey.calls)
     found = [
@@ -103,7 +105,7 @@ def report(
                 number, gpu, expected.gpus[number], instance_ids=_instance_ids(gpu)
             )
         ),
-        *(stages.failed(course.gpu, course.stages) if course else ()),
+        *(stages.failed(course.gpu, course.result.stages) if course else ()),
     ]
     return {
         "kind": "Acceptance",
@@ -112,12 +114,12 @@ def report(
         "nvml_version": surveys.plain(survey.nvml_version),
         "is_simulated": is_simulated,
         "verdict": compared.verdict(found).value,
-        "differences": [each.to_data() for each in found],
+        "differences": found,
         "latencies": latencies,
         "not_called": {
             function: why for function, why in surveys.NOT_CALLED.items() if function not in called
         },
-        "course": [each.to_data() for each in course.stages] if course else None,
+        "course": [each.to_data() for each in course.result.stages] if course else None,
         "library": library,
         "gpus": captured,
     }

@@ -15,17 +15,16 @@ from mig_manager.cli.commands import gpu_access
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
-from mig_manager.core.acceptance import stages
 from mig_manager.core.acceptance import survey as surveys
 from mig_manager.sandbox.driver import cuda as simulated_cuda
 
 
 class Played(NamedTuple):
-    """The survey with what the course showed."""
+    """What the course showed."""
 
-    survey: surveys.Survey
     gpu: int  # its number in the survey
-    stages: tuple[stages.Stage, ...]
+    result: course.Result
+    calls: tuple[surveys.Call, ...]
 
 
 class _Observer(ports.Telemetry):
@@ -72,7 +71,9 @@ def play(
     """
     uuid = str(chosen.changed_gpu)
     observer = _Observer()
-    gpus = _worker(deps, observer, chosen)
+    assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
+    command = (*deps.gpus.command, nvml_worker.REPORTS_STEPS)
+    gpus = dataclasses.replace(deps.gpus, command=command, telemetry=observer)
     deps = dataclasses.replace(deps, gpus=gpus)
     if undone := local.undo_interrupted(deps):
         terminal.note(undone)
@@ -88,23 +89,7 @@ def play(
     using = functools.partial(cuda.using, line)
     result = course.run(deps, uuid, observer.killing_after, using)
     number = next(n for n, each in enumerate(survey.gpus) if each.gpu.uuid == uuid)
-    survey = surveys.with_compute_profiles(survey, uuid, result.compute_profiles)
-    survey = dataclasses.replace(survey, later_calls=tuple(observer.calls))
-    return Played(survey, number, result.stages)
-
-
-def _worker(
-    deps: local.Dependencies,
-    observer: _Observer,
-    chosen: command_settings.AcceptanceSettings,
-) -> nvml_worker.WorkerGpus:
-    assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
-    command = tuple(each for each in deps.gpus.command if each != nvml_worker.REPORTS_STEPS)
-    return nvml_worker.WorkerGpus(
-        command=(*command, nvml_worker.REPORTS_STEPS),
-        timeout_s=chosen.gpu_timeout_s,
-        telemetry=observer,
-    )
+    return Played(number, result, tuple(observer.calls))
 
 
 def _require_no_users(

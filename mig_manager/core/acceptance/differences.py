@@ -1,6 +1,5 @@
 """Compare a captured GPU with its product: every difference, and what it means for the owner."""
 
-import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -34,35 +33,10 @@ _UNCOMPARED = {
 """Functions whose answers depend on instances, which the simulated GPU lacks, or on the board."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One difference of a GPU, or of the library."""
-
-    gpu: int | None  # its number in the capture; None: not of one GPU
-    subject: Subject
-    what: str
-    expected: str
-    actual: str
-    effect: Effect
-    consequence: str
-
-    def to_data(self) -> "answers.Difference":
-        """Return plain data for the answer."""
-        return {
-            "gpu": self.gpu,
-            "subject": self.subject.value,
-            "what": self.what,
-            "expected": self.expected,
-            "actual": self.actual,
-            "effect": self.effect.value,
-            "consequence": self.consequence,
-        }
-
-
-def verdict(differences: Iterable[Difference]) -> Verdict:
+def verdict(differences: "Iterable[answers.Difference]") -> Verdict:
     """Return the verdict for all differences."""
-    effects = {each.effect for each in differences}
-    if Effect.CHANGES in effects:
+    effects = {each["effect"] for each in differences}
+    if Effect.CHANGES.value in effects:
         return Verdict.REVIEW
     return Verdict.DIFFERS if effects else Verdict.AS_EXPECTED
 
@@ -73,7 +47,7 @@ def of_gpu(
     expected: "answers.CapturedGpu | None",
     *,
     instance_ids: Callable[[model.Placement], frozenset[int]] = lambda _: frozenset(),
-) -> Iterator[Difference]:
+) -> "Iterator[answers.Difference]":
     """Yield the differences of a captured GPU.
 
     Args:
@@ -112,7 +86,7 @@ def of_gpu(
 
 def of_library(
     actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
-) -> Iterator[Difference]:
+) -> "Iterator[answers.Difference]":
     """Yield the differences of functions that concern no GPU, by their answers."""
     return _functions(Comparison(None), actual, expected)
 
@@ -131,18 +105,18 @@ class Comparison:
         actual: object,
         effect: Effect | None = None,
         consequence: str = "",
-    ) -> Difference:
+    ) -> "answers.Difference":
         """Return a difference, with the usual effect of its subject unless one is given."""
         usual = meanings.USUAL.get(subject, (Effect.NONE, ""))
-        return Difference(
-            gpu=self._gpu,
-            subject=subject,
-            what=what,
-            expected=str(expected),
-            actual=str(actual),
-            effect=effect or usual[0],
-            consequence=consequence or usual[1],
-        )
+        return {
+            "gpu": self._gpu,
+            "subject": subject.value,
+            "what": what,
+            "expected": str(expected),
+            "actual": str(actual),
+            "effect": (effect or usual[0]).value,
+            "consequence": consequence or usual[1],
+        }
 
     def of_fields(
         self,
@@ -151,7 +125,7 @@ class Comparison:
         expected: Mapping[str, object],
         *,
         prefix: str = "",
-    ) -> Iterator[Difference]:
+    ) -> "Iterator[answers.Difference]":
         """Yield a difference for each key whose values differ."""
         for subject, what, key in rows:
             one, other = actual.get(key), expected.get(key)
@@ -161,7 +135,7 @@ class Comparison:
 
 def _facts(
     found: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
-) -> Iterator[Difference]:
+) -> "Iterator[answers.Difference]":
     rows = (
         (Subject.NAME, "its name", "name"),
         (Subject.ARCHITECTURE, "its generation", "architecture"),
@@ -176,7 +150,7 @@ def _facts(
 
 def _profiles(
     found: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
-) -> Iterator[Difference]:
+) -> "Iterator[answers.Difference]":
     if actual["profiles"] is None or expected["profiles"] is None:
         if actual["profiles"] is not expected["profiles"]:
             yield found.of(Subject.WITHHELD, "profiles and placements", "reported", "withheld")
@@ -196,7 +170,7 @@ def _profiles(
 
 def _profile(
     found: Comparison, actual: "answers.CapturedProfile", expected: "answers.CapturedProfile"
-) -> Iterator[Difference]:
+) -> "Iterator[answers.Difference]":
     rows = (
         (Subject.PROFILE_NAME, "name", "name"),
         (Subject.PROFILE_ID, "id", "id"),
@@ -235,7 +209,7 @@ def _behaviour(
     actual: "answers.CapturedGpu",
     expected: "answers.CapturedGpu",
     instance_ids: Callable[[model.Placement], frozenset[int]],
-) -> Iterator[Difference]:
+) -> "Iterator[answers.Difference]":
     for instance in actual["instances"]:
         place = model.Placement(*map(int, instance["placement"].split(":")))
         ids = instance_ids(place)
@@ -261,7 +235,7 @@ def _behaviour(
 
 def _functions(
     found: Comparison, actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
-) -> Iterator[Difference]:
+) -> "Iterator[answers.Difference]":
     """Yield functions with other answers."""
     for function in sorted((actual.keys() & expected.keys()) - _UNCOMPARED):
         one, other = actual[function], expected[function]

@@ -104,13 +104,12 @@ class Survey:
     nvml_version: str
     gpus: tuple[SurveyedGpu, ...]
     calls: tuple[Call, ...]  # that concern no GPU
-    later_calls: tuple[Call, ...] = ()  # of the course, on one GPU
 
-    def latencies(self) -> "list[answers.Latency]":
-        """Return the time of each function, of successful calls if there are any."""
+    def latencies(self, later: Iterable[Call] = ()) -> "list[answers.Latency]":
+        """Return the time of each function, also of later calls; of successful ones if any."""
         by_function: dict[str, list[Call]] = {}
         every = (*self.calls, *(call for gpu in self.gpus for call in gpu.calls))
-        for call in (*every, *self.later_calls):
+        for call in (*every, *later):
             by_function.setdefault(call.function, []).append(call)
         found: list[answers.Latency] = []
         for function, calls in sorted(by_function.items()):
@@ -125,25 +124,6 @@ class Survey:
                 }
             )
         return found
-
-
-def with_compute_profiles(
-    survey: Survey, uuid: str, rows: Mapping[int, Sequence[model.ComputeInstanceProfile]]
-) -> Survey:
-    """Return the survey with compute-instance profiles that a GPU reported later."""
-
-    def completed(each: SurveyedGpu) -> SurveyedGpu:
-        if each.gpu.uuid != uuid:
-            return each
-        facts = {
-            number: dataclasses.replace(row, compute=tuple((it, None) for it in rows[number]))
-            if row.compute is None and number in rows
-            else row
-            for number, row in each.facts.items()
-        }
-        return dataclasses.replace(each, facts=facts)
-
-    return dataclasses.replace(survey, gpus=tuple(map(completed, survey.gpus)))
 
 
 def capture(survey: Survey) -> "list[answers.CapturedGpu]":
@@ -235,14 +215,33 @@ def _profile(row: model.GpuInstanceProfile, facts: ProfileFacts) -> "answers.Cap
         "placements": list(map(str, row.placements)),
         "compute_profiles": None
         if facts.compute is None
-        else [compute_data(compute, spans) for compute, spans in facts.compute],
+        else [_compute(each, spans) for each, spans in facts.compute],
     }
 
 
-def compute_data(
+def completed(
+    gpu: "answers.CapturedGpu", rows: Mapping[int, Sequence[model.ComputeInstanceProfile]]
+) -> "answers.CapturedGpu":
+    """Return a GPU with compute-instance profiles that it did not list; ``rows`` has its enums."""
+    if gpu["profiles"] is None:
+        return gpu
+    return {
+        **gpu,
+        "profiles": [
+            {
+                **row,
+                "compute_profiles": row["compute_profiles"]
+                or [_compute(each, None) for each in rows.get(row["enum"], ())]
+                or None,
+            }
+            for row in gpu["profiles"]
+        ],
+    }
+
+
+def _compute(
     row: model.ComputeInstanceProfile, spans: Sequence[model.Placement] | None
 ) -> "answers.CapturedComputeProfile":
-    """Return a compute-instance profile as plain data."""
     return {
         "id": row.profile_id,
         "slices": row.slices,

@@ -17,7 +17,7 @@ def program(state: pathlib.Path | None) -> tuple[str, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """Use the visible device of the state file in the first argument until stdin is closed."""
-    path, *arguments = argv
+    path, *_ = argv
     state = state_file.SharedState(pathlib.Path(path))
 
     def use_device() -> str:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         state.add_client(uuid, name="mig-manager", pid=os.getpid(), is_process=True)
         return ""
 
-    return cuda.main(arguments, use_device)
+    return cuda.main((), use_device)
 
 
 if __name__ == "__main__":
