@@ -21,11 +21,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._name: str | None = None
-        self._custom: custom_layouts.Custom | None = None
-        self._node_uid = ""
-        self._generation = 0  # 0: the label is not known yet
-        self._since = 0
+        self._latest = LabelRequest(inbox=self)
         self._needs_check = False
         self.is_stopping = False
         self._has_cluster_changed = False
@@ -42,16 +38,21 @@ class Inbox:
         deleted node, and the new object lacks all published data.
         """
         with self._changed:
-            earlier_uid, self._node_uid = self._node_uid, node_uid or self._node_uid
-            if custom and self._custom == dataclasses.replace(custom, is_on_demand=True):
+            before = self._latest
+            if custom and before.custom == dataclasses.replace(custom, is_on_demand=True):
                 # The owner ended on-demand partitioning: this run still must not evict pods.
-                custom = self._custom
-            is_first = self._generation == 0
-            if is_first or (name, custom) != (self._name, self._custom):
-                self._name, self._custom = name, custom
-                self._renew()
-                self._since = 0 if is_first else self._generation
-            elif earlier_uid and earlier_uid != self._node_uid:
+                custom = before.custom
+            is_first = before.generation == 0
+            is_new = is_first or (name, custom) != (before.name, before.custom)
+            after = dataclasses.replace(
+                before,
+                name=name,
+                custom=custom,
+                node_uid=node_uid or before.node_uid,
+                since=before.generation + 1 if is_new and not is_first else before.since,
+            )
+            self._latest = after
+            if is_new or (before.node_uid and before.node_uid != after.node_uid):
                 self._renew()
 
     def put_file_change(self) -> None:
@@ -60,7 +61,7 @@ class Inbox:
         Before the label is known there is no request, and the first one reads the new file.
         """
         with self._changed:
-            if self._generation > 0:
+            if self._latest.generation > 0:
                 self._renew()
 
     def put_gpu_change(self) -> None:
@@ -108,18 +109,10 @@ class Inbox:
         check of the request.
         """
         with self._changed:
-            if self.is_stopping or self._generation == generation:
+            if self.is_stopping or self._latest.generation == generation:
                 self._needs_check = False
                 return None
-            return LabelRequest(
-                inbox=self,
-                on_check=on_check,
-                name=self._name,
-                custom=self._custom,
-                generation=self._generation,
-                since=self._since,
-                node_uid=self._node_uid,
-            )
+            return dataclasses.replace(self._latest, on_check=on_check)
 
     def wait_until_superseded(
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
@@ -142,12 +135,12 @@ class Inbox:
                 raise errors.Superseded(
                     "the agent is shutting down", is_replaced=False, is_stopping=True
                 )
-            if self._generation == generation:
+            if self._latest.generation == generation:
                 return
-            if self._name is None:
+            if self._latest.name is None:
                 raise errors.Superseded("the label was removed", is_replaced=False)
             raise errors.Superseded(
-                f"label, layout or Node object changed; {self._name} is requested now",
+                f"label, layout or Node object changed; {self._latest.name} is requested now",
                 is_replaced=True,
             )
 
@@ -172,11 +165,11 @@ class Inbox:
             self._has_cluster_changed = False
 
     def _renew(self) -> None:
-        self._generation += 1
+        self._latest = dataclasses.replace(self._latest, generation=self._latest.generation + 1)
         self._changed.notify_all()
 
     def _is_over(self, generation: int, *, at_rest: bool = False) -> bool:
-        has_ended = self.is_stopping or self._generation != generation
+        has_ended = self.is_stopping or self._latest.generation != generation
         return has_ended or (at_rest and self._needs_check)
 
 
@@ -185,15 +178,15 @@ class LabelRequest:
     """A request by label and annotation; as ``ports.Cancellation`` a newer one supersedes it."""
 
     inbox: Inbox
-    on_check: Callable[[], object]
-    name: str | None
-    custom: custom_layouts.Custom | None
+    on_check: Callable[[], object] = lambda: None
+    name: str | None = None
+    custom: custom_layouts.Custom | None = None
     """The content of ``custom``; None for other layouts."""
-    generation: int
-    since: int
+    generation: int = 0  # 0: the label is not known yet
+    since: int = 0
     """The generation in which label or annotation changed; 0: they are as this process first
     read them. Later generations are changed files and new Node objects."""
-    node_uid: str
+    node_uid: str = ""
 
     def check(self) -> None:
         """Raise ``Superseded`` if a newer request exists or the agent stops."""

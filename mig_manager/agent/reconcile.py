@@ -181,7 +181,7 @@ class Reconciler:
             )
             if action is drift.Action.REST and repair.gpus:
                 record = repairing.begin(self._shared, job.journal.record, repair)
-                job.journal.record = record
+                job.journal.note_record(record)
                 return drift.Action.REPAIR
             return action
 

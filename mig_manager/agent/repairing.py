@@ -99,7 +99,7 @@ def end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
             message=messages.fit(messages.with_full_stop(message), messages.LONGEST_BYTES),
             is_warning=bool(why),
         )
-    job.journal.record = dataclasses.replace(record, repairs=repairs)
+    job.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
 def with_problems(outcome: outcomes.Outcome, record: requests.Request) -> outcomes.Outcome:

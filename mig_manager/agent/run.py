@@ -70,8 +70,10 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_from_owner = resolving.keep_verified(job, error)
         return verification.verify_unchanged(job, None, gpus, is_from_owner=is_from_owner)
-    job.journal.record = job.journal.record.resolved(
-        resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
+    job.journal.note_record(
+        job.journal.record.resolved(
+            resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
+        )
     )
     may_evict = job.request.may_evict and job.journal.record.verified is None
     if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):

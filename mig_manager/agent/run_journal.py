@@ -72,9 +72,13 @@ class RunJournal:
         self.note(**entries)
         self._publisher.announce(node_object.NodePatch(annotations=_annotation(self.entries)))
 
+    def note_record(self, record: requests.Request) -> None:
+        """Replace the record of the request; the next patch publishes it."""
+        self.record = record
+
     def note_awaited(self, deploy_labels: frozenset[str]) -> None:
         """Note the advertisers that must serve the node again; the next patch publishes them."""
-        self.record = dataclasses.replace(self.record, awaited=deploy_labels)
+        self.note_record(dataclasses.replace(self.record, awaited=deploy_labels))
 
     def publish_step(
         self,
