@@ -9,10 +9,11 @@ and ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_co
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
-from mig_manager.agent.pods import advertisers, advertising
+from mig_manager.agent.pods import advertising
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import (
     claims,
@@ -127,18 +128,18 @@ def _pause(
         stopped = advertising.owners((*pause.label_managed, *pause.to_delete))
         deleted = {each.deploy_label for each in advertising.owners(pause.to_delete)}
         job.journal.note_awaited(job.journal.record.awaited | deleted)
-
-        def is_paused(each: advertisers.Advertiser) -> bool:
-            return each in stopped or each.deploy_label in pause.labels
-
+        served: dict[str, Any] = {
+            each.entry: True
+            for each in advertising.ALL
+            if each in stopped or each.deploy_label in pause.labels
+        }
         return run_journal.Step(
             message="pausing " + ", ".join(names or ["nothing"]),
             entries=dataclasses.replace(
                 before,
                 paused_labels={**pause.labels, **before.paused_labels},
                 hold_taint=bool(pause.to_delete) or before.hold_taint,
-                has_plugin=before.has_plugin or is_paused(advertising.PLUGIN),
-                has_dra_driver=before.has_dra_driver or is_paused(advertising.DRIVER),
+                **served,
             ),
             change=node_object.NodePatch(
                 labels=dict.fromkeys(pause.labels, well_known.PAUSED_VALUE),
