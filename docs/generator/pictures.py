@@ -15,7 +15,7 @@ from docs.generator import terminal
 from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core import bar, timestamps
-from mig_manager.core.fleet import nodes, overview
+from mig_manager.core.fleet import node_reports, nodes, overview
 from mig_manager.core.layout import config as layouts
 from mig_manager.core.layout import served
 from mig_manager.core.node import pod_object, well_known
@@ -85,7 +85,7 @@ def top() -> str:
     text = process.packaged_config().read_text(encoding="utf-8")
     document = layouts.parse(text, source="config.yaml")
 
-    def node(name: str, layout: str, requested: str = "", **status: str) -> nodes.Report:
+    def node(name: str, layout: str, requested: str = "", **status: str) -> node_reports.Report:
         (fit,) = served.fitting([document.layout(layout)], idle)
         run = {"config": requested or layout, "phase": "Done", "startedAt": _AT, **status}
         item = {
@@ -105,7 +105,7 @@ def top() -> str:
         }
         now = timestamps.parse(_AT)
         assert now is not None  # noqa: S101 - our own
-        return nodes.report(nodes.parse(item), now)
+        return node_reports.of(nodes.parse(item), now)
 
     def pods(node: str, profile: str, count: int) -> list[pod_object.Pod]:
         container = {"name": "c", "resources": {"limits": {f"nvidia.com/{profile}": "1"}}}

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.core import messages, timestamps
+from mig_manager.core.fleet import node_reports
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import api_values, pod_object
@@ -38,7 +39,7 @@ _Event = TypeVar("_Event")
 class Search:
     """The nodes that a command searched for."""
 
-    reports: tuple[fleet_nodes.Report, ...]  # by name, never empty
+    reports: tuple[node_reports.Report, ...]  # by name, never empty
     missing: tuple[str, ...]  # why named nodes are not in ``reports``
 
     @property
@@ -116,7 +117,7 @@ class ClusterReader:
                 remedy="See all labels with 'kubectl get nodes --show-labels'.",
             )
         ordered = sorted(nodes, key=lambda node: node.name)
-        reports = tuple(fleet_nodes.report(node, now) for node in ordered)
+        reports = tuple(node_reports.of(node, now) for node in ordered)
         return Search(reports=reports, missing=tuple(missing))
 
     def _remedy(self) -> str:

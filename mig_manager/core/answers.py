@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 
 Fit = Annotated[str, "core.layout.validate.Fit"]
 MigMode = Annotated[str, "core.model.MigMode"]
-NodeState = Annotated[str, "core.fleet.nodes.NodeState"]
+NodeState = Annotated[str, "core.fleet.node_reports.NodeState"]
 Phase = Annotated[str, "core.model.Phase"]
 Reason = Annotated[str, "errors.Reason"]
 State = Annotated[str, "core.model.State"]

@@ -10,7 +10,7 @@ import datetime as dt
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.core import bar, yaml_tree
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
 from mig_manager.kubectl import plan
@@ -57,7 +57,7 @@ def chosen(document: layouts.Document, name: str | None) -> layouts.Layout:
 
 def apply(
     api: kubectl.Kubectl,
-    report: nodes.Report,
+    report: node_reports.Report,
     layout: layouts.Layout,
     *,
     is_dry_run: bool,
@@ -120,7 +120,9 @@ def _notes(node: nodes.Node) -> list[str]:
     return notes
 
 
-def _request(api: kubectl.Kubectl, report: nodes.Report, text: str, *, now: dt.datetime) -> None:
+def _request(
+    api: kubectl.Kubectl, report: node_reports.Report, text: str, *, now: dt.datetime
+) -> None:
     node = report.node
     for _ in range(_ATTEMPTS):
         metadata = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, messages, model, picture, profile_name, timestamps
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
 from mig_manager.core.records import capacity as records
@@ -164,12 +164,12 @@ def _named(counts: Mapping[model.Profile, int]) -> dict[str, int]:
     return {str(profile): count for profile, count in ordered if count}
 
 
-def capacity(reports: Iterable[nodes.Report], *, now: dt.datetime) -> Capacity:
+def capacity(reports: Iterable[node_reports.Report], *, now: dt.datetime) -> Capacity:
     """Measure the capacity of nodes from their published status."""
     return Capacity(nodes=tuple(map(_of_node, reports)), now=now)
 
 
-def _of_node(report: nodes.Report) -> NodeCapacity:
+def _of_node(report: node_reports.Report) -> NodeCapacity:
     node, notes = report.node, list(report.notes)
     if node.is_ready and node.is_unavailable:
         notes.append("no new pods are scheduled to it: it is cordoned or changing")

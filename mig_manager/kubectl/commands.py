@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.commands.settings import OutputFormat
 from mig_manager.cli.toolkit import console, validation
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import listed_layouts, node_reports
 from mig_manager.core.layout.layouts import Document
 from mig_manager.kubectl import (
     apply,
@@ -91,8 +91,8 @@ class ClusterCommands:
 
     def plan(self) -> bool:
         name, search = str(self._chosen.layout), self._nodes()
-        is_listed = nodes.is_listed((each.node for each in search.reports), name)
-        document = self._document(nodes.NO_FILE if is_listed else None)
+        is_listed = listed_layouts.is_listed((each.node for each in search.reports), name)
+        document = self._document(listed_layouts.NO_FILE if is_listed else None)
         pods = self._reader.pods(search.names)
         result = plan.plan(name, search.reports, document=document, pods=pods)
         draw = plan.pictures if self._is_drawn(search) else plan.table
@@ -161,7 +161,7 @@ class ClusterCommands:
     def _find(self) -> cluster_reader.Search:
         return self._reader.find(self._chosen.nodes, self._chosen.selector, now=self._now)
 
-    def _node(self) -> nodes.Report:
+    def _node(self) -> node_reports.Report:
         (report,) = self._reader.find([self._chosen.node], None, now=self._now).reports
         return report
 

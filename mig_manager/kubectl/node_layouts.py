@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
@@ -74,7 +74,7 @@ class Layouts:
         }
 
 
-def list_layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
+def list_layouts(report: node_reports.Report, documents: Iterable[Document]) -> Layouts:
     """Return the layouts of a node; read documents only until all contents are known."""
     node, notes = report.node, list(report.notes)
     gpus = report.gpus

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, model
-from mig_manager.core.fleet import nodes, preview
+from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import layouts, validate
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.records import gpu_codec
@@ -99,7 +99,7 @@ class Plans:
 
 def plan(
     name: str,
-    reports: Sequence[nodes.Report],
+    reports: Sequence[node_reports.Report],
     *,
     document: layouts.Document,
     pods: cluster_reader.Pods,
@@ -110,7 +110,7 @@ def plan(
     LayoutError (UNKNOWN_CONFIG) if the layout is unknown.
     """
     if layout is None:
-        nodes.require_layout([report.node for report in reports], document, name)
+        listed_layouts.require_layout([report.node for report in reports], document, name)
     is_custom = name == well_known.CUSTOM_LAYOUT and any(
         each.node.takes_custom for each in reports
     )
@@ -124,14 +124,14 @@ def plan(
 
 def _of_node(
     layout_name: str,
-    report: nodes.Report,
+    report: node_reports.Report,
     document: layouts.Document,
     pods: cluster_reader.Pods,
     chosen: layouts.Layout | None,
 ) -> NodePlan:
     run, presumed = report.node.status, None
     notes = list(report.notes) if report.gpus is not None else []
-    if report.state is nodes.NodeState.CHANGING:
+    if report.state is node_reports.NodeState.CHANGING:
         notes.append("the node is changing right now: plan again when it has finished")
     why_not = ""
     if report.gpus is None:
@@ -156,7 +156,7 @@ def _of_node(
     return NodePlan(preview=result, notes=tuple(notes))
 
 
-def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequence[str]]:
+def products(reports: Sequence[node_reports.Report]) -> tuple[Sequence[model.Gpu], Sequence[str]]:
     """Return one unpartitioned GPU of every product on the nodes, and notes on presumed GPUs."""
     published: dict[tuple[str, int, int], model.Gpu] = {}
     presumed: dict[str, model.Gpu] = {}
@@ -182,7 +182,7 @@ def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequ
 def validated(
     document: layouts.Document,
     names: Sequence[str],
-    reports: Sequence[nodes.Report],
+    reports: Sequence[node_reports.Report],
     *,
     note: Callable[[str], object],
 ) -> validate.Validated:
@@ -214,7 +214,7 @@ def printable(layout: layouts.Layout) -> layouts.Layout:
     return dataclasses.replace(layout, name=messages.printable(layout.name))
 
 
-def presumed_gpus(report: nodes.Report) -> tuple[model.ObservedGpus, str]:
+def presumed_gpus(report: node_reports.Report) -> tuple[model.ObservedGpus, str]:
     """Return a node's GPUs according to its labels, presumed unpartitioned, and a note."""
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, gpu_answers, messages, picture, timestamps
-from mig_manager.core.fleet import nodes, overview
+from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.node import resources
 from mig_manager.core.records import status as run_status
 
@@ -32,7 +32,7 @@ _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet know
 class Status:
     """The state of nodes."""
 
-    reports: tuple[nodes.Report, ...]
+    reports: tuple[node_reports.Report, ...]
     pods: cluster_reader.Pods  # for a table: unknown, without a reason
     now: dt.datetime
 
@@ -41,14 +41,14 @@ class Status:
         """Whether every node has the requested layout."""
         return all(report.state.is_good for report in self.reports)
 
-    def kinds(self, report: nodes.Report) -> tuple[resources.DeviceKind, ...] | None:
+    def kinds(self, report: node_reports.Report) -> tuple[resources.DeviceKind, ...] | None:
         """Return a node's devices with the pods that request them; None if unknown."""
         pods = self.pods.of(report.node.name)
         if pods is None or report.gpus is None:
             return None
         return resources.kinds(report.gpus, pods, strategy=report.node.strategy)
 
-    def claiming(self, report: nodes.Report) -> tuple[str, ...]:
+    def claiming(self, report: node_reports.Report) -> tuple[str, ...]:
         """Return the pods with ResourceClaims, which may get devices of this node."""
         pods = self.pods.of(report.node.name) or ()
         return tuple(pod.key for pod in pods if pod.has_claims and not pod.is_finished)
@@ -62,7 +62,7 @@ class Status:
             "nodes": [self._node(report) for report in self.reports],
         }
 
-    def _node(self, report: nodes.Report) -> "answers.NodeStatus":
+    def _node(self, report: node_reports.Report) -> "answers.NodeStatus":
         run, kinds, gpus = report.node.status, self.kinds(report), report.gpus
         return {
             "node": report.node.name,
@@ -154,7 +154,7 @@ def pictures(status: Status, *, style: bar.Style) -> str:
     return "\n\n".join(blocks)
 
 
-def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
+def headline(report: node_reports.Report, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
     node, run = report.node, report.node.status
     rest = [f"requested {node.requested or 'nothing'}"]
@@ -175,7 +175,7 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
     return style.plain(line.replace(start, f"{name} · {state}", 1))
 
 
-def _users(status: Status, report: nodes.Report, style: bar.Style) -> Iterable[str]:
+def _users(status: Status, report: node_reports.Report, style: bar.Style) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
         yield style.wrapped(f"The pods using the GPUs are unknown: {status.pods.why_not}")
@@ -226,7 +226,7 @@ def used(kind: resources.DeviceKind) -> str:
 class History:
     """The known past of a node."""
 
-    report: nodes.Report
+    report: node_reports.Report
     moments: tuple[cluster_reader.Moment, ...]  # ascending by time; without a time first
     why_no_events: str  # empty if Events could be read
     now: dt.datetime
@@ -235,7 +235,7 @@ class History:
     def applied_since(self) -> dt.datetime | None:
         """A time since which the layout has been applied; None if not applied or unknown."""
         run = self.report.node.status
-        if self.report.state is not nodes.NodeState.APPLIED or run is None:
+        if self.report.state is not node_reports.NodeState.APPLIED or run is None:
             return None
         for moment in reversed(self.moments):
             if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
@@ -269,7 +269,7 @@ def _title(run: run_status.PublishedStatus) -> str:
 
 
 def history(
-    reader: cluster_reader.ClusterReader, report: nodes.Report, *, now: dt.datetime
+    reader: cluster_reader.ClusterReader, report: node_reports.Report, *, now: dt.datetime
 ) -> History:
     """Collect a node's past from its status and Events.
 
@@ -294,7 +294,7 @@ def history(
 
 
 def _from_node(
-    report: nodes.Report, events: Sequence[cluster_reader.Moment]
+    report: node_reports.Report, events: Sequence[cluster_reader.Moment]
 ) -> Iterable[cluster_reader.Moment]:
     node, run = report.node, report.node.status
     if node.requested and node.requested_at:
@@ -334,7 +334,7 @@ def last_run(past: History, *, style: bar.Style) -> list[str]:
     return ["\n".join(table)] if moments else []
 
 
-def line(report: nodes.Report) -> str:
+def line(report: node_reports.Report) -> str:
     """Return the state of a node for a log."""
     node, run = report.node, report.node.status
     words = [node.name, report.state.value, (run.reason or run.phase) if run else ""]

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import live
 from mig_manager.core import bar
-from mig_manager.core.fleet import nodes, overview
+from mig_manager.core.fleet import listed_layouts, node_reports, overview
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.kubectl import plan, status
@@ -137,13 +137,13 @@ class Top:
         result = plan.plan(
             choice.layout,
             [self._report()],
-            document=self._document(nodes.NO_FILE),
+            document=self._document(listed_layouts.NO_FILE),
             pods=self._reader.pods([choice.node]),
         )
         text = plan.pictures(result, style=self._style())
         return dataclasses.replace(choice, screen=_Screen.PLAN, text=text)
 
-    def _report(self) -> nodes.Report:
+    def _report(self) -> node_reports.Report:
         return next(each for each in self._search.reports if each.node.name == self._choice.node)
 
     def _layouts(self) -> tuple[str, ...]:

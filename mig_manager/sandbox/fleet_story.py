@@ -13,8 +13,8 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.core import bar, messages, model, timestamps
+from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.fleet import overview
 from mig_manager.core.node import pod_object, resources, well_known
 from mig_manager.sandbox import ending, machines, scenarios, stages
 from mig_manager.sandbox.node import cluster_view, objects
@@ -292,7 +292,7 @@ class _Board:
         if not all(node.gpus for node in parsed):
             return ["  The agents are starting."]
         present = overview.Overview(
-            reports=[fleet_nodes.report(node, now) for node in parsed],
+            reports=[node_reports.of(node, now) for node in parsed],
             pods=[pod for pod in pods if pod.gpu_resources],
         )
         return overview.draw(present, style=self._style)

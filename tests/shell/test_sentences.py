@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
 from mig_manager.kubectl import plan, status
@@ -61,9 +61,9 @@ def test_the_meaning_of_a_loss(ending: int, asked: int, text: str) -> None:
 
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
-) -> nodes.Report:
+) -> node_reports.Report:
     thing = rig.node("n1", gpus=gpus, requested="all-balanced", state=state)
-    return nodes.report(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
+    return node_reports.of(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
 
 
 def test_a_plan_without_known_profiles_is_provisional() -> None:
@@ -135,7 +135,7 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> cluster_read
     )
 
 
-def history(report: nodes.Report, *moments: cluster_reader.Moment) -> status.History:
+def history(report: node_reports.Report, *moments: cluster_reader.Moment) -> status.History:
     return status.History(report=report, moments=moments, why_no_events="", now=NOW)
 
 
@@ -175,7 +175,7 @@ def test_a_failed_layout_is_never_applied() -> None:
 
 def test_a_node_without_history_or_gpu() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
-    past = history(nodes.report(node, NOW))
+    past = history(node_reports.of(node, NOW))
     shown = status.Status(reports=(report(),), pods=cluster_reader.Pods(by_node={}), now=NOW)
 
     assert status.page(past, style=PLAIN).endswith("No history is known.")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as records
@@ -19,7 +19,7 @@ from tests.unit import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 GPUS = gpu_codec.to_json([samples.gpu(samples.A100, "1g.5gb@0")])
-NodeState = nodes.NodeState
+NodeState = node_reports.NodeState
 
 WITHOUT_ONE = gpu_codec.to_json(
     model.ObservedGpus(
@@ -57,7 +57,7 @@ def report(
     labels: Mapping[str, str] | None = None,
     gpus: str | None = GPUS,
     is_ready: bool = True,
-) -> nodes.Report:
+) -> node_reports.Report:
     requested = {well_known.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
     annotations = {well_known.STATUS_ANNOTATION: published, well_known.GPUS_ANNOTATION: gpus}
     item = {
@@ -68,7 +68,7 @@ def report(
         },
         "status": {"conditions": [{"type": "Ready", "status": str(is_ready)}]},
     }
-    return nodes.report(nodes.parse(item), NOW)
+    return node_reports.of(nodes.parse(item), NOW)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         (report(None, labels={well_known.STATE_LABEL: "success"}), "another MIG manager"),
     ],
 )
-def test_what_is_unusual_is_noted(found: nodes.Report, note: str) -> None:
+def test_what_is_unusual_is_noted(found: node_reports.Report, note: str) -> None:
     assert any(note in each for each in found.notes), found.notes
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import bar, model
-from mig_manager.core.fleet import nodes, overview
+from mig_manager.core.fleet import node_reports, nodes, overview
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import capacity, gpu_codec, journals
 from tests.unit import samples
@@ -63,7 +63,7 @@ def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
 
 def drawn(one: nodes.Node, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> list[str]:
     return overview.draw(
-        overview.Overview(reports=[nodes.report(one, NOW)], pods=pods), style=style
+        overview.Overview(reports=[node_reports.of(one, NOW)], pods=pods), style=style
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.fleet import nodes, preview
+from mig_manager.core.fleet import listed_layouts, nodes, preview
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import node_object, pod_object, well_known
 from mig_manager.core.records import gpu_codec
@@ -105,9 +105,9 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
         there, view=dataclasses.replace(there.view, annotations=annotations)
     )
 
-    nodes.require_layout([there, listing], DOCUMENT, "all-7g.40gb")
+    listed_layouts.require_layout([there, listing], DOCUMENT, "all-7g.40gb")
     with pytest.raises(errors.LayoutError, match=r"no layout 'all-7g\.40gb'"):
-        nodes.require_layout([there], DOCUMENT, "all-7g.40gb")
+        listed_layouts.require_layout([there], DOCUMENT, "all-7g.40gb")
     assert counts(previewed(listing, "all-7g.40gb"))["created"] == 2
     found = previewed(there, "all-7g.40gb")
     assert (found.feasibility, found.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")

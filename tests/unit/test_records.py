@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import marks
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import capacity, gpu_codec, journals, requests, status
@@ -129,8 +129,8 @@ def test_malformed_record_is_refused(read: Callable[[str], object], text: str) -
 @pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000])
 def test_malformed_mark_or_list_of_layouts_is_none(text: str) -> None:
     assert served.takes_custom(text) is None
-    assert nodes.parse_mark(text) is None
-    assert nodes.parse_mark('{"layout": 1}') is None
+    assert marks.parse(text) is None
+    assert marks.parse('{"layout": 1}') is None
 
 
 def test_status_annotation_has_layout_reason_and_devices() -> None:

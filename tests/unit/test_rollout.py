@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.cli.commands import rollout as cli_rollout
 from mig_manager.core import bar, model
-from mig_manager.core.fleet import nodes, rollout
+from mig_manager.core.fleet import marks, nodes, rollout
 from tests.unit.rollouts import (
     APPLIED,
     FORMER,
@@ -59,9 +59,9 @@ def test_nodes_start(there: list[nodes.Node], most: str, start: tuple[str, ...])
 def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
     ended = run(LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z")
     before = node(requested=None, state=model.State.FAILED, status=ended)
-    written = nodes.Goal(layout=LAYOUT).mark(before)
+    written = rollout.Goal(layout=LAYOUT).mark(before)
     assert written is not None
-    mark = nodes.parse_mark(written.to_json())
+    mark = marks.parse(written.to_json())
     requested = dataclasses.replace(asked(state=model.State.FAILED, status=ended), mark=mark)
 
     decision = decided(requested, node("b"))
@@ -256,18 +256,18 @@ def test_a_superseded_node_is_left_alone_and_a_deleted_one_is_forgotten() -> Non
 # Undo
 
 
-UNDONE = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+UNDONE = marks.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
 def undo(*there: nodes.Node) -> rollout.RolloutDecision:
     limits = rollout.RolloutLimits()
-    return rollout.Rollout(nodes.Goal(layout=None), limits).decide(there, 0.0)
+    return rollout.Rollout(rollout.Goal(layout=None), limits).decide(there, 0.0)
 
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
     assert states(undo(done("a"), node("b"))) == {"a": NodeState.TO_DO}
-    assert nodes.Goal(layout=None).target(done("a")) == FORMER
-    assert nodes.Goal(layout=None).mark(done("a")) == UNDONE
+    assert rollout.Goal(layout=None).target(done("a")) == FORMER
+    assert rollout.Goal(layout=None).mark(done("a")) == UNDONE
 
 
 def test_an_interrupted_undo_continues() -> None:
@@ -277,9 +277,9 @@ def test_an_interrupted_undo_continues() -> None:
 
 
 def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
-    mark = nodes.Mark(layout=LAYOUT, before=None)
+    mark = marks.Mark(layout=LAYOUT, before=None)
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
-    assert nodes.Goal(layout=None).target(done("a", mark=mark)) is None
+    assert rollout.Goal(layout=None).target(done("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
 
 
@@ -290,12 +290,12 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
 
 
 def test_mark_has_the_layout_before_and_round_trips() -> None:
-    forward = nodes.Goal(layout=LAYOUT)
+    forward = rollout.Goal(layout=LAYOUT)
     for before, there in (
         (FORMER, node()),
         ("kept", node(requested=None, applied="kept")),
         (None, node(requested=None, applied="")),
     ):
-        mark = nodes.Mark(layout=LAYOUT, before=before)
-        assert forward.mark(there) == mark == nodes.parse_mark(mark.to_json())
-    assert nodes.parse_mark(UNDONE.to_json()) == UNDONE
+        mark = marks.Mark(layout=LAYOUT, before=before)
+        assert forward.mark(there) == mark == marks.parse(mark.to_json())
+    assert marks.parse(UNDONE.to_json()) == UNDONE

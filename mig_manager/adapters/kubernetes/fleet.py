@@ -12,6 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node, watch
+from mig_manager.core.fleet import marks
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import well_known
 
@@ -54,9 +55,7 @@ class Fleet(watch.Watch):
         with self._changed:
             self._changed.wait_for(lambda: self._has_changed, timeout=seconds)
 
-    def request(
-        self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
-    ) -> bool:
+    def request(self, seen: fleet_nodes.Node, layout: str | None, mark: marks.Mark | None) -> bool:
         """Set a node's layout label; return False if the node has changed since, or is gone.
 
         None removes the label, or the annotation for ``undo`` (``mark``). After an error the label

@@ -17,8 +17,8 @@ from mig_manager.cli.commands import rollout_settings
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console, program
 from mig_manager.core import bar, messages, node_settings
+from mig_manager.core.fleet import listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.fleet import preview, rollout
 from mig_manager.core.layout import config, layouts
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
                 with contextlib.suppress(errors.ClusterError):
                     document = _document(chosen, kube)
                     if document is not None:
-                        fleet_nodes.require_layout(selected.nodes(), document, chosen.goal.layout)
+                        listed_layouts.require_layout(
+                            selected.nodes(), document, chosen.goal.layout
+                        )
             return _roll_out(chosen, terminal, selected)
 
 
@@ -108,15 +110,15 @@ def _preview(
     document, goal = _document(chosen, kube), chosen.goal
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
     targets = filter(None, map(goal.target, nodes))
-    if document is None and all(fleet_nodes.is_listed(nodes, target) for target in targets):
-        document = fleet_nodes.NO_FILE
+    if document is None and all(listed_layouts.is_listed(nodes, target) for target in targets):
+        document = listed_layouts.NO_FILE
     if document is None:
         where = "/".join(chosen.config_map)
         raise errors.UsageError(
             f"ConfigMap {where} not found; name another (--config-map) or a file (-f)"
         )
     if goal.layout is not None:
-        fleet_nodes.require_layout(nodes, document, goal.layout)
+        listed_layouts.require_layout(nodes, document, goal.layout)
     pods = cluster_reader.ClusterReader(kube).gpu_pods([node.name for node in nodes])
     previews = [
         preview.of_rollout(goal, node, document, pods.get(node.name, ())) for node in nodes
@@ -210,7 +212,7 @@ def _decisions(
 
 def _act(
     selected: fleet.Fleet,
-    goal: fleet_nodes.Goal,
+    goal: rollout.Goal,
     decider: rollout.Rollout,
     decision: rollout.RolloutDecision,
     nodes: Mapping[str, fleet_nodes.Node],
@@ -317,7 +319,7 @@ def _outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style)
     return "\n".join([*head, *lines])
 
 
-def _data(decision: rollout.RolloutDecision, goal: fleet_nodes.Goal) -> "answers.Rollout":
+def _data(decision: rollout.RolloutDecision, goal: rollout.Goal) -> "answers.Rollout":
     """Return the outcome for JSON and YAML."""
     return {
         "kind": "Rollout",

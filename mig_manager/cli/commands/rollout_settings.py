@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from mig_manager import errors
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.core import node_settings, options
-from mig_manager.core.fleet import nodes, rollout
+from mig_manager.core.fleet import rollout
 from mig_manager.core.node import well_known
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
@@ -86,7 +86,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         "show for every node whether the layout fits and what it would cost; change nothing",
         name="dry-run",
     )
-    goal: nodes.Goal
+    goal: rollout.Goal
     limits: rollout.RolloutLimits
 
 
@@ -118,16 +118,16 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     return RolloutSettings(**values, goal=goal, limits=limits)
 
 
-def _goal(operand: str | None, selected: str | None) -> nodes.Goal:
+def _goal(operand: str | None, selected: str | None) -> rollout.Goal:
     if operand and selected and operand != selected:
         raise errors.UsageError(
             f"-c names {selected!r} and the command line {operand!r}; name one"
         )
     if operand == "undo" and not selected:
-        return nodes.Goal(layout=None)
+        return rollout.Goal(layout=None)
     name = selected or operand
     if not name:
         raise errors.UsageError("name a layout, or 'undo'")
     if not well_known.LABEL_VALUE.fullmatch(name):
         raise errors.UsageError(f"{name!r} is not a valid label value")
-    return nodes.Goal(layout=name)
+    return rollout.Goal(layout=name)

@@ -10,18 +10,18 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, model, picture
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.node import pod_object, resources, strategies, well_known
 from mig_manager.core.records import capacity
 
 _PITCH = 4  # columns of a memory slice
 _IN_USE, _IDLE = "█", "░"
 LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {picture.FREE} free"
-TONES: Mapping[nodes.NodeState, bar.Tone] = {
-    nodes.NodeState.APPLIED: bar.Tone.GOOD,
-    nodes.NodeState.CHANGING: bar.Tone.WARN,
-    nodes.NodeState.WAITING: bar.Tone.WARN,
-    nodes.NodeState.NO_REQUEST: bar.Tone.FAINT,
+TONES: Mapping[node_reports.NodeState, bar.Tone] = {
+    node_reports.NodeState.APPLIED: bar.Tone.GOOD,
+    node_reports.NodeState.CHANGING: bar.Tone.WARN,
+    node_reports.NodeState.WAITING: bar.Tone.WARN,
+    node_reports.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }
 """Of a node's state; the other states are bad."""
 
@@ -30,7 +30,7 @@ TONES: Mapping[nodes.NodeState, bar.Tone] = {
 class Overview:
     """The nodes of a cluster with GPUs, and the pods."""
 
-    reports: Sequence[nodes.Report]
+    reports: Sequence[node_reports.Report]
     pods: Sequence[pod_object.Pod]
 
     @property
@@ -65,7 +65,7 @@ def _mig_requests(pod: pod_object.Pod) -> Mapping[str, int]:
     }
 
 
-def _headline(report: nodes.Report, width: int, style: bar.Style) -> str:
+def _headline(report: node_reports.Report, width: int, style: bar.Style) -> str:
     """Return a node's name, state, layout and current activity in one line."""
     node, state, run = report.node, report.state, report.node.status
     layout = node.applied or node.applied_before or "-"
@@ -84,10 +84,12 @@ def _headline(report: nodes.Report, width: int, style: bar.Style) -> str:
     return f"{name}  {shown}  {style.plain(rest)}".rstrip()
 
 
-_STATE_WIDTH = max(len(state.value) for state in nodes.NodeState)
+_STATE_WIDTH = max(len(state.value) for state in node_reports.NodeState)
 
 
-def _strips(report: nodes.Report, pods: Sequence[pod_object.Pod], style: bar.Style) -> list[str]:
+def _strips(
+    report: node_reports.Report, pods: Sequence[pod_object.Pod], style: bar.Style
+) -> list[str]:
     """Return the GPUs of a node, as many in a line as fit."""
     if not report.gpus:
         return []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import listed_layouts, nodes, rollout
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.node import clients, pod_object, resources, strategies
 
@@ -113,7 +113,7 @@ def preview(
             name=node.name, layout=name, feasibility=unknown, reason="NotPublished", message=why
         )
     try:
-        chosen = layout or nodes.layout_of(node, gpus, document, name)
+        chosen = layout or listed_layouts.layout_of(node, gpus, document, name)
         printable = dataclasses.replace(chosen, name=messages.printable(chosen.name))
         planned = plans.plan(gpus, printable)
     except (errors.ConfigError, errors.LayoutError) as error:
@@ -145,7 +145,7 @@ def preview(
 
 
 def of_rollout(
-    goal: nodes.Goal,
+    goal: rollout.Goal,
     node: nodes.Node,
     document: layouts.Document,
     pods: Sequence[pod_object.Pod],

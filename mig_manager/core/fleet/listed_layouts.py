@@ -1,0 +1,57 @@
+"""The layouts that nodes list, take from their annotation, or share with a layout file."""
+
+from collections.abc import Iterable
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.fleet import nodes
+from mig_manager.core.layout import custom_layouts, layouts, served
+from mig_manager.core.node import well_known
+
+NO_FILE = layouts.Document(source="the node's list", layouts={})
+"""In place of a layout file: generated layouts need none."""
+
+
+def is_listed(members: Iterable[nodes.Node], name: str) -> bool:
+    """Return whether any node lists a layout, or takes it from its annotation."""
+    return any(
+        (name == well_known.CUSTOM_LAYOUT and node.takes_custom)
+        or any(name == entry.name for entry in node.layouts)
+        for node in members
+    )
+
+
+def require_layout(members: Iterable[nodes.Node], document: layouts.Document, name: str) -> None:
+    """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
+    every = tuple(members)
+    if not is_listed(every, name):
+        document.layout(name, [gpus for node in every if (gpus := nodes.published_gpus(node)[0])])
+
+
+def layout_of(
+    node: nodes.Node, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
+) -> layouts.Layout:
+    """Return the layout that a node with these GPUs serves under a name.
+
+    It is from the document, unless the node lists the content of a generated layout, or takes it
+    from its annotation.
+
+    Raises:
+        ConfigError: The annotation is invalid.
+        LayoutError: The annotation is missing (NO_CUSTOM_LAYOUT), or the layout is unknown
+            (UNKNOWN_CONFIG).
+    """
+    if name == well_known.CUSTOM_LAYOUT and node.takes_custom:
+        return custom_layouts.Custom.of(node.view).layout()[0]
+    listed = next((each for each in node.layouts if each.name == name), None)
+    own = document.layouts.get(name)
+    if listed and (own is None or own.content_hash != listed.content_hash):
+        made = served.generated(gpus).get(name)
+        if made and made.content_hash == listed.content_hash:
+            return made
+    if listed and own is None:
+        raise errors.LayoutError(
+            f"{document.source} has no content of layout '{name}' ({listed.origin})",
+            reason=errors.Reason.UNKNOWN_CONFIG,
+        )
+    return document.layout(name)

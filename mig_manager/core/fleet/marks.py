@@ -1,0 +1,40 @@
+"""The annotation that a rollout writes on a node: the layouts requested by it and before it."""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+
+from mig_manager.core import json_text, timestamps
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The annotation that a rollout writes on a node, for ``undo``."""
+
+    layout: str  # requested by the rollout
+    before: str | None  # requested before the rollout; None: nothing
+    is_undone: bool = False
+    failed_at: dt.datetime | None = None
+    """Start of a run that failed for the same layout before this request."""
+
+    def to_json(self) -> str:
+        """Return the annotation's value."""
+        data = {"layout": self.layout, "before": self.before, "undone": self.is_undone}
+        if self.failed_at is not None:
+            data["failedAt"] = self.failed_at.isoformat()
+        return json.dumps(data)
+
+
+def parse(text: str | None) -> Mark | None:
+    """Parse a rollout's annotation; None if it is missing or malformed."""
+    with contextlib.suppress(ValueError), json_text.decoding("a rollout's mark"):
+        data = json_text.parse_object(text or "")
+        before = data["before"]
+        return Mark(
+            layout=str(data["layout"]),
+            before=None if before is None else str(before),
+            is_undone=data.get("undone") is True,
+            failed_at=timestamps.parse(data.get("failedAt")),
+        )
+    return None

@@ -1,0 +1,115 @@
+"""The state of a node for people: whether it has the requested layout, and unusual facts."""
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Iterator
+
+from mig_manager import errors
+from mig_manager.core import model, timestamps
+from mig_manager.core.fleet import nodes
+from mig_manager.core.node import well_known
+from mig_manager.core.records import gpu_recovery
+from mig_manager.core.records import status as run_status
+
+_LONGEST_RUN = dt.timedelta(hours=1)
+"""Drain, change and verification have deadlines that end well before."""
+_OVERDUE = dt.timedelta(minutes=15)
+
+
+class NodeState(enum.Enum):
+    """Whether a node has the requested layout; the values are a public contract."""
+
+    APPLIED = "applied"
+    CHANGING = "changing"
+    FAILED = "failed"
+    DRIFTED = "drifted"  # the GPUs changed after the layout was applied
+    WAITING = "waiting"  # the agent has not reported on the requested layout
+    STALE = "stale"  # a run started long ago and the agent has not reported its end
+    UNREADABLE = "unreadable"  # the status is invalid
+    NO_AGENT = "no-agent"  # a layout is requested, and no agent has ever reported
+    NO_REQUEST = "no-request"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the requested layout is applied, or none is requested."""
+        return self in (NodeState.APPLIED, NodeState.NO_REQUEST)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The state of a node."""
+
+    node: nodes.Node
+    state: NodeState
+    gpus: model.ObservedGpus | None  # as ``nodes.published_gpus``
+    notes: tuple[str, ...]  # sentences about unusual or missing facts
+
+
+def of(node: nodes.Node, now: dt.datetime) -> Report:
+    """Compare a node's request with its status, and note unusual or missing facts."""
+    state = _state(node, now)
+    notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []
+    gpus, why = nodes.published_gpus(node)
+    if why and (node.gpus or node.has_gpus):
+        notes.append(why)
+    notes += _notes(node, state, now)
+    notes += [gpu.sentence for gpu in model.unreachable(gpus or ())]
+    notes += gpu_recovery.faults(gpus or ())
+    return Report(node=node, state=state, gpus=gpus, notes=tuple(notes))
+
+
+def _state(node: nodes.Node, now: dt.datetime) -> NodeState:
+    published = node.status
+    if node.status_error:
+        return NodeState.UNREADABLE
+    if not node.requested:
+        return NodeState.NO_REQUEST
+    if published is None:
+        return NodeState.NO_AGENT
+    if not node.is_reported:
+        return NodeState.WAITING
+    return _state_of_run(published, now)
+
+
+def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> NodeState:
+    match published.state:
+        case model.State.SUCCESS:
+            return NodeState.APPLIED
+        case model.State.FAILED:
+            is_drift = published.reason == errors.Reason.DRIFTED.value
+            return NodeState.DRIFTED if is_drift else NodeState.FAILED
+        case model.State.PENDING | model.State.REBOOTING:
+            started_at = published.started_at
+            is_old = started_at is None or now - started_at > _LONGEST_RUN
+            # An agent can wait long for a slot.
+            has_slot = published.phase != model.Phase.WAIT.value
+            return NodeState.STALE if is_old and has_slot else NodeState.CHANGING
+
+
+def _notes(node: nodes.Node, state: NodeState, now: dt.datetime) -> Iterator[str]:
+    if not node.is_ready:
+        yield "the node is not ready: its agent may not run, and this may be old"
+    published = node.status
+    if published is None:
+        if node.state and state is NodeState.NO_AGENT:
+            yield f"another MIG manager runs here: {well_known.STATE_LABEL} is {node.state}"
+        return
+    match state:
+        case NodeState.NO_REQUEST:
+            yield f"the status is of layout {published.config}, which is no longer requested"
+        case NodeState.WAITING:
+            is_same = published.config == node.requested
+            earlier = f"an earlier annotation {well_known.LAYOUT_ANNOTATION}"
+            other = f"layout {published.config}, not {node.requested}"
+            yield f"the agent last reported {earlier if is_same else other}"
+        case NodeState.STALE:
+            since = timestamps.show(published.started_at) or "some time"
+            yield f"no report since {since}: check that the agent runs"
+        case NodeState.APPLIED if node.applied != published.config:
+            yield f"label {well_known.APPLIED_LABEL} is {node.applied or 'missing'}"
+        case _:
+            pass
+    if published.retry_at and now - published.retry_at > _OVERDUE:
+        expected = timestamps.show(published.retry_at)
+        yield f"the next retry was scheduled for {expected}: check that the agent runs"
