@@ -184,6 +184,18 @@ def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: st
     assert published(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
 
 
+def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: fakes.NodeRig) -> None:
+    ours = on_demand(rig)
+    rig.refusing["workloads.list"] = errors.ClusterError(
+        "no", reason=errors.Reason.API_UNAVAILABLE
+    )
+    assert catch_up(rig, ours, most=2) == [1.0, 1.0]
+
+    ours.capacity.follow(is_on_demand=False, has_changed=False)
+
+    assert math.isinf(ours.capacity.next_in_s)
+
+
 def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> None:
     ours = on_demand(rig)
     rig.refusing["allocations.assigned"] = KeyError("bug")

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
+import structlog.testing
 
 from mig_manager import errors
 from mig_manager.agent.pods import survey
@@ -207,6 +208,14 @@ def test_each_eviction_or_deletion_by_force_is_counted(rig: NodeRig, *, by_force
     assert drained(rig, policy=FORCE, telemetry=ear) == (0 if by_force else 2)
 
     assert ear.heard == 2
+
+
+def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:
+    with structlog.testing.capture_logs() as lines:
+        assert drained(rig) == 1
+
+    evicted = [line for line in lines if line["event"] == "pod_evicted"]
+    assert [(line["pod"], line["answer"]) for line in evicted] == [("default/train", "accepted")]
 
 
 def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) -> None:

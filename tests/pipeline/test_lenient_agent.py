@@ -10,6 +10,7 @@ from mig_manager.core import model
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 from tests.node.scenes import assert_ends
+from tests.pipeline import custom_requests
 
 TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 
@@ -47,6 +48,19 @@ def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
     assert warning["log_level"] == "warning"
     assert str(warning["place"]).endswith(":20:3")
     assert "key 'all-disabled' is given twice" in str(warning["problem"])
+
+
+def test_lenient_agent_applies_an_annotation_with_a_warning(
+    overlooked: structlog.testing.LogCapture,
+) -> None:
+    rig = scenes.busy_node()
+    ours = scenes.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
+    twice = custom_requests.requested(custom_requests.CHANGED + "version: v1\n")
+
+    assert custom_requests.run(rig, twice, by=ours).reason is Reason.APPLIED
+
+    (warning,) = overlooked.entries
+    assert "key 'version' is given twice" in str(warning["problem"])
 
 
 def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
