@@ -61,17 +61,18 @@ def decide(
             waiting.append((f"GPU {gpu.index}", reason))
         else:
             ready.append(gpu)
-    now = f"The agent resets {messages.listed([str(gpu) for gpu in ready])}." if ready else ""
+    now = f"To be reset by the agent: {messages.listed([*map(str, ready)])}." if ready else ""
     later = f"Not reset now: {messages.by_cause(waiting)}." if waiting else ""
     return Decision(gpus=tuple(ready), note=" ".join(filter(None, (now, later))))
 
 
 def begin(shared: jobs.Shared, record: requests.Request, decision: Decision) -> requests.Request:
     """Return the record with a repair that has begun, and report it."""
-    uuids = [gpu.uuid for gpu in decision.gpus]
+    uuids, names = [gpu.uuid for gpu in decision.gpus], messages.listed([*map(str, decision.gpus)])
     repairs = gpu_repair.begun(record.repairs, uuids, shared.deps.clock.unix_s())
     _log.warning("gpu_repair_begun", gpus=uuids)
-    shared.deps.node.emit(reason="GpuRepairBegun", message=decision.note, is_warning=True)
+    message = f"The agent evicts the pods of {names}, and resets it."
+    shared.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
     return dataclasses.replace(record, repairs=repairs)
 
 

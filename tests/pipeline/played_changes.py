@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, settings
+from mig_manager.agent import drift, outcomes, reconcile, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
@@ -20,7 +20,11 @@ from tests.pipeline import custom_requests
 
 _MOST_ATTEMPTS = 8
 _PAUSE_S = 5.0
-_LIMITS = {"has_custom_layouts": True, "generated_layouts": settings.GeneratedLayouts.OFF}
+_LIMITS = {
+    "has_custom_layouts": True,
+    "generated_layouts": settings.GeneratedLayouts.OFF,
+    "repair": settings.Repair.RESET,
+}
 
 
 class Change(NamedTuple):
@@ -36,6 +40,8 @@ class Change(NamedTuple):
     """Whether the driver refuses an instance of the layout, so that all is rolled back."""
     evicted: frozenset[str] = frozenset()
     """The pods that it evicts."""
+    is_repair: bool = False
+    """Whether a GPU awaits a reset, which the agent finds once the layout is active."""
 
     @property
     def before(self) -> changes.Gpus:
@@ -72,6 +78,18 @@ NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
 
+def faulty_node() -> fakes.NodeRig:
+    """The first GPU of a busy node awaits a reset."""
+    rig = scenes.busy_node()
+    rig.has_reset = True
+    first, *others = rig.gpus
+    rig.gpus = (
+        dataclasses.replace(first, recovery_action=model.RecoveryAction.GPU_RESET),
+        *others,
+    )
+    return rig
+
+
 CHANGES: Mapping[str, Change] = {
     "first layout": Change(scenes.node, "all-1g.5gb", was=None),
     "one slice": Change(
@@ -98,6 +116,13 @@ CHANGES: Mapping[str, Change] = {
         "custom",
         was="all-balanced",
         custom=custom_requests.ON_DEMAND,
+    ),
+    "repair": Change(
+        faulty_node,
+        "all-balanced",
+        was="all-balanced",
+        evicted=frozenset({"affected"}),
+        is_repair=True,
     ),
 }
 
@@ -188,12 +213,20 @@ class Play:
             else:
                 is_refused = outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
                 is_over = is_refused or not outcome.should_retry
+                if is_over and self._begins_repair(ours, outcome):
+                    continue
                 if is_over and asked == self.requested:
                     # What comes back by itself, such as the plugin of a failed change, does.
                     self.rig.clock.wait(_PAUSE_S)
                     return outcome
             self.rig.clock.wait(_PAUSE_S)
         return None
+
+    def _begins_repair(self, ours: reconcile.Reconciler, outcome: outcomes.Outcome) -> bool:
+        if not self.change.is_repair:
+            return False
+        action = ours.check_drift(self.layout, outcome, self.custom)
+        return action is drift.Action.REPAIR
 
     @property
     def requested(self) -> tuple[object, ...]:
@@ -239,6 +272,7 @@ class Play:
             tuple(sorted(rig.labels.items())),
             rig.has_hold_taint,
             changes.described(rig.gpus),
+            tuple(gpu.awaits_reset for gpu in rig.gpus),
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
@@ -264,6 +298,9 @@ class Play:
         except AssertionError:
             journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
             problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
+        is_same = (self.layout, self.config.text) == (self.change.layout, scenes.CONFIG)
+        if is_same and any(gpu.awaits_reset for gpu in rig.gpus):
+            problems.append(f"not repaired: {rig.recovery_condition}")
         if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":
             problems.append(f"plugin {labels.get(well_known.PLUGIN_DEPLOY_LABEL)}")
         problems += self._hurt()
