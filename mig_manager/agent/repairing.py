@@ -82,7 +82,9 @@ def end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
 
     def problem(uuid: str) -> str:
         if outcome.state is model.State.FAILED:
-            return messages.fit(outcome.message, _LONGEST_PROBLEM)
+            # The remedy is about the layout.
+            why = outcome.message.removesuffix(outcome.reason.remedy).rstrip(" .")
+            return messages.fit(why, _LONGEST_PROBLEM)
         gpu = after.get(uuid)
         return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable after the reset"
 

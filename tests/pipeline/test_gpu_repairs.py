@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+import os
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from mig_manager.agent import drift, outcomes, reconcile, settings
 from mig_manager.core import model, ports, profile_name, steps
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
+from testkit import nvidia_smi, nvml_faults
 from tests.node import fakes, gpu_values, scenes
+from tests.sandbox import library
+from tests.stage import agent_stage
 
 LAYOUT = "all-balanced"
 RESET = {"repair": settings.Repair.RESET}
@@ -421,3 +426,55 @@ def test_a_killed_repair_is_undone_for_another_request() -> None:
         assert outcome.state is model.State.SUCCESS, outcome.message
         assert scenes.has_layout(rig, "all-1g.5gb")
         scenes.assert_nothing_taken(rig)
+
+
+# -- the real agent process ----------------------------------------------------------------------
+
+
+class RepairStage(agent_stage.Stage):
+    """An agent with the library of a real driver, and ``nvidia-smi``."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__("2xA30", "--repair", "reset", "--watch-gpu-events", has_library=True)
+        self._folder = folder
+
+    def start_agent(self) -> None:
+        nvidia_smi.install(self._folder, self.state_file)
+        super().start_agent()
+
+
+@pytest.fixture
+def stage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RepairStage]:
+    for name, value in library.environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    with RepairStage(tmp_path / "bin") as started:
+        yield started
+
+
+def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> None:
+    state = nvml_faults.SharedState(stage.state_file)
+    stage.assert_ends("all-1g.6gb")
+    allocatable = stage.allocatable()
+
+    def has_begun_to_listen() -> bool:
+        events = [line["event"] for line in stage.lines()]
+        return "run_finished" in events and events[-1] == "gpu_events_watched"
+
+    stage.wait(has_begun_to_listen, "the listener")
+    before = [[gpu.placement for gpu in each.instances] for each in state.read().gpus]
+    untouched = {each.serial for each in state.read().gpus[0].instances}
+    state.fail_gpu(1, action=1, xid=79)
+
+    def has_ended() -> bool:
+        return any(line["event"] == "gpu_repair_ended" for line in stage.lines())
+
+    stage.wait(has_ended, "the end of the repair", timeout_s=120)
+    (line,) = (line for line in stage.lines() if line["event"] == "gpu_repair_ended")
+    assert line["error"] is None
+    stage.wait(lambda: not stage.taken(), "an open node")
+    stage.wait(lambda: stage.allocatable() == allocatable, "all devices")
+    after = state.read().gpus
+    assert [[gpu.placement for gpu in each.instances] for each in after] == before
+    assert {each.serial for each in after[0].instances} == untouched
+    assert [each.recovery_action for each in after] == [0, 0]
