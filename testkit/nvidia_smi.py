@@ -41,6 +41,13 @@ class _Refusal(Exception):  # noqa: N818 - an answer
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``nvidia-smi`` and return its exit status."""
+    status, output = answer(arguments)
+    sys.stdout.write(f"{output}\n")
+    return status
+
+
+def answer(arguments: Sequence[str] | None = None) -> tuple[int, str]:
+    """Return the exit status and the output of ``nvidia-smi``."""
     parser = argparse.ArgumentParser(prog="nvidia-smi")
     parser.add_argument("state", type=pathlib.Path)
     parser.add_argument("-i", "--id", default="")
@@ -57,11 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             output = _set_persistence(state, chosen, is_on=options.persistence_mode == "1")
         else:
             output = _reset(state, chosen) if options.gpu_reset else _query(state, chosen)
-        status = 0
     except _Refusal as refusal:
-        output, status = str(refusal), refusal.status
-    sys.stdout.write(f"{output}\n")
-    return status
+        return refusal.status, str(refusal)
+    return 0, output
 
 
 def install(folder: pathlib.Path, state: pathlib.Path) -> pathlib.Path:

@@ -9,14 +9,26 @@ import json
 import pathlib
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states, transitions
-from testkit import nvml_faults
+from testkit import nvidia_smi, nvml_faults
 from tests.node import simulated_rig
 from tests.sandbox import library
+
+_NVIDIA_SMI = """\
+#!/usr/bin/python3
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect("/usr/lib/x86_64-linux-gnu/nvidia-smi.sock")
+    connection.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+    status, output = json.loads(connection.makefile().readline())
+print(output)
+sys.exit(status)
+"""
+"""In containers, where the runtime mounts it; ``testkit.nvidia_smi`` answers outside."""
 
 _GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8
 """How many per GPU the driver numbers (``nv-caps.c``)."""
@@ -45,17 +57,35 @@ class Driver:
     @contextlib.contextmanager
     def loaded(self) -> Iterator[None]:
         """Answer the library's calls and the runtime's questions."""
-        with library.served(self._folder, self.gpus.path):
-            server = socketserver.ThreadingUnixStreamServer(
-                str(self._folder / "containers.sock"), self._handler()
-            )
+        program = self._folder / "nvidia-smi"
+        program.write_text(_NVIDIA_SMI, encoding="utf-8")
+        program.chmod(0o755)
+        with (
+            library.served(self._folder, self.gpus.path),
+            self._serving("containers.sock", self._answer),
+            self._serving("nvidia-smi.sock", self._run_nvidia_smi),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _serving(self, name: str, answer: Callable[[Any], str]) -> Iterator[None]:
+        """Answer each line of JSON on a socket with one line."""
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                self.wfile.write(answer(json.loads(self.rfile.readline())).encode() + b"\n")
+
+        path = str(self._folder / name)
+        with socketserver.ThreadingUnixStreamServer(path, Handler) as server:
             server.daemon_threads = True
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             try:
                 yield
             finally:
                 server.shutdown()
-                server.server_close()
+
+    def _run_nvidia_smi(self, arguments: list[str]) -> str:
+        return json.dumps(nvidia_smi.answer([str(self.gpus.path), *arguments]))
 
     def profiles(self) -> list[list[str]]:
         """Return the names of each GPU's instances, in the order of their placements."""
@@ -133,16 +163,6 @@ class Driver:
             }
             for name, content in files.items():
                 (device / name).write_text(f"{content}\n")
-
-    def _handler(self) -> type[socketserver.StreamRequestHandler]:
-        driver = self
-
-        class Handler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                answer = driver._answer(json.loads(self.rfile.readline()))
-                self.wfile.write(answer.encode() + b"\n")
-
-        return Handler
 
     def _answer(self, asked: dict[str, Any]) -> str:
         """Hold what a container was given, or let go of it; return what is wrong, or nothing."""

@@ -1,7 +1,7 @@
 // What NVIDIA's container runtime does in its legacy mode, in short. A container that asks for GPUs
-// by NVIDIA_VISIBLE_DEVICES is given the driver's library and its files in /proc; one that asks for
-// MIG devices that do not exist does not start, nor does one that wants to change MIG instances
-// without CAP_SYS_ADMIN. While it runs, it uses its devices. Everything else is runc's work.
+// by NVIDIA_VISIBLE_DEVICES is given the driver's library, nvidia-smi and its files in /proc; one that
+// asks for MIG devices that do not exist does not start, nor does one that wants to change MIG
+// instances without CAP_SYS_ADMIN. While it runs, it uses its devices. Everything else is runc's work.
 package main
 
 import (
@@ -63,9 +63,12 @@ func inject(path string) error {
 		return errors.New("NVIDIA_MIG_CONFIG_DEVICES takes CAP_SYS_ADMIN")
 	}
 	mounts, _ := spec["mounts"].([]any)
-	for _, name := range []string{"libnvidia-ml.so.1", "nvml.sock"} {
+	for name, folder := range map[string]string{
+		"libnvidia-ml.so.1": libraries, "nvml.sock": libraries,
+		"nvidia-smi": "/usr/bin", "nvidia-smi.sock": libraries,
+	} {
 		mounts = append(mounts, object{
-			"destination": filepath.Join(libraries, name), "source": filepath.Join(driver, name),
+			"destination": filepath.Join(folder, name), "source": filepath.Join(driver, name),
 			"type": "bind", "options": []string{"rbind", "rprivate", "ro"},
 		})
 	}

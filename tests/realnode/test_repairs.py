@@ -1,0 +1,78 @@
+"""A GPU with a fault is reset without a person: only its pods leave, and all devices return."""
+
+import pytest
+
+from tests import waiting
+from tests.realnode import judging, manifests, rig
+
+pytestmark = pytest.mark.realnode
+
+_LAYOUTS = """
+  test-two-gpus:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 2, 3g.20gb: 1}}
+"""
+_RESET = 1
+"""``NVML_GPU_RECOVERY_ACTION_GPU_RESET``."""
+
+
+@pytest.fixture
+def shape() -> rig.Shape:
+    """A node whose owner lets the agent repair GPUs."""
+    allowed = manifests.settings(
+        MIG_MANAGER_REPAIR="reset", MIG_MANAGER_DRIFT_CHECK_INTERVAL_S="2"
+    )
+    return rig.Shape(patches=(manifests.layouts(_LAYOUTS), allowed))
+
+
+def _condition(cluster: rig.Cluster) -> tuple[str, str]:
+    """Return status and message of the condition; empty if the node lacks it."""
+    for each in cluster.get("node", rig.NODE)["status"]["conditions"]:
+        if each["type"] == "GpuRecoveryNeeded":
+            return each["status"], each["message"]
+    return "", ""
+
+
+def _events(cluster: rig.Cluster) -> set[str]:
+    return {each["reason"] for each in cluster.get("events", "-A")["items"]}
+
+
+def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.Cluster) -> None:
+    cluster.ensure_layout("test-two-gpus")
+    cluster.deploy("kept", "mig-1g.5gb", 2)
+    affected = cluster.deploy("affected", "mig-2g.10gb")
+    kept, profiles = judging.use(cluster, "kept"), cluster.driver.profiles()
+    allocatable, log = cluster.allocatable(), cluster.listen()
+
+    cluster.driver.gpus.fail_gpu(1, action=_RESET)
+
+    waiting.until(lambda: _condition(cluster)[0] == "True", "the condition")
+    waiting.until(lambda: _condition(cluster)[0] == "False", "the repair", within_s=180)
+    waiting.until(lambda: cluster.is_idle(rig.NODE), "the end of the run")
+    waiting.until(lambda: len(cluster.running("affected")) == 1, "a successor of the pod")
+    assert log.evicted() == [*affected]
+    assert cluster.driver.profiles() == profiles
+    assert cluster.allocatable() == allocatable
+    assert judging.use(cluster, "kept") == kept
+    assert cluster.status()["state"] == "success"
+    assert {"GpuRepairBegun", "GpuRepaired", "GpuRecovered"} <= _events(cluster)
+    assert cluster.refused() == []
+    judging.assert_at_rest(cluster)
+
+
+def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.Cluster) -> None:
+    cluster.ensure_layout("test-two-gpus")
+    pods = cluster.deploy("busy", "mig-1g.5gb", 2)
+    instances, log = cluster.driver.instances(), cluster.listen()
+    cluster.kubectl("cordon", rig.NODE)
+
+    cluster.driver.gpus.fail_gpu(0, action=_RESET)
+
+    waiting.until(lambda: "the node is cordoned" in _condition(cluster)[1], "the reason")
+    assert cluster.driver.instances() == instances
+    assert log.evicted() == []
+    cluster.kubectl("uncordon", rig.NODE)
+    waiting.until(lambda: _condition(cluster)[0] == "False", "the repair", within_s=180)
+    waiting.until(lambda: len(cluster.running("busy")) == len(pods), "the successors")
+    assert sorted(log.evicted()) == sorted(pods)
+    judging.assert_at_rest(cluster)
