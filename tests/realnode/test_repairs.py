@@ -25,6 +25,12 @@ def shape() -> rig.Shape:
     return rig.Shape(patches=(manifests.layouts(_LAYOUTS), allowed))
 
 
+def _request(cluster: rig.Cluster) -> None:
+    """Request the layout anew: a node without a request is not repaired, whatever it has."""
+    cluster.request("test-two-gpus")
+    assert cluster.outcome("test-two-gpus")["state"] == "success"
+
+
 def _condition(cluster: rig.Cluster) -> tuple[str, str]:
     """Return status and message of the condition; empty if the node lacks it."""
     for each in cluster.get("node", rig.NODE)["status"]["conditions"]:
@@ -38,7 +44,7 @@ def _events(cluster: rig.Cluster) -> set[str]:
 
 
 def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.Cluster) -> None:
-    cluster.ensure_layout("test-two-gpus")
+    _request(cluster)
     cluster.deploy("kept", "mig-1g.5gb", 2)
     affected = cluster.deploy("affected", "mig-2g.10gb")
     kept, profiles = judging.use(cluster, "kept"), cluster.driver.profiles()
@@ -61,7 +67,7 @@ def test_a_gpu_with_a_fault_is_reset_and_only_its_pods_leave(cluster: rig.Cluste
 
 
 def test_a_cordon_of_another_program_defers_the_repair(cluster: rig.Cluster) -> None:
-    cluster.ensure_layout("test-two-gpus")
+    _request(cluster)
     pods = cluster.deploy("busy", "mig-1g.5gb", 2)
     instances, log = cluster.driver.instances(), cluster.listen()
     cluster.kubectl("cordon", rig.NODE)
