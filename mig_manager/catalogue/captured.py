@@ -9,13 +9,13 @@ from typing import Any
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
+from mig_manager.core.records import checkpoint
 
 _GRIDS = {
     8: hardware.Grid.SEVEN_SLICE,
     4: hardware.Grid.FOUR_SLICE,
     12: hardware.Grid.TWELVE_SLICE,
 }
-_COMPUTE_IDS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}  # ``NVML_COMPUTE_INSTANCE_PROFILE_*`` by slices
 _GENERATION = "ada"  # of an unknown GPU: one for which MIG has no rules of its own
 _NO_PROFILES = "its driver lists no profiles while MIG is off; capture it with MIG enabled"
 
@@ -31,14 +31,14 @@ def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     if data.get("kind") != "Acceptance":
         raise ValueError("not a capture by 'mig-manager acceptance'")
     driver = str(data["driver_version"])
-    found = [_row(gpu, driver) for gpu in data["gpus"] if gpu["unreachable"] is None]
-    for row in found:
+    captured = [_row(gpu, driver) for gpu in data["gpus"] if gpu["unreachable"] is None]
+    for row in captured:
         hardware.of_row(row)
-    if not found:
+    if not captured:
         raise ValueError("a capture without a reachable GPU")
-    if len(found) > hardware.MAX_GPUS:
+    if len(captured) > hardware.MAX_GPUS:
         raise ValueError(f"a capture of more than {hardware.MAX_GPUS} GPUs")
-    return found
+    return captured
 
 
 def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _inferred(each: Mapping[str, Any], product: hardware.Product | None) -> list
     whole, processors = int(each["slices"]), int(each["multiprocessors"])
     return [
         [
-            _COMPUTE_IDS.get(size, len(_COMPUTE_IDS)),
+            checkpoint.COMPUTE_PROFILES.get(size, len(checkpoint.COMPUTE_PROFILES)),
             size,
             whole // size,
             processors * size // whole,

@@ -8,6 +8,11 @@ def printable(text: str, instead: str = "?") -> str:
     return "".join(letter if letter.isprintable() else instead for letter in text)
 
 
+def word(value: object, most: int = 80) -> str:
+    """Return the start of an untrusted value as printable text."""
+    return printable(str(value)[:most])
+
+
 LONGEST_BYTES = 4096  # of a message in the status annotation
 LONGEST_EVENT_BYTES = 1024
 """Limit of the ``note`` of events.k8s.io/v1, in bytes (kubernetes/kubernetes, ``NoteLengthLimit``

@@ -13,7 +13,6 @@ from mig_manager.core.records import gpu_codec, journals
 from mig_manager.core.records import status as run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
-_MAX_WORD = 80
 _CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
@@ -189,5 +188,4 @@ def published_gpus(node: Node) -> tuple[model.ObservedGpus | None, str]:
     try:
         return gpu_codec.from_json(node.gpus), ""
     except ValueError as error:
-        detail = messages.printable(str(error)[:_MAX_WORD])
-        return None, f"the published GPUs cannot be read: {detail}"
+        return None, f"the published GPUs cannot be read: {messages.word(error)}"

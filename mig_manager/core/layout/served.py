@@ -138,7 +138,11 @@ def from_json(text: str) -> tuple[Entry, ...]:
         data = json_text.parse_object(text)
         rows = list(data["layouts"].items())[:_MOST]
         return tuple(
-            Entry(name=_word(name), content_hash=_word(row["hash"]), origin=_word(row["origin"]))
+            Entry(
+                name=messages.word(name, _MOST_LETTERS),
+                content_hash=messages.word(row["hash"], _MOST_LETTERS),
+                origin=messages.word(row["origin"], _MOST_LETTERS),
+            )
             for name, row in rows
         )
 
@@ -149,7 +153,3 @@ def takes_custom(text: str) -> bool | None:
         return json_text.parse_object(text).get("custom") is True
     except ValueError:
         return None
-
-
-def _word(value: object) -> str:
-    return messages.printable(str(value)[:_MOST_LETTERS])

@@ -21,7 +21,8 @@ VERSION = "v1"
 _SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1, 8: 7}
 """Compute slices of each ``NVML_COMPUTE_INSTANCE_PROFILE_*`` (``nvml.h``)."""
 _ONE_SLICE_REV1 = 7
-_COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 6: 6, 7: 4, 8: 5}
+COMPUTE_PROFILES = {slices: index for index, slices in reversed(_SLICES.items())}
+"""The first profile of a number of slices."""
 _MODES = {model.MigMode.DISABLED: 0, model.MigMode.ENABLED: 1}
 
 
@@ -80,7 +81,7 @@ def _device_data(gpu: model.Gpu) -> dict[str, Any]:
         for ci in gi.compute_instances:
             slices = ci.profile.compute_slices
             is_one = is_rev1 and ci.profile.spans and slices == 1
-            enum_index = _ONE_SLICE_REV1 if is_one else _COMPUTE_PROFILES.get(slices)
+            enum_index = _ONE_SLICE_REV1 if is_one else COMPUTE_PROFILES.get(slices)
             if enum_index is None:
                 raise errors.LayoutError(
                     f"a checkpoint cannot record {ci.profile} on {gpu}",

@@ -76,8 +76,8 @@ def remedy(gpu: model.Gpu | model.UnreachableGpu) -> str:
 def faults(gpus: Iterable[model.Gpu]) -> Iterator[str]:
     """Yield a sentence for each reachable GPU that needs recovery, with what to do."""
     for gpu in gpus:
-        if found := fault(gpu):
-            yield f"{found}. {remedy(gpu)}"
+        if need := fault(gpu):
+            yield f"{need}. {remedy(gpu)}"
 
 
 def condition(gpus: model.ObservedGpus, note: str = "") -> readiness.Condition:

@@ -14,7 +14,6 @@ from mig_manager.core import json_text, messages, model, timestamps
 STATUS_VERSION = 1
 
 _MAX_ORIGIN = 2000
-_MAX_WORD = 80
 _MAX_GPUS = 64
 
 
@@ -116,11 +115,11 @@ def parse(text: str) -> PublishedStatus:
     data = json_text.parse_object(text)
     attempt = data.get("attempt", 1)
     return PublishedStatus(
-        config=_word(data.get("config", "")),
-        config_hash=_word(data.get("configHash", "")),
+        config=messages.word(data.get("config", "")),
+        config_hash=messages.word(data.get("configHash", "")),
         state=model.State(data.get("state")),
-        phase=_word(data.get("phase", "")),
-        reason=_word(data.get("reason", "")),
+        phase=messages.word(data.get("phase", "")),
+        reason=messages.word(data.get("reason", "")),
         message=messages.fit(
             messages.printable(str(data.get("message", "")), " "), messages.LONGEST_BYTES
         ),
@@ -132,8 +131,8 @@ def parse(text: str) -> PublishedStatus:
         is_retried="retryAt" in data,
         is_rebooted=data.get("rebooted") is True,
         unreachable=_unreachable(data.get("unreachableGpus")),
-        origin=messages.printable(str(data.get("origin", ""))[:_MAX_ORIGIN]),
-        annotation_hash=_word(data.get("annotationHash", "")),
+        origin=messages.word(data.get("origin", ""), _MAX_ORIGIN),
+        annotation_hash=messages.word(data.get("annotationHash", "")),
     )
 
 
@@ -159,13 +158,9 @@ def was_active(published: PublishedStatus | None) -> bool:
     )
 
 
-def _word(value: object) -> str:
-    return messages.printable(str(value)[:_MAX_WORD])
-
-
 def _unreachable(rows: object) -> tuple[str, ...]:
     return tuple(
-        f"GPU {index}" + (f" ({uuid})" if (uuid := _word(row.get("uuid", ""))) else "")
+        f"GPU {index}" + (f" ({uuid})" if (uuid := messages.word(row.get("uuid", ""))) else "")
         for row in (rows[:_MAX_GPUS] if isinstance(rows, list) else ())
         if isinstance(row, dict) and isinstance(index := row.get("index"), int)
     )
