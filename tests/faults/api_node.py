@@ -25,7 +25,6 @@ from mig_manager.core import liveness, model, ports, standbys, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
-from testkit import apiserver
 from tests.node import simulated_rig
 from tests.stage import agent_stage
 
@@ -112,8 +111,6 @@ class _Pulse(liveness.Pulse):
 class InProcessStage(agent_stage.Stage):
     """The stage with the agent in this process."""
 
-    server: apiserver.ApiServer
-
     def __init__(
         self,
         *,
@@ -126,7 +123,6 @@ class InProcessStage(agent_stage.Stage):
             "A30",
             text=LAYOUTS,
             node_options=dataclasses.replace(QUICK, deploy_style=style),
-            server=apiserver.ApiServer(),
         )
         self.heard = Heard()
         self._wrap = wrap

@@ -6,7 +6,6 @@ import pytest
 
 from mig_manager.sandbox import scenarios
 from mig_manager.sandbox.node import device_plugin
-from testkit import apiserver
 from tests.stage import agent_stage
 
 SPEC = "2xA100-SXM4-40GB"
@@ -56,15 +55,12 @@ def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
     slow = dataclasses.replace(agent_stage.QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
     scenario = scenarios.STORIES["first-layout"]
-    server = apiserver.ApiServer()
-    with agent_stage.Stage(
-        SPEC, *scenario.agent_options, node_options=slow, server=server
-    ) as stage:
+    with agent_stage.Stage(SPEC, *scenario.agent_options, node_options=slow) as stage:
         scenario.prepare(stage)
-        server.log.clear()
+        stage.server.log.clear()
 
         layout = scenario.layout(agent_stage.gpus(SPEC))
         checks = scenario.play(stage, layout, lambda _text: None)
 
         assert all(checks.values())
-        assert server.log.count("list", "pods") <= 14
+        assert stage.server.log.count("list", "pods") <= 14

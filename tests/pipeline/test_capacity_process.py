@@ -35,8 +35,8 @@ def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
 
 
 def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
-    server = apiserver.ApiServer()
-    with agent_stage.Stage("1xA100-SXM4-40GB", server=server) as stage:
+    with agent_stage.Stage("1xA100-SXM4-40GB") as stage:
+        server = stage.server
         stage.assert_ends("all-balanced")
         await_use(stage)
         server.log.clear()

@@ -7,12 +7,11 @@ import sys
 
 import pytest
 
-from mig_manager.core import model
-from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import programs, waiting
 from tests.shell.shell_node import Node
+from tests.stage import agent_stage
 
 LAYOUTS = """
 version: v1
@@ -93,9 +92,8 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
 def test_boot_restores_what_an_agent_verified() -> None:
     # The plugin offers whole GPU instances alone.
     text = LAYOUTS.replace("mixed:", "other:").replace("1c.2g", "2g")
-    with stages.Stage("1xH100-SXM5-80GB+1xA30", text, latency=states.Latency()) as stage:
-        stage.label("other")
-        assert stage.wait_for_end("other") is model.State.SUCCESS
+    with agent_stage.Stage("1xH100-SXM5-80GB+1xA30", text=text) as stage:
+        stage.assert_ends("other")
         stage.stop_agent()
         before = stage.gpus.observe()
         nvml_faults.SharedState(stage.state_file).reboot()

@@ -1,50 +1,34 @@
 """What a cluster operator types: the real kubectl against a node with the real agent."""
 
-import os
-import pathlib
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import sandbox_node
 from tests import programs
 from tests.shell import plugin_rig as rig
+from tests.stage import agent_stage
 
-PROFILES = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 LAYOUT = "all-1g.5gb"
 
 Kubectl = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[stages.Stage]:
+def stage() -> Iterator[agent_stage.Stage]:
     programs.needed("kubectl")
-    with stages.Stage(
-        "2xA100-SXM4-40GB",
-        PROFILES.read_text(encoding="utf-8"),
-        latency=states.Latency(),
-        node_options=sandbox_node.NodeOptions(tick_s=0.1),
-    ) as running:
+    with agent_stage.Stage() as running:
         running.run_pods([("train", "nvidia.com/gpu", {})])
         yield running
 
 
 @pytest.fixture(scope="module")
-def kubectl(stage: stages.Stage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
-    home = tmp_path_factory.mktemp("kubectl")
-    environment = {
-        "HOME": str(home),
-        "KUBECONFIG": str(stage.server.kubeconfig(home / "kubeconfig", token="person")),  # noqa: S106
-        # The plugin is where this environment's console scripts are.
-        "PATH": os.pathsep.join([str(rig.BIN), os.environ["PATH"]]),
-    }
+def kubectl(stage: agent_stage.Stage, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+    user = rig.viewer(stage.server, tmp_path_factory.mktemp("kubectl"))
 
     def run(*arguments: str) -> str:
-        done = rig.run([programs.needed("kubectl"), *arguments], environment)
+        done = user.kubectl(*arguments)
         assert done.status == 0, done.err
         return done.out
 
@@ -57,7 +41,7 @@ def label_and_wait(kubectl: Kubectl, layout: str) -> str:
     return kubectl("wait", "node", "sandbox", f"--for={applied}={layout}", "--timeout=60s")
 
 
-def wait_for_event(stage: stages.Stage, reason: str) -> None:
+def wait_for_event(stage: agent_stage.Stage, reason: str) -> None:
     """Wait for an Event: the agent publishes it after the labels."""
 
     def is_there() -> bool:
@@ -68,7 +52,7 @@ def wait_for_event(stage: stages.Stage, reason: str) -> None:
 
 
 def test_kubectl_and_plugin_show_a_change_of_the_agent(
-    stage: stages.Stage, kubectl: Kubectl
+    stage: agent_stage.Stage, kubectl: Kubectl
 ) -> None:
     columns = ("-L", well_known.STATE_LABEL, "-L", well_known.APPLIED_LABEL)
     waited = label_and_wait(kubectl, LAYOUT)
@@ -92,7 +76,7 @@ def test_kubectl_and_plugin_show_a_change_of_the_agent(
 
 
 def test_unknown_layout_ends_in_a_warning_and_the_old_one_stays(
-    stage: stages.Stage, kubectl: Kubectl
+    stage: agent_stage.Stage, kubectl: Kubectl
 ) -> None:
     label_and_wait(kubectl, LAYOUT)
     kubectl("label", "node", "sandbox", f"{well_known.CONFIG_LABEL}=all-9g.1gb", "--overwrite")

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core import model
-from mig_manager.sandbox import stages
 from tests import programs
 from tests.shell import commandline
 from tests.stage import agent_stage
@@ -150,22 +148,21 @@ def modules_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pat
 
 
 @pytest.fixture
-def rested() -> Iterator[stages.Stage]:
+def rested() -> Iterator[agent_stage.Stage]:
     """Have an agent that has changed the layout twice."""
     with agent_stage.Stage("2xA100-SXM4-40GB") as stage:
         for layout in ("all-1g.5gb", "all-balanced"):
-            stage.label(layout)
-            assert stage.wait_for_end(layout) is model.State.SUCCESS
+            stage.assert_ends(layout)
         yield stage
 
 
-def agent(stage: stages.Stage) -> int:
+def agent(stage: agent_stage.Stage) -> int:
     assert stage.machine.agent is not None
     return stage.machine.agent.pid
 
 
 def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
-    modules_file: pathlib.Path, rested: stages.Stage
+    modules_file: pathlib.Path, rested: agent_stage.Stage
 ) -> None:
     assert rested.machine.agent is not None
     rested.machine.agent.send_signal(signal.SIGRTMIN)
@@ -176,13 +173,13 @@ def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
 
 
 @pytest.mark.slow
-def test_nothing_but_the_agent_is_left_of_a_run(rested: stages.Stage) -> None:
+def test_nothing_but_the_agent_is_left_of_a_run(rested: agent_stage.Stage) -> None:
     children = pathlib.Path(f"/proc/{agent(rested)}/task/{agent(rested)}/children")
     rested.wait(lambda: not children.read_text().split(), "the end of the agent's workers")
 
 
 @pytest.mark.slow
-def test_an_agent_at_rest_fits_into_its_memory(rested: stages.Stage) -> None:
+def test_an_agent_at_rest_fits_into_its_memory(rested: agent_stage.Stage) -> None:
     rollup = pathlib.Path(f"/proc/{agent(rested)}/smaps_rollup").read_text()
     (resident_kib,) = re.findall(r"^Rss: +(\d+) kB$", rollup, re.MULTILINE)
     assert int(resident_kib) <= _LIMIT_KIB

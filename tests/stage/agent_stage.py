@@ -17,6 +17,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
+from testkit import apiserver
 from tests.sandbox import library
 from tests.stage import journals
 
@@ -42,8 +43,10 @@ class Stage(stages.Stage):
         has_library: Whether the agent has the library of a real driver, so that it may change
             the host; without it the agent simulates GPUs.
         stderr: A descriptor for the agent's output; None: a file takes it.
-        api_server: The ``server`` or the ``credentials`` of the demo's stage, if not its own.
+        credentials: For an API server that runs already; None: the stage starts its own.
     """
+
+    server: apiserver.ApiServer
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Stage(stages.Stage):
         node_options: sandbox_node.NodeOptions = QUICK,
         has_library: bool = False,
         stderr: int | None = None,
-        **api_server: Any,
+        credentials: stages.Credentials | None = None,
     ) -> None:
         super().__init__(
             spec,
@@ -61,7 +64,8 @@ class Stage(stages.Stage):
             latency=states.Latency(),
             agent_options=(*IMPATIENT, *agent_options),
             node_options=node_options,
-            **api_server,
+            credentials=credentials,
+            server=None if credentials else apiserver.ApiServer(),
         )
         self._has_library = has_library
         self._stderr = stderr
