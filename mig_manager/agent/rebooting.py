@@ -51,7 +51,6 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
         job.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
-            state=model.State.REBOOTING,
             rebooted_from=job.deps.boot_id or "unknown",
         )
         job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)

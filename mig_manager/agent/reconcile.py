@@ -132,7 +132,7 @@ class Reconciler:
             if request.repairs:
                 repairing.end(job, outcome)
                 if not is_success:
-                    self._shared.publisher.annotate(publish.of_record(job.journal.record))
+                    self._shared.publisher.publish_record(job.journal.record)
                     job.journal.abandon()
                     self._attempts.keep_journal(job)
                     return outcome

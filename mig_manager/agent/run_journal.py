@@ -28,7 +28,6 @@ class Step:
     """The journal's entries once ``change`` is made."""
     change: node_object.NodePatch = dataclasses.field(default_factory=node_object.NodePatch)
     """Taint and labels to write in the same patch."""
-    reason: errors.Reason | None = None
 
 
 class RunJournal:
@@ -81,11 +80,7 @@ class RunJournal:
         self.note_record(dataclasses.replace(self.record, awaited=deploy_labels))
 
     def publish_step(
-        self,
-        phase: model.Phase,
-        decide: Callable[[node_object.NodeView], Step],
-        *,
-        state: model.State = model.State.PENDING,
+        self, phase: model.Phase, decide: Callable[[node_object.NodeView], Step]
     ) -> None:
         """Publish a new phase whose change depends on the Node.
 
@@ -97,7 +92,7 @@ class RunJournal:
             nonlocal after
             step = decide(view)
             after = step.entries
-            self._status.enter(phase, step.message, state=state, reason=step.reason)
+            self._status.enter(phase, step.message)
             return self._complete(step.change, after)
 
         self._status.end_phase()
@@ -110,36 +105,25 @@ class RunJournal:
         self.entries = after
         self._confirm()
 
-    def enter(
-        self,
-        phase: model.Phase,
-        message: str,
-        *,
-        change: node_object.NodePatch | None = None,
-        state: model.State = model.State.PENDING,
-        reason: errors.Reason | None = None,
-        **entries: Any,
-    ) -> None:
+    def enter(self, phase: model.Phase, message: str, **entries: Any) -> None:
         """Publish a new phase, with new entries if there are any."""
-        if change is not None or entries:
-            now = dataclasses.replace(self.entries, **entries)
-            change = change or node_object.NodePatch()
-            step = Step(message=message, entries=now, change=change, reason=reason)
-            self.publish_step(phase, lambda _view: step, state=state)
+        if entries:
+            step = Step(message=message, entries=dataclasses.replace(self.entries, **entries))
+            self.publish_step(phase, lambda _view: step)
             return
         self._status.end_phase()
-        self._status.enter(phase, message, state=state, reason=reason)
+        self._status.enter(phase, message)
         self._publisher.patch(self._complete(node_object.NodePatch()))
         self._confirm()
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, and remove the label of the applied layout."""
-        self.enter(
-            model.Phase.EXECUTE,
-            f"running {len(plan.steps)} steps on the GPUs",
+        step = Step(
+            message=f"running {len(plan.steps)} steps on the GPUs",
+            entries=dataclasses.replace(self.entries, snapshot=before),
             change=node_object.NodePatch(labels={well_known.APPLIED_LABEL: None}),
-            snapshot=before,
         )
+        self.publish_step(model.Phase.EXECUTE, lambda _view: step)
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""

@@ -44,17 +44,16 @@ class RunStatus:
         self._deps.telemetry.phase_ended(self.published.phase, now - self._phase_began)
         self._phase_began = now
 
-    def enter(
-        self,
-        phase: model.Phase,
-        message: str,
-        *,
-        state: model.State = model.State.PENDING,
-        reason: errors.Reason | None = None,
-    ) -> None:
+    def enter(self, phase: model.Phase, message: str) -> None:
         """Set a new phase, and log it."""
         _log.info("phase_entered", phase=phase.value, message=message)
-        self.note(state=state, phase=phase, message=message, reason=reason)
+        is_reboot = phase is model.Phase.REBOOT
+        self.note(
+            state=model.State.REBOOTING if is_reboot else model.State.PENDING,
+            phase=phase,
+            message=message,
+            reason=errors.Reason.SLOTS_TAKEN if phase is model.Phase.WAIT else None,
+        )
 
     def finish(self, outcome: outcomes.Outcome, *, retry_after_s: float) -> None:
         """Set the outcome."""

@@ -53,7 +53,7 @@ def wait(job: jobs.Job) -> None:
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
         if why != published and may_publish:
             published, published_at_s = why, now_s
-            job.journal.enter(model.Phase.WAIT, why, reason=errors.Reason.SLOTS_TAKEN)
+            job.journal.enter(model.Phase.WAIT, why)
 
 
 def _changes_nothing(job: jobs.Job) -> bool:
