@@ -219,7 +219,7 @@ class _Course:
             if error.reason is errors.Reason.IN_USE:
                 return
             raise
-        raise _unverified("destroy an instance in use")
+        raise _verification_error("destroy an instance in use")
 
     def _keep_foreign(self, mine: model.Pin, foreign: model.Pin) -> None:
         """Check that a rollback names and keeps an instance that its change did not create."""
@@ -233,7 +233,7 @@ class _Course:
         self.observed = self.deps.gpus.observe()
         starts = [each.placement.start for each in self.gpu.gpu_instances]
         if starts != [foreign.start] or not rollback.foreign:
-            raise _unverified("keep a foreign instance alone")
+            raise _verification_error("keep a foreign instance alone")
 
     def _survive_kill(self, desired: model.DesiredGpu) -> None:
         """Kill the worker in the middle of a change, and undo it from the journal."""
@@ -262,7 +262,7 @@ class _Course:
             raise
         self.observed = self.deps.gpus.observe()
         if self.gpu.has_pending_mode or self.gpu.gpu_instances:
-            raise _unverified("reset without instances")
+            raise _verification_error("reset without instances")
 
     def undo(self) -> None:
         """Restore the GPU from the journal; VERIFY_FAILED: it is not as before."""
@@ -282,7 +282,7 @@ def _with_instances(*pins: model.Pin) -> model.DesiredGpu:
     return model.DesiredGpu.of(model.MigMode.ENABLED, {}, dict.fromkeys(pins, 1))
 
 
-def _unverified(what: str) -> errors.HardwareError:
+def _verification_error(what: str) -> errors.HardwareError:
     return errors.HardwareError(
         f"not verified: {what}", reason=errors.Reason.VERIFY_FAILED, operation=what
     )

@@ -318,8 +318,9 @@ _ROWS = (
         host name: attach it to a report.
 
         --change-gpu also plays a course of changes on one idle GPU: every profile at every
-        placement, full layouts, instances of another program, and a killed worker. It asks first,
-        and restores the GPU at the end. After a kill the next 'apply' or 'restore' does.
+        placement, full layouts, an instance in use through CUDA, one of another program, a reset
+        by nvidia-smi, and a killed worker. It asks first, and restores the GPU at the end. After
+        a kill the next 'apply' or 'restore' does.
 
         $ mig-manager acceptance
         As root, on a machine with GPUs.

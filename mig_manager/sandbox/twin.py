@@ -23,6 +23,17 @@ class Twin:
     gpus: "tuple[answers.CapturedGpu | None, ...]"
     """The expected capture of each GPU; None: no product is like it, or it cannot be simulated."""
     library: dict[str, list[str]]  # the answers of functions that concern no GPU
+    products: tuple[hardware.Product | None, ...]
+
+    def instance_ids(self, number: int, placement: model.Placement) -> frozenset[int]:
+        """Return the ids that a GPU instance at a placement can have, on boards of both kinds."""
+        product = self.products[number]
+        if product is None or not product.profiles:
+            return frozenset()
+        return frozenset(
+            transitions.gpu_instance_id(product, placement, is_swapped=is_swapped)
+            for is_swapped in (False, True)
+        )
 
 
 def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
@@ -31,7 +42,10 @@ def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
     Raises:
         HardwareError: The worker failed, or did not answer in time.
     """
-    products = [product_of(gpu) for gpu in captured]
+    products = tuple(
+        hardware.of_gpu(int(gpu["pci_device_id"], 16), gpu["name"], gpu["memory_mib"])
+        for gpu in captured
+    )
     known = [
         (number, product)
         for number, product in enumerate(products)
@@ -45,20 +59,7 @@ def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
         for (number, product), gpu in zip(known, surveys.capture(survey), strict=True):
             rows = {row.enum_index: row.compute for row in product.profiles}
             found[number] = surveys.completed(gpu, rows)
-    return Twin(gpus=tuple(found), library=surveys.answers_of(survey.calls))
-
-
-def product_of(gpu: "answers.CapturedGpu") -> hardware.Product | None:
-    """Return the product of a captured GPU; None if it is unknown."""
-    return hardware.of_gpu(int(gpu["pci_device_id"], 16), gpu["name"], gpu["memory_mib"])
-
-
-def instance_ids(product: hardware.Product, placement: model.Placement) -> frozenset[int]:
-    """Return the ids that a GPU instance at a placement can have, on boards of both kinds."""
-    return frozenset(
-        transitions.gpu_instance_id(product, placement, is_swapped=is_swapped)
-        for is_swapped in (False, True)
-    )
+    return Twin(gpus=tuple(found), library=surveys.answers_of(survey.calls), products=products)
 
 
 def _surveyed(

@@ -213,6 +213,7 @@ def test_another_behaviour_of_the_driver_is_named(
     [
         (states.Options(reports_profiles_while_mig_off=False), "profiles-withheld"),
         (states.Options(fabric_state=2), "fabric"),
+        (states.Options(fabric_state=4), "fabric"),
     ],
 )
 def test_another_setup_of_the_machine_is_named(

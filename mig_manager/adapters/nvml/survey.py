@@ -21,6 +21,12 @@ _NO_ID = 250  # above every profile id and instance id
 _BEYOND = 31  # above every ``NVML_GPU_INSTANCE_PROFILE_*``
 
 _Trace = list[tuple[str, int, float]]
+_FABRICS: Mapping[int, surveys.Fabric] = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED: surveys.Fabric.NONE,
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: surveys.Fabric.NOT_STARTED,
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: surveys.Fabric.IN_PROGRESS,
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: surveys.Fabric.COMPLETED,
+}
 _NAMES: Mapping[int, str] = {
     value: name.removeprefix("NVML_ERROR_")
     for name, value in vars(pynvml).items()
@@ -111,8 +117,10 @@ def _fabric(device: gpu_device.Device) -> surveys.Fabric:
     info = pynvml.c_nvmlGpuFabricInfo_t()
     with contextlib.suppress(errors.HardwareError):
         library.call(pynvml.nvmlDeviceGetGpuFabricInfo, device.handle, ctypes.byref(info))
-    states = tuple(surveys.Fabric)
-    return states[info.state] if info.state < len(states) else surveys.Fabric.IN_PROGRESS
+    state = _FABRICS.get(info.state, surveys.Fabric.FAILED)
+    # Of a completed registration alone (nvml.h).
+    is_failed = state is surveys.Fabric.COMPLETED and info.status != pynvml.NVML_SUCCESS
+    return surveys.Fabric.FAILED if is_failed else state
 
 
 def _facts(device: gpu_device.Device, gpu: model.Gpu) -> dict[int, surveys.ProfileFacts]:

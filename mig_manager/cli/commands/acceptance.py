@@ -4,7 +4,6 @@ import collections
 import functools
 import json
 import pathlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import mig_manager
@@ -12,7 +11,7 @@ from mig_manager.adapters.host import files
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.cli.commands import acceptance_course, gpu_access, settings
 from mig_manager.cli.toolkit import console, program, tables
-from mig_manager.core import bar, messages, model, node_settings
+from mig_manager.core import bar, messages, node_settings
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages
 from mig_manager.core.acceptance import survey as surveys
@@ -102,7 +101,10 @@ def report(
             difference
             for number, gpu in enumerate(captured)
             for difference in compared.of_gpu(
-                number, gpu, expected.gpus[number], instance_ids=_instance_ids(gpu)
+                number,
+                gpu,
+                expected.gpus[number],
+                instance_ids=functools.partial(expected.instance_ids, number),
             )
         ),
         *(stages.failed(course.gpu, course.result.stages) if course else ()),
@@ -123,15 +125,6 @@ def report(
         "library": library,
         "gpus": captured,
     }
-
-
-def _instance_ids(
-    gpu: "answers.CapturedGpu",
-) -> Callable[[model.Placement], frozenset[int]]:
-    product = twin.product_of(gpu)
-    if product is None or not product.profiles:
-        return lambda _: frozenset()
-    return functools.partial(twin.instance_ids, product)
 
 
 def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) -> str:

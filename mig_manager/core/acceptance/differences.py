@@ -46,7 +46,7 @@ def of_gpu(
     actual: "answers.CapturedGpu",
     expected: "answers.CapturedGpu | None",
     *,
-    instance_ids: Callable[[model.Placement], frozenset[int]] = lambda _: frozenset(),
+    instance_ids: Callable[[model.Placement], frozenset[int]],
 ) -> "Iterator[answers.Difference]":
     """Yield the differences of a captured GPU.
 

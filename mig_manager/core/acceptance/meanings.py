@@ -52,6 +52,7 @@ _WAITS = (
 FABRIC: Mapping[str, str] = {
     "not-started": _WAITS,
     "in-progress": _WAITS,
+    "failed": _WAITS,
     "completed": (
         "MIG devices do not use NVLink. After a reset, and after MIG is disabled, CUDA on the "
         "whole GPU fails until the Fabric Manager has registered it again."
