@@ -7,7 +7,7 @@ run can roll back and does not mistake half of a change for the former state.
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.change import transaction
@@ -20,25 +20,14 @@ Uninterrupted = Callable[[], contextlib.AbstractContextManager[Callable[[], obje
 RETRIED_LATER = "the next 'apply' tries again"
 
 
-class BootLayout(ports.KeptText, Protocol):
-    """The layout for the next boot."""
-
-    def set_aside(self) -> str:
-        """Rename an invalid one; return the new path.
-
-        Raises:
-            ConfigError: It cannot be moved.
-        """
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
     """The ports and settings of a change from the command line."""
 
     gpus: ports.Gpus
     lock: ports.NodeLock
-    journal: ports.JournalStore
-    boot_layout: BootLayout
+    journal: ports.KeptFile  # of a change under way
+    boot_layout: ports.KeptFile
     clock: timing.Clock
     boot_id: str  # differs after each reboot; empty: unknown
     lock_timeout_s: float
@@ -143,7 +132,7 @@ class LocalJournal:
         self.entries = dataclasses.replace(self.entries, boot_id=self.deps.boot_id, **entries)
         if not self.entries.is_empty:
             try:
-                self.deps.journal.write(self.entries.to_json())
+                self.deps.journal.save(self.entries.to_json())
             except errors.ConfigError as error:
                 if self.entries.snapshot:
                     raise _not_written(error) from error

@@ -239,23 +239,27 @@ class Slots(Protocol):
         """Release this node's slot; if the API does not answer, the slot expires."""
 
 
-class JournalStore(Protocol):
-    """The journal without a cluster: one text, replaced as a whole.
+class KeptText(Protocol):
+    """A text that the host keeps over a reboot, replaced as a whole.
 
-    Each method raises ConfigError if the file cannot be read, written or removed.
+    Each method raises ConfigError if the file cannot be accessed.
     """
 
     def read(self) -> str | None:
-        """Return the journal; None if no change is under way."""
+        """Return the text; None if there is none."""
 
-    def write(self, text: str) -> None:
-        """Replace the journal, on disk before this returns; after an error the old one stays."""
+    def save(self, text: str) -> None:
+        """Replace the text, on disk before this returns; after an error the old one stays."""
+
+
+class KeptFile(KeptText, Protocol):
+    """A kept text that can end or turn out to be invalid."""
 
     def clear(self) -> None:
-        """Remove the journal, if any."""
+        """Remove the text, if any."""
 
     def set_aside(self) -> str:
-        """Rename an invalid journal; return the new path."""
+        """Rename the file of an invalid text; return the new path."""
 
 
 class GpuReset(Protocol):
@@ -334,16 +338,6 @@ class Hooks(Protocol):
         ``check`` is called repeatedly; its exceptions end the hook. HostError HOOK_FAILED, with
         the hook's location and last output, if it cannot run, fails, or takes too long.
         """
-
-
-class KeptText(Protocol):
-    """A text that the host keeps over a reboot; ConfigError if the file cannot be accessed."""
-
-    def save(self, text: str) -> None:
-        """Replace it, on disk before this returns."""
-
-    def read(self) -> str | None:
-        """Return it; None if there is none."""
 
 
 class Cancellation(Protocol):

@@ -19,8 +19,8 @@ def test_a_written_text_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
     store = files.JournalFile(path)
     assert store.read() is None
 
-    store.write("one")
-    store.write("zwei ✓")
+    store.save("one")
+    store.save("zwei ✓")
     assert files.JournalFile(path).read() == "zwei ✓"
 
     store.clear()
@@ -31,12 +31,12 @@ def test_a_written_text_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
 
 def test_file_is_private_and_a_stale_temporary_file_blocks_no_write(path: pathlib.Path) -> None:
     store = files.JournalFile(path)
-    store.write("old")
+    store.save("old")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.with_name("journal.json.new").write_text("half")
 
     assert store.read() == "old"
-    store.write("new")
+    store.save("new")
     assert store.read() == "new"
     assert [entry.name for entry in path.parent.iterdir()] == ["journal.json"]
 
@@ -53,7 +53,7 @@ def test_a_link_in_its_place_is_not_followed_and_a_pipe_does_not_block(
 
     with pytest.raises(errors.ConfigError, match="cannot read the journal"):
         store.read()
-    store.write("x")
+    store.save("x")
 
     assert store.read() == "x"
     assert precious.read_text() == "precious"
@@ -89,7 +89,7 @@ def test_every_operation_on_an_unusable_path_is_a_config_error(
 
     for act, name in (
         (store.read, "read"),
-        (lambda: store.write("x"), "write"),
+        (lambda: store.save("x"), "write"),
         (store.clear, "remove"),
         (store.set_aside, "set aside"),
     ):
@@ -99,11 +99,11 @@ def test_every_operation_on_an_unusable_path_is_a_config_error(
 
 def test_a_failed_write_keeps_the_previous_journal(path: pathlib.Path) -> None:
     store = files.JournalFile(path)
-    store.write("old")
+    store.save("old")
     path.with_name("journal.json.new").mkdir()
 
     with pytest.raises(errors.ConfigError, match="cannot write"):
-        store.write("new")
+        store.save("new")
 
     assert store.read() == "old"
 

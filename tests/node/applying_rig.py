@@ -61,11 +61,9 @@ class FakeJournal:
         self._act("read")
         return self.text
 
-    def write(self, text: str) -> None:
+    def save(self, text: str) -> None:
         self._act("write")
         self.text = text
-
-    save = write
 
     def clear(self) -> None:
         self._act("clear")

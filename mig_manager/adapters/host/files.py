@@ -66,7 +66,7 @@ class _TextFile:
                 content = stream.read(MAX_BYTES + 1)
         return _decode(content, f"{self._what} {self._path}")
 
-    def write(self, text: str) -> None:
+    def save(self, text: str) -> None:
         """Replace the text; it is on the disk before this returns."""
         with self._errors_translated("write"):
             self._path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -100,17 +100,15 @@ class _TextFile:
 
 
 class JournalFile(_TextFile):
-    """Implements ``ports.JournalStore``."""
+    """Implements ``ports.KeptFile``."""
 
     _what = "the journal"
 
 
 class VerifiedLayoutFile(_TextFile):
-    """Implements ``ports.KeptText``."""
+    """Implements ``ports.KeptFile``."""
 
     _what = "the layout kept for the next boot"
-
-    save = _TextFile.write
 
 
 class RequestFile(_TextFile):
@@ -120,8 +118,6 @@ class RequestFile(_TextFile):
 
     def __init__(self, verified_layout: pathlib.Path) -> None:
         super().__init__(verified_layout.with_suffix(".request.json"))
-
-    save = _TextFile.write
 
 
 def write_output(path: pathlib.Path, content: str | bytes, *, mode: int | None = None) -> None:
