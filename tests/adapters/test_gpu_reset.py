@@ -44,10 +44,10 @@ class Machine:
             self.rig.run(*[mode_step(gpus[index], mode) for index in indices])
         return self.rig.gpus.observe()
 
-    def reset(self, gpus: Gpus, *, timeout_s: float = 60.0) -> None:
+    def reset(self, gpus: Gpus, *, timeout_s: float = 60.0, is_repair: bool = False) -> None:
         found = programs.Programs(folders=[str(self.tool.parent)])
         smi = gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root)
-        smi.reset(gpus, self._note)
+        smi.reset(gpus, self._note, is_repair=is_repair)
 
     def _note(self, uuids: tuple[str, ...]) -> None:
         kinds = {client.kind for client in self.state.read().clients}
@@ -152,6 +152,20 @@ def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
     assert machine.resets == [1, 0]
     machine.tool.unlink()
     machine.reset(())
+
+
+@pytest.mark.parametrize("refused", ["none", "*,*"])
+def test_a_repair_resets_each_gpu_once_without_a_pending_mode(boot: Boot, refused: str) -> None:
+    machine = boot(f"3x{A100}")
+    for index in (0, 2):
+        machine.state.fail_gpu(index, action=1)
+    gpus = machine.rig.gpus.observe()
+    machine.wrap(f'case "$1 $3" in --gpu-reset*{refused}) exit 255;; esac')
+
+    machine.reset([gpus[0], gpus[2]], is_repair=True)
+
+    assert machine.resets == [1, 0, 1]
+    assert not any(gpu.awaits_reset for gpu in machine.rig.gpus.observe())
 
 
 REFUSALS: dict[str, tuple[Callable[[Gpus], Gpus], str, Reason, str]] = {

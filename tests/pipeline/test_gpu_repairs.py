@@ -16,6 +16,7 @@ from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
 from testkit import nvidia_smi, nvml_faults
 from tests.node import fakes, gpu_values, scenes
+from tests.pipeline import custom_requests
 from tests.sandbox import library
 from tests.stage import agent_stage
 
@@ -415,6 +416,34 @@ def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
         assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
         assert "spared" in rig.pod_names
         scenes.assert_nothing_taken(rig)
+
+
+def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
+    rig = custom_requests.idle_node()
+    rig.has_reset = True
+    ours = agent(rig, limits=RESET | custom_requests.ON)
+    on_demand = custom_requests.requested(custom_requests.BALANCED, is_on_demand=True)
+    outcome = custom_requests.run(rig, on_demand, by=ours)
+    rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    break_gpus(rig, 0)
+
+    assert ours.check_drift("custom", outcome, on_demand) is drift.Action.REPAIR
+    outcome = custom_requests.run(rig, on_demand, by=ours)
+
+    assert outcome.reason is errors.Reason.APPLIED
+    assert resets(rig) == 1
+    assert "affected" not in rig.pod_names
+    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
+    assert record["mayEvict"] is False
+
+
+def test_a_killed_repair_is_undone_where_the_label_was_removed() -> None:
+    for _index, rig, before in scenes.kills(faulty_node, serve):
+        rig.clock.wait(5)
+        scenes.undo(rig)
+        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+        assert not rig.has_hold_taint
+        assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
 def test_a_killed_repair_is_undone_for_another_request() -> None:

@@ -26,7 +26,7 @@ def shape() -> rig.Shape:
 
 
 def _request(cluster: rig.Cluster) -> None:
-    """Request the layout anew: a node without a request is not repaired, whatever it has."""
+    """Make a new request: a node without a request is not repaired, whatever it has."""
     cluster.request("test-two-gpus")
     assert cluster.outcome("test-two-gpus")["state"] == "success"
 
