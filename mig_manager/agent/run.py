@@ -26,7 +26,7 @@ from mig_manager.agent import (
     verification,
 )
 from mig_manager.core import messages, model
-from mig_manager.core.planner import planner
+from mig_manager.core.planner import vgpus
 
 _log = structlog.get_logger()
 
@@ -95,7 +95,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     notes = [f" Deleted by force: {messages.listed(forced)}."] if forced else []
     notes += [
         f" Note: {messages.with_full_stop(warning)}"
-        for warning in planner.vgpu_host_warnings(gpus, change.plan)
+        for warning in vgpus.host_warnings(gpus, change.plan)
     ]
     return verification.resume_and_verify(
         job, paused, gpus, is_from_owner=resolved.is_from_owner, notes=notes

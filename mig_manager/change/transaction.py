@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.planner import planner
+from mig_manager.core.planner import planner, vgpus
 from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
@@ -144,7 +144,7 @@ class Transaction:
             keep_pending = error.reason.is_mode_pending
             result = self._give_up(rounds, interrupted, keep_pending=keep_pending)
             error.add(result.message)
-            for warning in planner.vgpu_host_warnings(observed, first):
+            for warning in vgpus.host_warnings(observed, first):
                 error.add(warning)
             if result.foreign and not keep_pending:
                 raise errors.HardwareError(

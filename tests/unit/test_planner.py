@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import planner
+from mig_manager.core.planner import planner, vgpus
 from tests.unit import machine, samples
 from tests.unit.samples import words
 
@@ -219,16 +219,19 @@ def test_plan_for_a_vgpu_host_says_how_to_restore_the_vgpus() -> None:
     host = dataclasses.replace(guest("3g.20gb@0"), virtualization=model.Virtualization.HOST)
     off = dataclasses.replace(guest(mode=OFF), virtualization=model.Virtualization.HOST)
 
-    (new_instances,) = planner.vgpu_host_warnings([host], plan_to(host, {"7g.40gb": 1}))
-    (new_mode,) = planner.vgpu_host_warnings([off], plan_to(off, {"7g.40gb": 1}))
+    (new_instances,) = vgpus.host_warnings([host], plan_to(host, {"7g.40gb": 1}))
+    (new_mode,) = vgpus.host_warnings([off], plan_to(off, {"7g.40gb": 1}))
 
     assert "create the vGPUs of the new instances" in new_instances
     assert "sriov-manage" not in new_instances
     assert f"'sriov-manage -e ADDRESS' for {off.pci_address[4:]}" in new_mode
     assert "create their vGPUs" in new_mode
-    assert planner.vgpu_host_warnings([host], plan_to(host, {"3g.20gb": 1})) == ()
+    assert vgpus.host_warnings([host], plan_to(host, {"3g.20gb": 1})) == ()
+    other = dataclasses.replace(host, index=5, uuid="GPU-5")
+    (alone,) = vgpus.host_warnings([host, other], plan_to(host, {"7g.40gb": 1}))
+    assert alone == new_instances
     plain = dataclasses.replace(host, virtualization=model.Virtualization.NONE)
-    assert planner.vgpu_host_warnings([plain], plan_to(plain, {"7g.40gb": 1})) == ()
+    assert vgpus.host_warnings([plain], plan_to(plain, {"7g.40gb": 1})) == ()
 
 
 # Refusals

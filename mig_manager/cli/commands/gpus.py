@@ -17,7 +17,7 @@ from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console, gpu_report, program, validation
 from mig_manager.core import messages, model, node_settings, yaml_tree
 from mig_manager.core.layout import generator, layouts, plans, served, validate
-from mig_manager.core.planner import planner
+from mig_manager.core.planner import vgpus
 
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
@@ -297,7 +297,7 @@ class GpuCommands:
     def _note_changes(self, rounds: Sequence[plans.Planned]) -> None:
         for planned in rounds:
             self._terminal.note(gpu_report.summary(planned))
-            self._warn(planner.vgpu_host_warnings(planned.gpus, planned.plan))
+            self._warn(vgpus.host_warnings(planned.gpus, planned.plan))
 
     def _warn(self, diagnostics: Sequence[yaml_tree.Diagnostic | str]) -> None:
         for diagnostic in diagnostics:

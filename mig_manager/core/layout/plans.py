@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mig_manager.core import gpu_answers, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, strategies
-from mig_manager.core.planner import planner
+from mig_manager.core.planner import planner, vgpus
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -99,7 +99,7 @@ class Planned:
     def warnings(self) -> tuple[str, ...]:
         """Problems that lenient parsing ignores, and effects on virtual machines."""
         remarks = (str(remark) for remark in self.overlooked)
-        return (*remarks, *planner.vgpu_host_warnings(self.gpus, self.plan))
+        return (*remarks, *vgpus.host_warnings(self.gpus, self.plan))
 
     @property
     def evicted(self) -> tuple[str, ...]:
