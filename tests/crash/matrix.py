@@ -14,7 +14,6 @@ from tests import changes
 from tests.crash import points as points_
 from tests.crash import scenarios, stage
 from tests.node.simulated_rig import devices
-from tests.stage import journals
 
 _MOST_PLAYS = 4
 _GRACE_S = 30.0
@@ -190,14 +189,13 @@ def _problems(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
 
 
 def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
-    node = rig.node()
     problems = []
     if not rig.are_deploy_labels_as_before():
-        problems.append(f"deploy labels: {dict(objects.labels(node))}")
+        problems.append(f"deploy labels: {dict(objects.labels(rig.node()))}")
     if rig.owes_hooks():
         problems.append("the hooks of the end are owed")
     own = {"cordon"} if rig.scenario.is_cordoned else set()
-    return problems + sorted(own ^ {*journals.taken(node, is_stopped=is_stopped)})
+    return problems + sorted(own ^ {*rig.taken(is_stopped=is_stopped)})
 
 
 def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:

@@ -1,6 +1,7 @@
 """The real agent process on a sandbox node: real HTTP, real gRPC, and pynvml or a real library."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import pathlib
@@ -14,12 +15,12 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
+from mig_manager.core.records import journals
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import cluster_view, sandbox_node
+from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import apiserver
 from tests.sandbox import library
-from tests.stage import journals
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
@@ -118,8 +119,23 @@ class Stage(stages.Stage):
         return self.status()
 
     def taken(self, *, is_stopped: bool = False) -> list[str]:
-        """Return what is still taken on the node; nothing, if all is well."""
-        return journals.taken(self.api.get(NODE_PATH), is_stopped=is_stopped)
+        """Return what a change has taken of the node; nothing, if all is well.
+
+        A stopped agent may leave the proof of the node's devices to the next one.
+        """
+        node = self.api.get(NODE_PATH)
+        text = objects.annotations(node).get(well_known.JOURNAL_ANNOTATION)
+        if text is not None and is_stopped:
+            journal = journals.Journal.from_json(text)
+            if dataclasses.replace(journal, has_plugin=False, has_dra_driver=False).is_empty:
+                text = None
+        labels, spec = objects.labels(node), node["spec"]
+        return [
+            *([f"journal {text}"] if text is not None else []),
+            *(key for key, value in labels.items() if value == well_known.PAUSED_VALUE),
+            *(["cordon"] if spec.get("unschedulable") else []),
+            *(taint["key"] for taint in spec.get("taints") or ()),
+        ]
 
     def assert_nothing_taken(self, *, is_stopped: bool = False) -> None:
         """Check that the agent has restored what it takes for a change."""
