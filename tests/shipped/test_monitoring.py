@@ -75,6 +75,7 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     nvml_faults.SharedState(state).fail_gpu(0, action=1)
     gpus.observe()
     heard.xid_reported(before[0].uuid, 79)
+    heard.repair_ended(is_good=True)
 
 
 @pytest.fixture(scope="module")
