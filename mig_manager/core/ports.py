@@ -253,7 +253,7 @@ class KeptText(Protocol):
 
 
 class KeptFile(KeptText, Protocol):
-    """A kept text that can end or turn out to be invalid."""
+    """A kept text that can end, or be invalid."""
 
     def clear(self) -> None:
         """Remove the text, if any."""

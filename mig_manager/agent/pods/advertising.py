@@ -66,7 +66,7 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
-def expected(job: jobs.Job) -> _Advertisers:
+def awaited(job: jobs.Job) -> _Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
     return _with_replaced(job, frozenset(each for each in ALL if each.is_awaited(job)))
 
@@ -78,12 +78,12 @@ def find(job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu]) -> _Advertisers:
     """
     node, _ = device_plugin.without_phantoms(job, gpus, pods)
     # Any value except "true" is another program's decision to keep it away, not a failure.
-    known = frozenset(
+    deployed = frozenset(
         each
         for each in ALL
         if node.labels.get(each.deploy_label) == "true" or each.is_awaited(job)
     )
-    return _with_replaced(job, owners(pods) | known, node)
+    return _with_replaced(job, owners(pods) | deployed, node)
 
 
 def _with_replaced(
@@ -113,9 +113,9 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
     present = find(job, pods, gpus)
     stale: _Pods = ()
     for each in ALL if job.request.attempt == 1 else ():
-        own = tuple(filter(each.owns, pods))
-        if advertisers.is_any_ready(own) and each.is_stale(job, gpus):
-            stale += own
+        program_pods = tuple(filter(each.owns, pods))
+        if advertisers.is_any_ready(program_pods) and each.is_stale(job, gpus):
+            stale += program_pods
     delete(job, stale)
     return Paused(programs=present, old_uids=uids(stale))
 
@@ -170,9 +170,9 @@ def _missing(
     new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
     present = [each for each in ALL if each in paused.programs]
     for each in present:
-        own = tuple(filter(each.owns, new))
-        if not advertisers.is_any_ready(own):
-            return advertisers.not_ready(each, own, gpus)
+        program_pods = tuple(filter(each.owns, new))
+        if not advertisers.is_any_ready(program_pods):
+            return advertisers.not_ready(each, program_pods, gpus)
     problems = (each.missing(job, gpus, new, paused.changed) for each in present)
     return next(filter(None, problems), None)
 
