@@ -66,7 +66,7 @@ def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
-def awaited(job: jobs.Job) -> _Advertisers:
+def find_awaited(job: jobs.Job) -> _Advertisers:
     """Return the advertisers that must serve the node again, even without a pod now."""
     return _with_replaced(job, frozenset(each for each in ALL if each.is_awaited(job)))
 

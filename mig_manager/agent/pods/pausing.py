@@ -53,7 +53,7 @@ def pause(
     last = _pause(job, functools.partial(choose, is_driver=True), view)
     _wait_stopped(job, last)
     return advertising.Paused(
-        programs=advertising.awaited(job),
+        programs=advertising.find_awaited(job),
         old_uids=advertising.uids(pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
