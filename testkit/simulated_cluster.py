@@ -81,7 +81,7 @@ class _Node:
     known: partitioned.PartitionedNode | None = None
     """What it publishes now; None: it must be built again."""
 
-    def settle(self) -> None:
+    def list_idle(self) -> None:
         """Find the idle devices again after a change."""
         in_use = {
             (each.uuid, each.placement) for devices in self.used.values() for each in devices
@@ -181,7 +181,7 @@ def _nodes(layouts: Sequence[day.Counts], product: str) -> list[_Node]:
             for index, counts in enumerate(layouts[first : first + day.GPUS_EACH])
         )
         node = _Node(name=f"node-{len(nodes):04}", gpus=gpus)
-        node.settle()
+        node.list_idle()
         nodes.append(node)
     return nodes
 
@@ -362,7 +362,7 @@ class _Run:
     # -- nodes ---------------------------------------------------------------------------------
 
     def _begin(self, node: _Node) -> None:
-        """Let the agent check the use of the instances, and close the node."""
+        """Let the agent check the use of the instances, and taint the node."""
         change = self._requests[node.name]
         node.started_at, node.requested_at = _time(self._now_s), None
         node.known = None
@@ -383,7 +383,7 @@ class _Run:
         self._result.changes += 1
         self._result.closed_s += self._times.change_s
         node.is_closed, node.refused, node.finished_at = False, "", _time(self._now_s)
-        node.settle()
+        node.list_idle()
 
     def _goals(self, node: _Node, change: partitioning.Change) -> dict[str, model.DesiredGpu]:
         (layout,) = config.parse(change.layout, source="annotation").layouts.values()
