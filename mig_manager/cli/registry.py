@@ -425,7 +425,7 @@ _ROWS = (
         $ mig-manager partitioner --kubeconfig ~/.kube/config
         Report what it would do; change nothing.
 
-        $ mig-manager partitioner --mode act --reserve 1g.5gb=2 --max-unavailable 10%
+        $ mig-manager partitioner --mode act --reserve 1g.5gb=2 --max-unavailable 25%
         Do it on a tenth of the opted-in nodes at a time, and keep two 1g.5gb on every node.
 
         $ mig-manager partitioner --simulate nodes.json pods.json

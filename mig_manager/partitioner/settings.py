@@ -79,9 +79,9 @@ class PartitionerSettings:
         )
     )
     max_unavailable: str = options.text(
-        "max opted-in nodes under change at once (number or percentage)",
+        "max opted-in nodes under change at once (number, or percentage: at least one)",
         metavar="NUMBER",
-        default="1",
+        default="10%",
         parse=_amount,
     )
     cooldown_s: float = options.seconds("min time between two changes of a node", default=60.0)

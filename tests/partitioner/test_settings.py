@@ -16,18 +16,18 @@ def read(*words: str, **environ: str) -> settings.PartitionerSettings:
     return settings.partitioner_settings(registry.parse(["partitioner", *words]), environ)
 
 
-def test_by_default_it_recommends_on_all_opted_in_nodes_one_at_a_time() -> None:
+def test_defaults_recommend_on_a_tenth_of_the_opted_in_nodes() -> None:
     found = read()
 
     assert found.mode is settings.Mode.RECOMMEND
     assert found.node_selector == ()
-    assert found.limits == partitioning.PartitionerLimits(max_unavailable="1", cooldown_s=60.0)
+    assert found.limits == partitioning.PartitionerLimits(max_unavailable="10%", cooldown_s=60.0)
     assert (found.lease_namespace, found.lease_name) == ("mig-manager", "mig-manager-partitioner")
 
 
 def test_options_and_variables_set_the_limits() -> None:
     found = read(
-        *("--mode", "act", "--max-unavailable", "10%", "--cooldown-s", "5"),
+        *("--mode", "act", "--max-unavailable", "3", "--cooldown-s", "5"),
         *("--reserve", "1g.5gb=2", "--reserve", "3g.20gb=1"),
         *("--base-layout", "all-balanced", "--merge-back-after-s", "600"),
         POD_NAMESPACE="gpus",
@@ -36,7 +36,7 @@ def test_options_and_variables_set_the_limits() -> None:
     assert found.mode is settings.Mode.ACT
     assert found.lease_namespace == "gpus"
     assert found.limits == partitioning.PartitionerLimits(
-        max_unavailable="10%",
+        max_unavailable="3",
         cooldown_s=5.0,
         reserved={samples.profile("1g.5gb"): 2, samples.profile("3g.20gb"): 1},
         merge_back_after_s=600.0,

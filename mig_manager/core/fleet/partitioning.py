@@ -34,7 +34,7 @@ _LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
 class PartitionerLimits:
     """Limits of the partitioner; seconds."""
 
-    max_unavailable: str = "1"
+    max_unavailable: str = "10%"
     """Nodes under change at once: a number, or a percentage of opted-in nodes, at least one."""
     cooldown_s: float = 60.0  # between two changes of a node
     reserved: Mapping[model.Profile, int] = dataclasses.field(default_factory=dict)
