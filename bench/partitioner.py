@@ -2,7 +2,7 @@
 
     python -m bench.partitioner [--nodes 4 40] [--trace openb.csv] [--results docs/results]
 
-The simulation is ``testkit/simulated_cluster.py``: pure, seeded, without API server. Rows:
+The simulation is ``core/fleet/simulated_cluster.py``: pure, seeded, without API server. Rows:
 ``ours`` and the best fixed layout under the default scheduler and a packing one, ``all-balanced``,
 placement in no time (first-fit, and with least fragmentation), and a bound for any scheduler.
 ``--trace`` is a file ``openb_pod_list_*.csv`` of Alibaba's cluster-trace-gpu-v2023; without it a
@@ -19,8 +19,8 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core.fleet import partitioning
-from testkit import day, simulated_cluster
+from mig_manager.core.fleet import partitioning, simulated_cluster
+from testkit import day
 
 _DAY_S = 3600.0
 _LIFE_S = 600.0
@@ -132,13 +132,10 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
             ("best fixed", best, None),
             ("all-balanced", balanced, None),
         ):
-            cluster = simulated_cluster.Cluster(
-                layouts=simulated_cluster.spread(layouts),
-                scheduler=scheduler,
-                seed=seed,
-                product=product,
+            cluster = day.cluster(day.spread(layouts), scheduler, seed=seed, product=product)
+            result = simulated_cluster.simulate(
+                day.pods(jobs), cluster, end_s=_DAY_S, limits=changes
             )
-            result = simulated_cluster.simulate(jobs, cluster, end_s=_DAY_S, limits=changes)
             figures = _waits(jobs, result.waits)
             if changes:
                 figures |= {

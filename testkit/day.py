@@ -7,6 +7,7 @@ import bisect
 import collections
 import csv
 import dataclasses
+import datetime as dt
 import enum
 import functools
 import heapq
@@ -19,7 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
+from mig_manager.core.fleet import demand, partitioned, simulated_cluster
 from mig_manager.core.layout import generator
+from mig_manager.core.node import resources
 from mig_manager.core.planner import packing, placement
 
 Waits = Mapping[str, float | None]
@@ -45,6 +48,7 @@ SHIFT: Mapping[float, Mix] = {
 hours it changes evenly."""
 _SPREAD = 1.0
 """Standard deviation of the logarithm of a life: one pod in twenty lives five times the median."""
+_EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 _HOURS = 24.0
 _MEMORY_SLICES = 8
 _MAX_FACTOR = 1e6
@@ -391,6 +395,81 @@ def devices(chosen: Mapping[Counts, int]) -> dict[str, int]:
         for name, count in counts:
             total[name] += count * number
     return dict(total)
+
+
+# -- the simulated cluster ---------------------------------------------------------------------
+
+
+def spread(mix: Mapping[Counts, int]) -> list[Counts]:
+    """Return the layouts of all GPUs so that each node has a part of each."""
+    gpus = [counts for counts, number in mix.items() for _ in range(number)]
+    nodes = len(gpus) // GPUS_EACH
+    return [counts for number in range(nodes) for counts in gpus[number::nodes]]
+
+
+def cluster(
+    layouts: Sequence[Counts],
+    scheduler: simulated_cluster.Scheduler,
+    *,
+    seed: int,
+    product: str = PRODUCT,
+) -> simulated_cluster.Cluster:
+    """Return a cluster whose GPUs have these layouts, node by node."""
+    nodes = []
+    for first in range(0, len(layouts), GPUS_EACH):
+        name = f"node-{len(nodes):04}"
+        gpus = tuple(
+            _gpu(product, index, counts)
+            for index, counts in enumerate(layouts[first : first + GPUS_EACH])
+        )
+        nodes.append(
+            partitioned.PartitionedNode(
+                name=name,
+                version="",
+                labels={},
+                taints=(),
+                allocatable=(("pods", 999),),
+                is_opted_in=True,
+                gpus=gpus,
+            )
+        )
+    return simulated_cluster.Cluster(nodes=nodes, scheduler=scheduler, seed=seed, begin=_EPOCH)
+
+
+def pods(day: Iterable[Job]) -> list[simulated_cluster.Job]:
+    """Return the pods of a day for the simulated cluster; their names are their UIDs."""
+    return [
+        simulated_cluster.Job(
+            pod=demand.Pending(
+                namespace="day",
+                name=job.name,
+                uid=job.name,
+                needs=_needs(job.profile, job.count),
+                created_at=_EPOCH + dt.timedelta(seconds=job.at_s),
+            ),
+            at_s=job.at_s,
+            run_s=job.run_s,
+        )
+        for job in day
+    ]
+
+
+@functools.cache
+def _needs(profile: str, count: int) -> demand.Needs:
+    resource = resources.of_profile(profile_name.parse(profile)) or ""
+    return demand.Needs(amounts=demand.to_amounts({resource: count, "pods": 1}))
+
+
+@functools.cache
+def _gpu(product: str, index: int, counts: Counts) -> model.Gpu:
+    bare = hardware.template(hardware.find(product), index)
+    on = dataclasses.replace(
+        bare, current_mode=model.MigMode.ENABLED, pending_mode=model.MigMode.ENABLED
+    )
+    goal = model.DesiredGpu.of(
+        model.MigMode.ENABLED, {profile_name.parse(name): count for name, count in counts}, {}
+    )
+    return simulated_cluster.changed((on,), {on.uuid: goal})[0][0]
 
 
 # -- bounds -----------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""The simulated cluster that the partitioner's bench drives the real decision with."""
+"""The simulated cluster whose nodes the partitioner's real decision repartitions."""
 
 import pytest
 
-from mig_manager.core.fleet import partitioning
-from testkit import day, simulated_cluster
+from mig_manager.core.fleet import partitioning, simulated_cluster
+from testkit import day
 
 _END_S = 1200.0
 _SMALL: day.Counts = (("1g.5gb", 7),)
@@ -22,8 +22,8 @@ def simulated(
     limits: partitioning.PartitionerLimits | None = None,
     scheduler: simulated_cluster.Scheduler = simulated_cluster.Scheduler.SPREAD,
 ) -> simulated_cluster.Result:
-    cluster = simulated_cluster.Cluster(layouts=layouts, scheduler=scheduler, seed=1)
-    return simulated_cluster.simulate(jobs, cluster, end_s=_END_S, limits=limits)
+    cluster = day.cluster(layouts, scheduler, seed=1)
+    return simulated_cluster.simulate(day.pods(jobs), cluster, end_s=_END_S, limits=limits)
 
 
 def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
@@ -69,6 +69,6 @@ def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
 
 
 def test_layouts_are_spread_over_the_nodes() -> None:
-    spread = simulated_cluster.spread({_SMALL: 8, _LARGE: 8})
+    spread = day.spread({_SMALL: 8, _LARGE: 8})
 
     assert spread[:8].count(_SMALL) == spread[8:].count(_SMALL) == 4
