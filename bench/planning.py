@@ -88,7 +88,7 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
     layouts = maximal(gpu)
 
     def pair_s(before: _Layout, after: _Layout) -> float:
-        return _timed([_filled(gpu, before)], {gpu.uuid: _desired(after)}, frozenset())
+        return _timed([filled(gpu, before)], {gpu.uuid: _desired(after)}, frozenset())
 
     pairs = list(itertools.permutations(layouts, 2))
     once = sorted((pair_s(a, b), number) for number, (a, b) in enumerate(pairs))
@@ -115,7 +115,7 @@ def _node(gpu: model.Gpu, layouts: Sequence[_Layout], chance: random.Random) -> 
     gpus, desired = [], {}
     for index in range(_NODE_GPUS):
         one = dataclasses.replace(gpu, index=index, uuid=f"GPU-{index}")
-        gpus.append(_filled(one, chance.choice(layouts)))
+        gpus.append(filled(one, chance.choice(layouts)))
         desired[one.uuid] = _desired(chance.choice(layouts))
     uuids = [uuid for one in gpus for uuid in one.mig_uuids]
     busy = frozenset(chance.sample(uuids, len(uuids) // 2))
@@ -130,7 +130,8 @@ def _timed(
     return time.perf_counter() - since
 
 
-def _filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
+def filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
+    """Return a GPU with the instances of a layout."""
     instances = tuple(
         model.GpuInstance(
             instance_id=number,
