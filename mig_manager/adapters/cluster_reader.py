@@ -16,7 +16,7 @@ from mig_manager.core import messages, timestamps
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import api_values, pod_object
+from mig_manager.core.node import api_values, device_classes, pod_object
 
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
@@ -161,6 +161,11 @@ class ClusterReader:
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
         pods = rest.listed(self._get, _PODS, query, pod_object.parse_pod)
         return tuple(pod for pod in pods if pod.gpu_resources or pod.has_claims)
+
+    def device_classes(self) -> tuple[device_classes.DeviceClass, ...]:
+        """Return the DeviceClasses that serve MIG resources."""
+        found = rest.listed(self._get, device_classes.PATH, {}, device_classes.parse)
+        return tuple(filter(None, found))
 
     def events(self, node_name: str) -> tuple[Moment, ...]:
         """Return the agent's Events about a node, in no order."""

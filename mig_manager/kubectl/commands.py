@@ -9,10 +9,12 @@ from mig_manager.cli.commands.settings import OutputFormat
 from mig_manager.cli.toolkit import console, validation
 from mig_manager.core.fleet import listed_layouts, node_reports
 from mig_manager.core.layout.layouts import Document
+from mig_manager.core.node.device_classes import DeviceClass
 from mig_manager.kubectl import (
     apply,
     autoscaler,
     capacity,
+    device_classes,
     node_layouts,
     plan,
     settings,
@@ -148,6 +150,25 @@ class ClusterCommands:
         result = autoscaler.tags(plan.printable(layout), self._chosen.gpu, self._chosen.strategy)
         self._answer(result.to_data, lambda: autoscaler.text(result))
         return True
+
+    def device_classes(self) -> bool:
+        search = self._nodes()
+        unknown = [each.node.name for each in search.reports if each.gpus is None]
+        for name in unknown:
+            self._terminal.note(f"{name}: its agent has not published its GPUs")
+        present: tuple[DeviceClass, ...] = ()
+        try:
+            present = self._reader.device_classes()
+        except errors.ClusterError as error:
+            self._terminal.note(f"the DeviceClasses of the cluster are unknown: {error.message}")
+        result = device_classes.for_nodes(search.reports, present)
+        if self._format in (OutputFormat.JSON, OutputFormat.YAML):
+            # A Kubernetes object, not an answer of ours.
+            self._terminal.say(console.rendered(result.to_data(), self._format.value))
+        else:
+            text = device_classes.table(result, style=self._style)
+            self._terminal.say(text + "\n")
+        return not (search.missing or unknown)
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         self._terminal.answer(self._format.value, data, text)

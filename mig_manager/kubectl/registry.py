@@ -66,6 +66,15 @@ _ROWS = (
         lambda here: here.autoscaler_tags(),
         "Print the tags of a node group that scales from zero.",
     ),
+    _row(
+        "device-classes",
+        lambda here: here.device_classes(),
+        """
+        Show the DeviceClasses that serve the MIG resources of nodes with the DRA driver.
+
+        With '-o yaml' it prints them for 'kubectl apply -f -'.
+        """,
+    ),
     program.Command(name="help", options=lambda: (), run=_help, about="Show this help."),
     program.Command(name="version", options=lambda: (), run=_version, about="Print the version."),
 )

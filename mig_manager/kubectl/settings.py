@@ -71,7 +71,7 @@ class PluginSettings:
         "nodes (default: all with NVIDIA GPUs)",
         "node",
         "NODE",
-        "status top plan capacity",
+        "status top plan capacity device-classes",
         is_repeatable=True,
         default=(),
     )
@@ -80,7 +80,7 @@ class PluginSettings:
         "label selector of the nodes, as for kubectl",
         short="l",
         metavar="SELECTOR",
-        commands="status top plan capacity validate",
+        commands="status top plan capacity validate device-classes",
     )
     is_watched: bool = options.declared(settings.WATCH)
     filename: str | None = options.text(
@@ -105,7 +105,9 @@ class PluginSettings:
         metavar="FORMAT",
         default=settings.OutputFormat.TEXT,
         default_text="text; wide draws every node, json and yaml have everything",
-        commands="status plan apply capacity validate layouts history autoscaler-tags",
+        commands=(
+            "status plan apply capacity validate layouts history autoscaler-tags device-classes"
+        ),
     )
     gpu: str | None = options.text(
         "the GPUs of a node, such as 8xA100-SXM4-40GB (required)",

@@ -371,7 +371,7 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
             ("",),
             [
                 *("status", "top", "plan", "apply", "capacity", "validate", "layouts", "history"),
-                *("autoscaler-tags", "help", "version"),
+                *("autoscaler-tags", "device-classes", "help", "version"),
             ],
         ),
         (("status", "gpu-"), ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"]),
@@ -458,3 +458,54 @@ def test_no_tags_are_printed_that_no_node_would_have(
 
     assert (answer.status, answer.out) == (status, "")
     assert message in answer.err
+
+
+# -- device-classes ---------------------------------------------------------------------------
+
+
+def test_device_classes_are_a_list_that_kubectl_applies(user: rig.Viewer) -> None:
+    user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xH100-SXM5-80GB")))
+    answer = user.real("device-classes", "-o", "yaml")
+
+    items = yaml.safe_load(answer.out)["items"]
+    by_resource = {each["spec"]["extendedResourceName"]: each for each in items}
+    assert answer.status == 0
+    assert len(by_resource) == len(items)
+    small = by_resource["nvidia.com/mig-1g.10gb"]
+    assert small["metadata"]["name"] == "mig-1g-10gb.gpu.nvidia.com"
+    (selector,) = small["spec"]["selectors"]
+    assert selector["cel"]["expression"] == (
+        "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'"
+        " && device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"
+    )
+    media = by_resource["nvidia.com/mig-1g.10gb.me"]
+    assert media["metadata"]["name"] == "mig-1g-10gb-me.gpu.nvidia.com"
+    for item in items:
+        user.server.create(item)
+    lines = user.alone("device-classes").out.splitlines()
+    assert len(lines) == 1 + len(items)
+    assert lines[1].split() == [
+        *("mig-7g-80gb.gpu.nvidia.com", "nvidia.com/mig-7g.80gb", "yes", "1"),
+    ]
+
+
+def test_no_device_class_is_made_beside_one_of_another_name(user: rig.Viewer) -> None:
+    own = {"extendedResourceName": "nvidia.com/mig-7g.40gb", "selectors": []}
+    other = {"extendedResourceName": "nvidia.com/gpu", "selectors": []}
+    for name, spec in (("own", own), ("gpu.nvidia.com", other)):
+        metadata = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+        user.server.create({**metadata, "metadata": {"name": name}, "spec": spec})
+    user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xA100-SXM4-40GB")), rig.node("gpu-2"))
+
+    table = user.alone("device-classes", "gpu-1", "gpu-2")
+    made = json.loads(user.alone("device-classes", "gpu-1", "-o", "json").out)
+
+    assert table.status == 1
+    assert "gpu-2: its agent has not published its GPUs" in table.err
+    assert ["nvidia.com/mig-7g.40gb", "own", "1"] in [
+        line.split()[1:] for line in table.out.splitlines()
+    ]
+    assert "kubectl apply -f -" in table.out
+    resources = {each["spec"]["extendedResourceName"] for each in made["items"]}
+    assert "nvidia.com/mig-7g.40gb" not in resources
+    assert "nvidia.com/mig-1g.5gb" in resources

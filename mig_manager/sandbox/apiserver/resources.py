@@ -191,6 +191,12 @@ CLAIMS = Resource(
     kind="ResourceClaim",
     subresources=_STATUS,
 )
+CLASSES = Resource(
+    group="resource.k8s.io",
+    plural="deviceclasses",
+    kind="DeviceClass",
+    is_namespaced=False,
+)
 SLICES = Resource(
     group="resource.k8s.io",
     plural="resourceslices",
@@ -200,7 +206,7 @@ SLICES = Resource(
 
 RESOURCES = (
     *(NAMESPACES, NODES, PODS, EVENTS, CONFIG_MAPS),
-    *(DAEMON_SETS, LEASES, BUDGETS, CLAIMS, SLICES),
+    *(DAEMON_SETS, LEASES, BUDGETS, CLAIMS, CLASSES, SLICES),
 )
 
 REVIEW = ("authorization.k8s.io", "selfsubjectaccessreviews")

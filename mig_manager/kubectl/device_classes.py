@@ -1,0 +1,96 @@
+"""``kubectl mig device-classes``: DeviceClasses for the profiles of nodes with the DRA driver.
+
+Every profile of a node's GPUs gets one, so that the classes hold for all layouts of the node. With
+``-o yaml`` and ``-o json`` the answer is a Kubernetes List for ``kubectl apply -f -``.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+from mig_manager.cli.toolkit import tables
+from mig_manager.core import bar, model
+from mig_manager.core.fleet import node_reports
+from mig_manager.core.node import device_classes
+
+_HEAD = ("DEVICECLASS", "RESOURCE", "IN THE CLUSTER", "NODES")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The class of a profile."""
+
+    profile: model.Profile
+    wanted: device_classes.DeviceClass
+    present: str  # name of a class of the cluster that serves the resource; empty for none
+    nodes: int  # how many nodes have such GPUs
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a class with another name serves the resource."""
+        return self.present not in ("", self.wanted.name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClasses:
+    """The classes for the GPUs of nodes, largest profile first."""
+
+    rows: tuple[Row, ...]
+
+    def to_data(self) -> dict[str, object]:
+        """Return a Kubernetes List, without resources that another class serves.
+
+        Of several classes with one resource the scheduler uses one.
+        """
+        items = [
+            device_classes.manifest(row.profile, row.wanted)
+            for row in self.rows
+            if not row.is_foreign
+        ]
+        return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def for_nodes(
+    reports: Iterable[node_reports.Report],
+    present: Iterable[device_classes.DeviceClass],
+) -> DeviceClasses:
+    """Return the classes for the nodes' GPUs; ``present`` are the classes of the cluster."""
+    serving = {each.resource: each.name for each in present}
+    counts: collections.Counter[model.Profile] = collections.Counter()
+    for report in reports:
+        rows = (row for gpu in report.gpus or () for row in gpu.profiles or ())
+        counts.update({row.profile for row in rows})
+    return DeviceClasses(
+        rows=tuple(
+            Row(
+                profile=profile,
+                wanted=wanted,
+                present=serving.get(wanted.resource, ""),
+                nodes=counts[profile],
+            )
+            for profile in sorted(counts)
+            if (wanted := device_classes.of_profile(profile))
+        )
+    )
+
+
+def table(result: DeviceClasses, *, style: bar.Style) -> str:
+    """Return a line for each class."""
+    rows = [
+        (
+            row.wanted.name,
+            row.wanted.resource,
+            (row.present, bar.Tone.BAD)
+            if row.is_foreign
+            else ("yes" if row.present else ("no", bar.Tone.WARN)),
+            str(row.nodes),
+        )
+        for row in result.rows
+    ]
+    lines = tables.columns(_HEAD, rows, style=style) if rows else ["No GPU has MIG profiles."]
+    if any(not row.present for row in result.rows):
+        lines += [
+            "",
+            "Create them with 'kubectl mig device-classes -o yaml | kubectl apply -f -'.",
+        ]
+    return "\n".join(lines)
