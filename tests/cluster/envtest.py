@@ -174,14 +174,20 @@ class Server(Programs):
             end(etcd)
 
     @contextlib.contextmanager
-    def scheduling(self) -> Iterator[None]:
-        """Run kube-scheduler, which is built where the assets of envtest lack it."""
-        config = self.kubeconfig(self.folder / SCHEDULER, token=_SCHEDULER_TOKEN)
+    def scheduling(self, config: pathlib.Path | None = None) -> Iterator[None]:
+        """Run kube-scheduler, which is built where the assets of envtest lack it.
+
+        Args:
+            config: A KubeSchedulerConfiguration that names a kubeconfig; None: the defaults.
+        """
+        settings = [f"--config={config}"]
+        if config is None:
+            kubeconfig = self.kubeconfig(self.folder / SCHEDULER, token=_SCHEDULER_TOKEN)
+            settings = [f"--kubeconfig={kubeconfig}", "--leader-elect=false"]
         has_it = (self._programs / SCHEDULER).is_file()
         scheduler = self._spawn(
             SCHEDULER,
-            f"--kubeconfig={config}",
-            "--leader-elect=false",
+            *settings,
             "--secure-port=0",
             folder=self._programs if has_it else _built(SCHEDULER),
         )
