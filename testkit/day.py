@@ -415,7 +415,7 @@ def cluster(
     product: str = PRODUCT,
 ) -> simulated_cluster.Cluster:
     """Return a cluster whose GPUs have these layouts, node by node."""
-    nodes = []
+    nodes: list[partitioned.PartitionedNode] = []
     for first in range(0, len(layouts), GPUS_EACH):
         name = f"node-{len(nodes):04}"
         gpus = tuple(
