@@ -429,7 +429,10 @@ _ROWS = (
         Do it on a tenth of the opted-in nodes at a time, and keep two 1g.5gb on every node.
 
         $ mig-manager partitioner --simulate nodes.json pods.json
-        Print what it would do, for files from 'kubectl get -o json'; --mix compares fixed layouts.
+        Print what it would do, for files from 'kubectl get -o json'.
+
+        $ mig-manager partitioner --simulate nodes.json pods.json --replay
+        Replay the last week's pods with it, and without it on the present layouts.
         """,
     ),
     program.Command(

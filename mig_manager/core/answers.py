@@ -451,16 +451,6 @@ class _WaitingPod(TypedDict):
     message: str
 
 
-class Mix(TypedDict):
-    """How the pods of the file would have fared with fixed layouts."""
-
-    name: str
-    served: int  # pods that got their devices
-    of: int  # pods of the file that request MIG devices
-    waited_s: int  # sum over the pods
-    gpus: dict[str, int]  # number of GPUs by their devices
-
-
 class Simulation(TypedDict):
     """Answer of 'mig-manager partitioner --simulate'."""
 
@@ -468,7 +458,44 @@ class Simulation(TypedDict):
     nodes: list[SimulatedNode]
     unmet: list[_UnmetPod]  # pods that no node can serve
     waiting: list[_WaitingPod]
-    mixes: list[Mix]  # best first; empty without --mix
+
+
+class ReplayedWaits(TypedDict):
+    """How long pods waited from their creation to their node; without one, until the end."""
+
+    pods: int
+    placed: int
+    mean_s: float
+    p95_s: float | None  # null: fewer than 95 % are placed
+
+
+class ReplayRow(TypedDict):
+    """One way to serve the pods."""
+
+    name: str  # "partitioner", "present layouts", "as it was", or a generated layout
+    waits: ReplayedWaits
+    by_profile: dict[str, ReplayedWaits]  # by the devices of a pod, such as "2x 1g.5gb"
+    by_namespace: dict[str, ReplayedWaits]
+    changes: int  # of nodes
+    refused: int  # changes that an agent refused, because an instance was in use
+    destroyed: int  # idle instances
+    closed_s: int  # that nodes were tainted for changes, by all nodes together
+
+
+class Replay(TypedDict):
+    """Answer of 'mig-manager partitioner --simulate --replay'."""
+
+    kind: Literal["Replay"]
+    begin: str
+    end: str
+    is_complete: bool  # false: the time limit ended it early
+    nodes: int
+    gpus: int
+    left_out: int  # nodes without published GPUs
+    is_opted_in: bool  # false: no node is opted in, and all are replayed as if they were
+    forgotten: int  # pods known from Prometheus alone
+    rows: list[ReplayRow]  # the partitioner, the present layouts, as it was, then best first
+    unmet: list[_UnmetPod]  # pods that no node can serve
 
 
 # -- kubectl mig ---------------------------------------------------------------------------------

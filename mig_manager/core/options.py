@@ -247,6 +247,7 @@ def count(
     metavar: str = "NUMBER",
     most: int = 99999,
     what: str = "whole number",
+    default: int = 0,
     **more: Any,
 ) -> Any:
     """Declare a whole number from 0."""
@@ -258,7 +259,7 @@ def count(
             raise ValueError(f"is not a {what} from 0 to {most}")
         return int(value)
 
-    return declared(Option(help=meaning, metavar=metavar, parse=parse, default=0, **more))
+    return declared(Option(help=meaning, metavar=metavar, parse=parse, default=default, **more))
 
 
 def port(meaning: str, **more: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
-from mig_manager.core.fleet import partitioned, partitioning
+from mig_manager.core.fleet import partitioned, partitioning, simulated_cluster
 from mig_manager.core.node import selectors
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
@@ -170,9 +170,45 @@ class PartitionerSettings:
             has_variable=False,
         )
     )
-    is_mix: bool = options.switch(
-        "with --simulate: show which fixed layouts would have served all pods of the file best",
-        name="mix",
+    is_replay: bool = options.switch(
+        "with --simulate: replay the pods of the last days with the real decision, beside the "
+        "present layouts and every generated one",
+        name="replay",
+        group=_OFFLINE,
+        has_variable=False,
+    )
+    prometheus: tuple[str, ...] = options.declared(
+        options.Option(
+            name="prometheus",
+            help="with --replay: URL of a Prometheus that has kube-state-metrics, or a file with "
+            "its answer; for pods that the API forgot; repeatable",
+            metavar=options.FILE,
+            default=(),
+            group=_OFFLINE,
+            is_repeatable=True,
+            has_variable=False,
+        )
+    )
+    replay_days: int = options.count(
+        "with --replay: how many days",
+        metavar="DAYS",
+        what="number of days",
+        most=366,
+        default=7,
+        group=_OFFLINE,
+        has_variable=False,
+    )
+    scheduler: simulated_cluster.Scheduler = options.choice(
+        "with --replay: the profile of kube-scheduler, spread (its default) or packed",
+        metavar="PROFILE",
+        default=simulated_cluster.Scheduler.SPREAD,
+        group=_OFFLINE,
+        has_variable=False,
+    )
+    replay_limit_s: float = options.seconds(
+        "with --replay: end after this time, with the days that were replayed",
+        default=600.0,
+        least=1.0,
         group=_OFFLINE,
         has_variable=False,
     )
@@ -211,8 +247,10 @@ def partitioner_settings(
         raise errors.UsageError("--base-layout and --merge-back-after-s go together")
     if (values["simulated_nodes"] is None) is not (values["simulated_pods"] is None):
         raise errors.UsageError("--simulate needs two files: --simulate NODES PODS")
-    if values["is_mix"] and values["simulated_nodes"] is None:
-        raise errors.UsageError("--mix needs --simulate NODES PODS")
+    if values["is_replay"] and values["simulated_nodes"] is None:
+        raise errors.UsageError("--replay needs --simulate NODES PODS")
+    if values["prometheus"] and not values["is_replay"]:
+        raise errors.UsageError("--prometheus needs --replay")
     reserved = dict(values["reserved"])
     if len(reserved) != len(values["reserved"]):
         raise errors.UsageError("--reserve names a profile twice")

@@ -3,16 +3,14 @@
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture, steps
-from mig_manager.core.fleet import demand, mixes, partitioned, partitioning
+from mig_manager.core.fleet import demand, partitioned, partitioning
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-
-_MOST_MIXES = 8  # in the text, besides the present layouts and the best mix
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +36,11 @@ class NodeResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One decision by node and pod, and the comparison of fixed layouts."""
+    """One decision by node and pod."""
 
     nodes: tuple[NodeResult, ...]
     decision: partitioning.PartitioningDecision
     others: int  # nodes that are not opted in
-    jobs: int = 0  # pods of the comparison
-    scores: tuple[mixes.Score, ...] = ()  # best first; empty without ``is_mix``
 
     def to_data(self) -> answers.Simulation:
         """Return plain data for JSON and YAML."""
@@ -57,22 +53,10 @@ class Report:
                 {"pod": each.pod.key, "reason": each.reason.value, "message": each.message}
                 for each in decision.waiting
             ],
-            "mixes": [
-                {
-                    "name": each.name,
-                    "served": each.served,
-                    "of": self.jobs,
-                    "waited_s": round(each.waited_s),
-                    "gpus": dict(each.gpus),
-                }
-                for each in self.scores
-            ],
         }
 
     def text(self, style: bar.Style) -> str:
         """Return the report for people; lines fit the style's width."""
-        if self.scores:
-            return _mix_text(self, style)
         blocks = [_node_text(each, style) for each in self.nodes]
         if not self.nodes:
             blocks.append("No node of the file is opted in.")
@@ -97,49 +81,48 @@ class Report:
 
 
 def simulate(
-    nodes_text: str,
-    pods_text: str,
+    nodes: Sequence[partitioned.PartitionedNode],
+    pods: Iterable[Mapping[str, Any]],
     limits: partitioning.PartitionerLimits,
     *,
     now: dt.datetime,
-    is_mix: bool = False,
-    selects: Callable[[partitioned.PartitionedNode], bool] = lambda _: True,
 ) -> Report:
-    """Decide about nodes and pods in the output of ``kubectl get -o json``.
-
-    With ``is_mix``, also compare fixed layouts for all pods of the file.
+    """Decide about nodes and Pod objects.
 
     Raises:
-        UsageError: A text is not a list of nodes or pods.
-        ClusterError: An object is malformed.
+        ClusterError: A pod is malformed.
     """
-    items, pods = _items(nodes_text, "Node"), _items(pods_text, "Pod")
     parsed = [demand.parse(pod) for pod in pods]
     bound = [pod for pod in parsed if isinstance(pod, demand.Bound)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
-    nodes = partitioned.with_pods(
-        (
-            node if selects(node) else dataclasses.replace(node, is_opted_in=False)
-            for node in map(partitioned.parse, items)
-            if node
-        ),
-        bound,
-    )
+    nodes = partitioned.with_pods(nodes, bound)
     decision = partitioning.decide(nodes, pending, limits, now=now, history=partitioning.History())
     changes = {change.node: change for change in decision.changes}
     opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)
-    jobs = [job for job in map(mixes.parse_job, pods) if job] if is_mix else []
     return Report(
         nodes=tuple(_result(node, changes.get(node.name)) for node in opted_in),
         decision=decision,
-        others=len(items) - len(opted_in),
-        jobs=len(jobs),
-        scores=mixes.compare(nodes, jobs) if is_mix else (),
+        others=len(nodes) - len(opted_in),
     )
 
 
-def _items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
-    """Return the objects of a JSON list, or its single object."""
+def nodes_of(
+    text: str, selects: Callable[[partitioned.PartitionedNode], bool]
+) -> tuple[partitioned.PartitionedNode, ...]:
+    """Parse the output of ``kubectl get nodes -o json``; nodes not selected are not opted in.
+
+    Raises:
+        UsageError: The text is not a list of nodes.
+        ClusterError: A node is malformed.
+    """
+    nodes = filter(None, map(partitioned.parse, items(text, "Node")))
+    return tuple(
+        node if selects(node) else dataclasses.replace(node, is_opted_in=False) for node in nodes
+    )
+
+
+def items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
+    """Return the objects of a JSON list, or its single object; UsageError if it is neither."""
     command = f"kubectl get {kind.lower()}s{' -A' if kind == 'Pod' else ''} -o json"
     try:
         data = json_text.parse(text)
@@ -183,25 +166,3 @@ def _node_text(result: NodeResult, style: bar.Style) -> str:
         style=style,
     )
     return f"{title}\n{style.wrapped(why, indent='  ')}\n\n{drawn}"
-
-
-def _mix_text(report: Report, style: bar.Style) -> str:
-    best = report.scores[0]
-    lines = [style.fitted(f"{'LAYOUT':<28}{'SERVED':>14}{'WAITED':>12}")]
-    for rank, each in enumerate(report.scores):
-        if rank >= _MOST_MIXES and each.name not in (mixes.NOW, mixes.BEST):
-            continue
-        waited = f"{each.waited_s / 3600:.1f} h"
-        served = f"{each.served} of {report.jobs}"
-        lines.append(style.fitted(f"{each.name:<28}{served:>14}{waited:>12}"))
-    lines += ["", f"{best.name}:"]
-    lines += [
-        style.wrapped(f"{count} x GPU with {content}", indent="  ")
-        for content, count in sorted(best.gpus.items())
-    ]
-    remarks = (
-        "WAITED is the total time that pods waited for their devices. The comparison ignores CPU, "
-        "memory, priority, pod affinity and the cost of changes. Deleted pods are not in the "
-        "file; a pod that has not ended counts until the latest time in the file."
-    )
-    return "\n".join([*lines, "", style.wrapped(remarks)])

@@ -1,6 +1,10 @@
 """The simulated cluster whose nodes the partitioner's real decision repartitions."""
 
+import dataclasses
+
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from mig_manager.core.fleet import partitioning, simulated_cluster
 from testkit import day
@@ -66,6 +70,48 @@ def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
     assert result.changes > 3
     assert result.lost == 0
     assert len(result.waits) == len(jobs)
+
+
+@hypothesis.given(
+    pods=st.lists(
+        st.tuples(
+            st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"]),
+            st.integers(0, 900),
+            st.integers(1, 400),
+            st.integers(1, 2),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    scheduler=st.sampled_from(_SCHEDULERS),
+    times=st.builds(
+        simulated_cluster.Times,
+        begin_s=st.sampled_from([0.1, 5.0, 60.0]),
+        change_s=st.sampled_from([1.0, 30.0]),
+        longest_recheck_s=st.sampled_from([5.0, 300.0]),
+    ),
+)
+@hypothesis.settings(max_examples=60)
+def test_no_replay_destroys_an_instance_in_use(
+    pods: list[tuple[str, int, int, int]],
+    scheduler: simulated_cluster.Scheduler,
+    times: simulated_cluster.Times,
+) -> None:
+    jobs = [
+        job(f"p{number}", profile, at_s, run_s, count)
+        for number, (profile, at_s, run_s, count) in enumerate(pods)
+    ]
+    cluster = dataclasses.replace(day.cluster(_NODE, scheduler, seed=1), times=times)
+
+    result = simulated_cluster.simulate(
+        day.pods(jobs),
+        cluster,
+        end_s=_END_S,
+        limits=partitioning.PartitionerLimits(cooldown_s=5, hold_after_s=60),
+    )
+
+    assert result.lost == 0
+    assert all(wait is None or wait >= 0 for wait in result.waits.values())
 
 
 def test_layouts_are_spread_over_the_nodes() -> None:

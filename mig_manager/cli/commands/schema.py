@@ -15,7 +15,7 @@ KIND = options.Option(
         *("ClusterCapacity", "ClusterPlan"),
         *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
         *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "RequestAnnotation"),
-        *("Rollout", "RolloutPreview"),
+        *("Replay", "Rollout", "RolloutPreview"),
         *("Simulation", "Status", "StatusAnnotation", "Validation", "Validations"),
     ),
     has_variable=False,

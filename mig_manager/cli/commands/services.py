@@ -3,11 +3,10 @@
 
 from collections.abc import Mapping
 
+from mig_manager.adapters import host
 from mig_manager.agent import settings as agent_settings
 from mig_manager.cli.toolkit import console, program
 from mig_manager.core import node_settings
-
-_MOST_BYTES = 1 << 30  # of a file with the objects of a cluster
 
 
 def agent(
@@ -45,22 +44,9 @@ def partitioner(parsed: program.Parsed, terminal: console.Console) -> int:
 
     chosen = settings.partitioner_settings(parsed, terminal.environ)
     if chosen.simulated_nodes and chosen.simulated_pods:
-        import datetime as dt
+        from mig_manager.cli.commands import simulation
 
-        from mig_manager.adapters.host import files
-        from mig_manager.partitioner import simulation
-
-        report = simulation.simulate(
-            files.ConfigFile(chosen.simulated_nodes, most_bytes=_MOST_BYTES).read(),
-            files.ConfigFile(chosen.simulated_pods, most_bytes=_MOST_BYTES).read(),
-            chosen.limits,
-            now=dt.datetime.now(dt.UTC),
-            is_mix=chosen.is_mix,
-            selects=chosen.selects,
-        )
-        style = terminal.style(chosen.colour)
-        terminal.answer(chosen.output_format.value, report.to_data, lambda: report.text(style))
-        return console.DONE
+        return simulation.run(chosen, terminal, host.SystemClock())
     from mig_manager.partitioner import main
 
     is_json = chosen.log_format is node_settings.LogFormat.JSON

@@ -16,7 +16,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, timing
 from mig_manager.core.fleet import demand, partitioned, partitioning
@@ -43,6 +43,8 @@ class Times:
     quiet_s: float = 2.0
     longest_wait_s: float = 15.0
     recheck_s: float = 5.0
+    longest_recheck_s: float = 5.0
+    """Rechecks without a result double their pause up to this."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,9 @@ class Result:
     decisions: int = 0
     lost: int = 0
     """Instances in use that a change destroyed: always 0."""
+    unmet: dict[str, str] = dataclasses.field(default_factory=dict)
+    """By UID: why no node could serve the pod at the last decision about it."""
+    end_s: float  # the time that was reached
 
 
 def simulate(
@@ -86,9 +91,13 @@ def simulate(
     *,
     end_s: float,
     limits: partitioning.PartitionerLimits | None,
+    proceed: Callable[[float], bool] = lambda _: True,
 ) -> Result:
-    """Simulate the jobs on a cluster; without ``limits`` its layouts stay."""
-    return _Run(jobs, cluster, end_s, limits).result()
+    """Simulate the jobs on a cluster; without ``limits`` its layouts stay.
+
+    ``proceed`` is called with the time of every event, and returns False to stop there.
+    """
+    return _Run(jobs, cluster, end_s, limits).result(proceed)
 
 
 def changed(
@@ -281,13 +290,14 @@ class _Run:
         self._sequence = itertools.count()
         self._burst = timing.Burst(quiet_s=times.quiet_s, longest_s=times.longest_wait_s)
         self._recheck_s = math.inf
+        self._pause_s = times.recheck_s
         self._history = partitioning.History()
         self._requests: dict[str, partitioning.Change] = {}
-        self._result = Result(waits={})
+        self._result = Result(waits={}, end_s=end_s)
         self._now_s = 0.0
 
-    def result(self) -> Result:
-        """Run to the end."""
+    def result(self, proceed: Callable[[float], bool]) -> Result:
+        """Run to the end, or until ``proceed`` returns False."""
         for uid, job in self._jobs.items():
             self._add(job.at_s, _EventKind.ARRIVE, uid)
         while True:
@@ -296,6 +306,9 @@ class _Run:
             if min(decide_s, event_s) > self._end_s:
                 break
             self._now_s = min(decide_s, event_s)
+            if not proceed(self._now_s):
+                self._result.end_s = self._now_s
+                break
             if self._limits is not None and decide_s <= event_s:
                 self._decide(self._limits)
             else:
@@ -413,6 +426,7 @@ class _Run:
         return self._recheck_s if ends_in_s is None else self._now_s + ends_in_s
 
     def _decide(self, limits: partitioning.PartitionerLimits) -> None:
+        is_recheck = self._burst.ends_in_s(self._now_s) is None
         self._burst.clear()
         now = self._time()
         nodes = [node.publish() for node in self._nodes.values()]
@@ -425,7 +439,11 @@ class _Run:
             self._requests[change.node] = change
             self._add(self._now_s + self._times.begin_s, _EventKind.BEGIN, change.node)
         self._result.decisions += 1
-        self._recheck_s = self._now_s + self._times.recheck_s if pending else math.inf
+        self._result.unmet |= {each.pod.uid: each.message for each in decision.unmet}
+        is_idle = is_recheck and not decision.changes
+        longer_s = min(2 * self._pause_s, self._times.longest_recheck_s)
+        self._pause_s = longer_s if is_idle else self._times.recheck_s
+        self._recheck_s = self._now_s + self._pause_s if pending else math.inf
 
 
 def _node(origin: partitioned.PartitionedNode) -> _Node:

@@ -1,0 +1,55 @@
+"""Queries of Prometheus' HTTP API about a range of time."""
+
+import http.client
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+
+from mig_manager import errors
+
+STEP_S = 60.0
+"""Between two samples of an answer: pods that exist for less can be missing."""
+_PART_S = 6 * 3600.0  # of the range; Prometheus returns at most 11,000 samples of a series
+_TIMEOUT_S = 60.0
+_MOST_BYTES = 256 << 20
+_MOST_DETAIL = 200
+
+
+def query_range(url: str, query: str, *, begin_s: float, end_s: float) -> Iterator[str]:
+    """Yield the answers to a query, one for every few hours of the range.
+
+    Times are seconds since 1970.
+
+    Raises:
+        UsageError: Prometheus cannot be reached, or refuses the query.
+    """
+    while begin_s < end_s:
+        part_end_s = min(begin_s + _PART_S, end_s)
+        values = {"query": query, "start": begin_s, "end": part_end_s, "step": STEP_S}
+        yield _get(f"{url.rstrip('/')}/api/v1/query_range?{urllib.parse.urlencode(values)}")
+        begin_s = part_end_s
+
+
+def _get(address: str) -> str:
+    server = address.partition("/api/")[0]
+    try:
+        # The scheme is checked where the option is parsed.
+        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            content: bytes = answer.read(_MOST_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        detail = error.read(_MOST_DETAIL).decode(errors="replace")
+        raise errors.UsageError(
+            f"Prometheus at {server} refused the query: {error.code} {detail}"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or error
+        raise errors.UsageError(
+            f"cannot query Prometheus at {server}: {why}",
+            remedy="Check the address, or save the answer to a file and name the file.",
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise errors.UsageError(
+            f"Prometheus at {server} sent more than {_MOST_BYTES >> 20} MiB for six hours"
+        )
+    return content.decode(errors="replace")

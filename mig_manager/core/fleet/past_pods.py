@@ -1,0 +1,149 @@
+"""Past pods that requested MIG devices, from the API's objects and from Prometheus.
+
+The API forgets deleted pods. kube-state-metrics reports every pod while it exists, and Prometheus
+keeps that: ``QUERY`` selects it. Its names of resources have ``_`` for other characters, and it
+lacks node selectors, affinity, tolerations and priority.
+"""
+
+import dataclasses
+import datetime as dt
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.core import json_text, timestamps
+from mig_manager.core.fleet import demand
+from mig_manager.core.node import api_values
+
+_REQUESTS = "kube_pod_container_resource_requests"
+_CREATED, _STARTED, _ENDED = "kube_pod_created", "kube_pod_start_time", "kube_pod_completion_time"
+_MIG = f'{_REQUESTS}{{resource=~"nvidia_com_mig_.+"}}'
+QUERY = f'{{__name__=~"{_CREATED}|{_STARTED}|{_ENDED}"}} and on (uid) {_MIG} or {_MIG}'
+"""In PromQL, for the range API; the times and requests of pods that request MIG devices."""
+_RESOURCE = re.compile(r"nvidia_com_mig_(.+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PastPod:
+    """A past pod that requested MIG devices."""
+
+    pod: demand.Pending
+    created: dt.datetime
+    start: dt.datetime | None  # None: not started
+    end: dt.datetime | None  # None: not ended
+
+
+def parse(item: Mapping[str, Any]) -> PastPod | None:
+    """Parse a Pod object; None if it requested no MIG device, ClusterError if malformed."""
+    with api_values.as_cluster_error("a pod"):
+        metadata, spec, status = item["metadata"], item["spec"], item.get("status") or {}
+        needs = demand.parse_needs(spec)
+        created = timestamps.parse(metadata.get("creationTimestamp"))
+        if created is None or not needs.profiles:
+            return None
+        ends = [
+            timestamps.parse(((each.get("state") or {}).get("terminated") or {}).get("finishedAt"))
+            for each in status.get("containerStatuses") or ()
+        ]
+        has_ended = status.get("phase") in ("Succeeded", "Failed")
+        return PastPod(
+            pod=demand.Pending(
+                namespace=str(metadata["namespace"]),
+                name=str(metadata["name"]),
+                uid=str(metadata["uid"]),
+                needs=needs,
+                priority=int(spec.get("priority") or 0),
+                created_at=created,
+            ),
+            created=created,
+            start=timestamps.parse(status.get("startTime")),
+            end=max(filter(None, ends), default=None) if has_ended else None,
+        )
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Series:
+    """What Prometheus knows about a pod."""
+
+    namespace: str
+    name: str
+    times: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By metric; seconds since 1970."""
+    requests: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    """By container and resource."""
+    last_s: float = 0.0  # the last sample: the pod still existed
+
+
+def parse_prometheus(answers: Iterable[str]) -> tuple[PastPod, ...]:
+    """Parse answers of the range API to ``QUERY``, of the same time or of several.
+
+    A pod that has not completed ends with its last sample: it was deleted.
+
+    Raises:
+        UsageError: A text is no such answer.
+    """
+    pods: dict[str, _Series] = {}
+    for number, text in enumerate(answers, 1):
+        try:
+            with json_text.decoding("a matrix of pods"):
+                _add(pods, json_text.parse_object(text))
+        except ValueError as error:
+            place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise errors.UsageError(
+                f"answer {number} of Prometheus is not one of its range API about pods{place}: "
+                f"{error}",
+                remedy="See 'Replay a week' in docs/partitioner.md for the query.",
+            ) from error
+    parsed = (_past_pod(uid, series) for uid, series in pods.items())
+    return tuple(pod for pod in parsed if pod)
+
+
+def _add(pods: dict[str, _Series], answer: Mapping[str, Any]) -> None:
+    if answer["data"]["resultType"] != "matrix":
+        raise ValueError("it is no answer to a range query")
+    for each in answer["data"]["result"]:
+        metric, values = each["metric"], each["values"]
+        # Without honorLabels, Prometheus renames labels that its target has too.
+        namespace, name = (
+            str(metric.get(f"exported_{label}") or metric[label]) for label in ("namespace", "pod")
+        )
+        known = pods.setdefault(str(metric["uid"]), _Series(namespace=namespace, name=name))
+        at_s, value = float(values[-1][0]), float(values[-1][1])
+        known.last_s = max(known.last_s, at_s)
+        if metric["__name__"] == _REQUESTS:
+            container = str(metric.get("exported_container") or metric["container"])
+            known.requests[container, str(metric["resource"])] = value
+        else:
+            known.times[str(metric["__name__"])] = value
+
+
+def _past_pod(uid: str, series: _Series) -> PastPod | None:
+    counts = {"pods": 1}
+    for (_, resource), count in series.requests.items():
+        found = _RESOURCE.fullmatch(resource)
+        if found:
+            name = f"nvidia.com/mig-{found[1].replace('_', '.')}"
+            counts[name] = counts.get(name, 0) + int(count)
+    needs = demand.Needs(amounts=demand.to_amounts(counts))
+    if _CREATED not in series.times or not needs.profiles:
+        return None
+    created, start, end, last = (
+        None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
+        for seconds in (*map(series.times.get, (_CREATED, _STARTED, _ENDED)), series.last_s)
+    )
+    if created is None:
+        return None
+    return PastPod(
+        pod=demand.Pending(
+            namespace=series.namespace,
+            name=series.name,
+            uid=uid,
+            needs=needs,
+            created_at=created,
+        ),
+        created=created,
+        start=start,
+        end=end or last,
+    )

@@ -1,0 +1,413 @@
+"""Replay past pods on the cluster's nodes with the real decision: ``--simulate --replay``.
+
+Pods arrive when they were created and run as long as they ran. Beside the partitioner, the same
+pods are simulated on the present layouts and on every generated one, unchanged.
+"""
+
+import collections
+import dataclasses
+import datetime as dt
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.core import answers, bar, messages, profile_name, timestamps
+from mig_manager.core.fleet import partitioned, partitioning, past_pods, simulated_cluster
+from mig_manager.core.layout import layouts, served
+
+PARTITIONER = "partitioner"
+PRESENT = "present layouts"
+REAL = "as it was"
+_MOST_ROWS = 8  # in the text, besides these three
+_MOST_GROUPS = 12
+_LONGEST_RECHECK_S = 300.0
+_SECOND_UNITS = ((3600.0, "h"), (60.0, "min"))
+
+Proceed = Callable[[str, float], bool]
+"""Takes the name of a row and the share of it that is simulated; returns False to stop."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a group of pods waited for a node; a pod without one waits until the end."""
+
+    pods: int
+    placed: int
+    mean_s: float
+    p95_s: float | None  # None: fewer than 95 % are placed
+
+    @staticmethod
+    def of(each: Sequence[tuple[float | None, float]]) -> "Waits":
+        """Summarize waits, each with the time from the pod's creation to the end."""
+        ordered = sorted(math.inf if wait is None else wait for wait, _ in each)
+        p95_s = ordered[math.ceil(0.95 * len(ordered)) - 1]
+        return Waits(
+            pods=len(each),
+            placed=sum(wait is not None for wait, _ in each),
+            mean_s=statistics.fmean(late_s if wait is None else wait for wait, late_s in each),
+            p95_s=None if math.isinf(p95_s) else p95_s,
+        )
+
+    def to_data(self) -> answers.ReplayedWaits:
+        """Return plain data for JSON and YAML."""
+        return {
+            "pods": self.pods,
+            "placed": self.placed,
+            "mean_s": round(self.mean_s, 1),
+            "p95_s": None if self.p95_s is None else round(self.p95_s, 1),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way to serve the pods."""
+
+    name: str
+    waits: Waits
+    by_profile: Mapping[str, Waits]
+    by_namespace: Mapping[str, Waits]
+    result: simulated_cluster.Result | None  # None: not simulated
+
+    def to_data(self) -> answers.ReplayRow:
+        """Return plain data for JSON and YAML."""
+        result = self.result
+        return {
+            "name": self.name,
+            "waits": self.waits.to_data(),
+            "by_profile": {key: each.to_data() for key, each in self.by_profile.items()},
+            "by_namespace": {key: each.to_data() for key, each in self.by_namespace.items()},
+            "changes": result.changes if result else 0,
+            "refused": result.refused if result else 0,
+            "destroyed": result.destroyed if result else 0,
+            "closed_s": round(result.closed_s) if result else 0,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The pods of a time under the partitioner and under fixed layouts."""
+
+    begin: dt.datetime
+    end: dt.datetime
+    is_complete: bool  # False: stopped early, or some layouts were not simulated
+    nodes: int
+    gpus: int
+    left_out: int  # nodes without published GPUs
+    is_opted_in: bool  # False: no node is, and all are replayed as if they were
+    forgotten: int  # pods from Prometheus alone
+    rows: tuple[Row, ...]  # the partitioner, the present layouts, what happened, then best first
+    unmet: tuple[tuple[str, str], ...]  # pods that no node can serve, with the reason
+
+    def to_data(self) -> answers.Replay:
+        """Return plain data for JSON and YAML."""
+        return {
+            "kind": "Replay",
+            "begin": timestamps.show(self.begin),
+            "end": timestamps.show(self.end),
+            "is_complete": self.is_complete,
+            "nodes": self.nodes,
+            "gpus": self.gpus,
+            "left_out": self.left_out,
+            "is_opted_in": self.is_opted_in,
+            "forgotten": self.forgotten,
+            "rows": [row.to_data() for row in self.rows],
+            "unmet": [{"pod": pod, "message": message} for pod, message in self.unmet],
+        }
+
+    def text(self, style: bar.Style) -> str:
+        """Return the report for people; lines fit the style's width."""
+        decided, present, *others = self.rows
+        blocks = [
+            style.wrapped(self._scope()),
+            "\n".join(map(style.fitted, _table([decided, present, *others[: _MOST_ROWS + 1]]))),
+        ]
+        for title, by_decision, by_present in (
+            ("PROFILES", decided.by_profile, present.by_profile),
+            ("NAMESPACE", decided.by_namespace, present.by_namespace),
+        ):
+            blocks.append(
+                "\n".join(map(style.fitted, _group_table(title, by_decision, by_present)))
+            )
+        if self.unmet:
+            lines = [
+                style.wrapped(messages.with_full_stop(f"{pod}: {message}"), indent="  ")
+                for pod, message in self.unmet[:_MOST_GROUPS]
+            ]
+            blocks.append("\n".join([style.paint("No node can serve", bar.Tone.STRONG), *lines]))
+        blocks.append(
+            style.wrapped(
+                "Waits are from a pod's creation to its node; a pod without a node waits until "
+                "the end. CLOSED is the time that nodes were tainted for changes. Only pods with "
+                "MIG devices are replayed; every layout starts empty, with today's nodes. Pod "
+                "affinity, preemption and the CPU of other pods are ignored."
+            )
+        )
+        return "\n\n".join(blocks)
+
+    def _scope(self) -> str:
+        time = f"{timestamps.show(self.begin)} to {timestamps.show(self.end)}"
+        pods = f"{self.rows[0].waits.pods} pods, {self.forgotten} of them from Prometheus alone"
+        sentences = [f"{time}: {pods}, on {self.nodes} nodes with {self.gpus} GPUs"]
+        if not self.is_opted_in:
+            sentences.append("No node is opted in: all are replayed as if they were")
+        if self.left_out:
+            sentences.append(f"Left out: {self.left_out} nodes whose GPUs no agent publishes")
+        if not self.is_complete:
+            sentences.append("The time limit ended the replay early; --replay-limit-s allows more")
+        return " ".join(map(messages.with_full_stop, sentences))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What to replay, and how."""
+
+    limits: partitioning.PartitionerLimits
+    scheduler: simulated_cluster.Scheduler
+    days: float  # before the last time that the pods name
+    quiet_s: float
+    longest_wait_s: float
+
+
+def replay(
+    nodes: Sequence[partitioned.PartitionedNode],
+    pods: Iterable[past_pods.PastPod],
+    forgotten: Iterable[past_pods.PastPod],
+    settings: Replayed,
+    proceed: Proceed,
+) -> Report:
+    """Replay past pods on nodes.
+
+    Args:
+        nodes: As parsed; what keeps them from a change today does not count.
+        pods: Of the API.
+        forgotten: Of Prometheus; pods of the API are skipped.
+        settings: What to replay, and how.
+        proceed: Is called often, see ``Proceed``.
+
+    Raises:
+        UsageError: There is nothing to replay.
+    """
+    by_uid = {pod.pod.uid: pod for pod in pods}
+    more = {each.pod.uid: each for each in forgotten if each.pod.uid not in by_uid}
+    past = sorted((*by_uid.values(), *more.values()), key=lambda each: each.created)
+    if not past:
+        raise errors.UsageError("no pod of the files requested MIG devices")
+    usable, is_opted_in = _usable(nodes)
+    if not usable:
+        raise errors.UsageError("no node of the file has published GPUs with MIG enabled")
+    end = max(when for each in past for when in (each.created, each.start, each.end) if when)
+    begin = max(past[0].created, end - dt.timedelta(days=settings.days))
+    run = _Replay(past, usable, begin, end, settings, proceed)
+    if not run.counted:
+        raise errors.UsageError("no pod was created in these days; --replay-days allows more")
+    rows = run.rows()
+    placed = rows[0].result.waits if rows[0].result else {}
+    unmet = rows[0].result.unmet if rows[0].result else {}
+    return Report(
+        begin=begin,
+        end=begin + dt.timedelta(seconds=run.end_s),
+        is_complete=run.is_complete,
+        nodes=len(usable),
+        gpus=sum(len(node.gpus) for node in usable),
+        left_out=sum(not node.gpus for node in nodes),
+        is_opted_in=is_opted_in,
+        forgotten=sum(job.pod.uid in more for job in run.counted),
+        rows=tuple(rows),
+        unmet=tuple(
+            (job.pod.key, unmet[job.pod.uid])
+            for job in run.counted
+            if job.pod.uid in unmet and placed.get(job.pod.uid) is None
+        ),
+    )
+
+
+def _usable(
+    nodes: Iterable[partitioned.PartitionedNode],
+) -> tuple[list[partitioned.PartitionedNode], bool]:
+    """Return the nodes with GPUs, ready for changes, and whether one is opted in."""
+    with_gpus = sorted((node for node in nodes if node.gpus), key=lambda node: node.name)
+    is_opted_in = any(node.is_opted_in for node in with_gpus)
+    return [
+        dataclasses.replace(
+            node,
+            is_opted_in=node.is_opted_in or not is_opted_in,
+            is_ready=True,
+            unusable="",
+        )
+        for node in with_gpus
+    ], is_opted_in
+
+
+class _Replay:
+    """The simulations of one replay."""
+
+    def __init__(
+        self,
+        past: Iterable[past_pods.PastPod],
+        nodes: Sequence[partitioned.PartitionedNode],
+        begin: dt.datetime,
+        end: dt.datetime,
+        settings: Replayed,
+        proceed: Proceed,
+    ) -> None:
+        self._nodes = nodes
+        self._begin = begin
+        self._settings = settings
+        self._proceed = proceed
+        self.is_complete = True
+        self.end_s = (end - begin).total_seconds()
+        self._real: dict[str, float | None] = {}
+        self._jobs: list[simulated_cluster.Job] = []
+        self.counted: list[simulated_cluster.Job] = []
+        """Pods created since the begin; the others only use devices."""
+        for each in past:
+            if each.end is not None and each.end <= begin:
+                continue
+            ran = (each.end or end) - max(each.start or each.created, begin)
+            job = simulated_cluster.Job(
+                pod=each.pod,
+                at_s=max(0.0, (each.created - begin).total_seconds()),
+                run_s=max(0.0, ran.total_seconds()),
+            )
+            self._jobs.append(job)
+            if each.created >= begin:
+                self.counted.append(job)
+                self._real[each.pod.uid] = (
+                    (each.start - each.created).total_seconds() if each.start else None
+                )
+
+    def rows(self) -> list[Row]:
+        """Simulate; after a stop, every row is about the time that the partitioner reached."""
+        present = self._simulate(PRESENT, self._nodes, None)
+        decided = self._simulate(PARTITIONER, self._nodes, self._settings.limits)
+        self.end_s = decided.end_s
+        self.counted = [job for job in self.counted if job.at_s <= self.end_s] or self.counted[:1]
+        fixed = []
+        for name, nodes in _with_layouts(self._nodes).items():
+            result = self._simulate(name, nodes, None)
+            if result.end_s < self.end_s:
+                break
+            fixed.append(self._row(name, result.waits, result))
+        fixed.sort(key=lambda row: (-row.waits.placed, row.waits.mean_s))
+        return [
+            self._row(PARTITIONER, decided.waits, decided),
+            self._row(PRESENT, present.waits, present),
+            self._row(REAL, self._real, None),
+            *fixed,
+        ]
+
+    def _simulate(
+        self,
+        name: str,
+        nodes: Sequence[partitioned.PartitionedNode],
+        limits: partitioning.PartitionerLimits | None,
+    ) -> simulated_cluster.Result:
+        cluster = simulated_cluster.Cluster(
+            nodes=nodes,
+            scheduler=self._settings.scheduler,
+            seed=0,
+            begin=self._begin,
+            times=simulated_cluster.Times(
+                quiet_s=self._settings.quiet_s,
+                longest_wait_s=self._settings.longest_wait_s,
+                longest_recheck_s=_LONGEST_RECHECK_S,
+            ),
+        )
+        end_s = self.end_s
+        result = simulated_cluster.simulate(
+            self._jobs,
+            cluster,
+            end_s=end_s,
+            limits=limits,
+            proceed=lambda now_s: self._proceed(name, now_s / end_s),
+        )
+        self.is_complete &= result.end_s == end_s
+        return result
+
+    def _row(
+        self,
+        name: str,
+        waits: Mapping[str, float | None],
+        result: simulated_cluster.Result | None,
+    ) -> Row:
+        everything = []
+        groups = [
+            collections.defaultdict[str, list[tuple[float | None, float]]](list) for _ in "ab"
+        ]
+        for job in self.counted:
+            wait, late_s = waits[job.pod.uid], self.end_s - job.at_s
+            # What becomes free at the end itself serves no pod.
+            is_late = wait is None or 0 < late_s <= wait
+            each = None if is_late else wait, late_s
+            everything.append(each)
+            groups[0][profile_name.counted(job.pod.needs.profiles)].append(each)
+            groups[1][job.pod.namespace].append(each)
+        by_profile, by_namespace = (
+            {key: Waits.of(group[key]) for key in sorted(group)} for group in groups
+        )
+        return Row(
+            name=name,
+            waits=Waits.of(everything),
+            by_profile=by_profile,
+            by_namespace=by_namespace,
+            result=result,
+        )
+
+
+def _with_layouts(
+    nodes: Sequence[partitioned.PartitionedNode],
+) -> dict[str, list[partitioned.PartitionedNode]]:
+    """Return the nodes in every generated layout with MIG, by its name; others stay."""
+    generated = {node.name: served.generated(node.gpus) for node in nodes}
+    changed: dict[str, list[partitioned.PartitionedNode]] = {}
+    for name in dict.fromkeys(name for by_name in generated.values() for name in by_name):
+        goals = [
+            layouts.select(by_name[name], node.gpus) if name in by_name else {}
+            for node, by_name in zip(nodes, generated.values(), strict=True)
+        ]
+        if any(goal.counts for each in goals for goal in each.values()):
+            changed[name] = [
+                dataclasses.replace(node, gpus=simulated_cluster.changed(node.gpus, each)[0])
+                for node, each in zip(nodes, goals, strict=True)
+            ]
+    return changed
+
+
+def _table(rows: Iterable[Row]) -> list[str]:
+    lines = [f"{'LAYOUTS':<24}{'PLACED':>16}{'MEAN WAIT':>12}{'95 %':>10}{'CHANGES':>9}"]
+    lines[0] += f"{'REFUSED':>9}{'CLOSED':>10}"
+    for row in rows:
+        waits, result = row.waits, row.result
+        placed = f"{waits.placed} of {waits.pods}"
+        line = f"{row.name:<24}{placed:>16}{_span(waits.mean_s):>12}{_span(waits.p95_s):>10}"
+        if result and result.decisions:
+            line += f"{result.changes:>9}{result.refused:>9}{_span(result.closed_s):>10}"
+        lines.append(line)
+    return lines
+
+
+def _group_table(
+    title: str, by_decision: Mapping[str, Waits], by_present: Mapping[str, Waits]
+) -> list[str]:
+    """Return the waits by group, the largest group first, beside those of present layouts."""
+    lines = [f"{title:<24}{'PLACED':>16}{'MEAN WAIT':>12}{'95 %':>10}   {PRESENT.upper()}"]
+    ordered = sorted(by_decision, key=lambda key: (-by_decision[key].pods, key))
+    for key in ordered[:_MOST_GROUPS]:
+        decided, other = by_decision[key], by_present[key]
+        lines.append(
+            f"{key:<24}{f'{decided.placed} of {decided.pods}':>16}{_span(decided.mean_s):>12}"
+            f"{_span(decided.p95_s):>10}   {other.placed} placed, mean {_span(other.mean_s)}"
+        )
+    if len(ordered) > _MOST_GROUPS:
+        lines.append(f"and {len(ordered) - _MOST_GROUPS} more")
+    return lines
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for size, unit in _SECOND_UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
