@@ -142,7 +142,7 @@ class CapacityReport:
         use = gpu_use.find(gpus, usage, daemons=daemons)
         if use is None:
             reason = errors.Reason.POD_RESOURCES_UNAVAILABLE
-            raise errors.ClusterError(usage.no_answer, reason=reason)
+            raise errors.ClusterError(usage.why_incomplete, reason=reason)
         if not use.is_stable:
             self._repeat()
         deps.telemetry.use_observed(gpus, use.in_use)

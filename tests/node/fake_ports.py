@@ -208,20 +208,25 @@ class FakeWorkloads(_Port):
 class FakeAllocations(_Port):
     def assigned(self) -> tuple[pod_object.PodDevices, ...]:
         self._answer("allocations.assigned")
+        rig, now_s = self._rig, self._rig.clock.now_s
+        if now_s < rig.kubelet_lists_from_s:
+            return ()
         return tuple(
             pod_object.PodDevices(
                 namespace="default",
-                name=self._rig.pods[uid].name,
-                device_ids=self._rig.assigned.get(uid, frozenset()),
-                claim_drivers=frozenset(
-                    {well_known.GPU_CLAIM_DRIVER} if uid in self._rig.claims else ()
+                name=rig.pods[uid].name,
+                device_ids=(
+                    rig.assigned.get(uid, frozenset())
+                    if now_s >= rig.listed_from_s.get(uid, 0.0)
+                    else frozenset()
                 ),
+                claim_drivers=frozenset({well_known.GPU_CLAIM_DRIVER} if uid in rig.claims else ()),
             )
-            for uid in self._rig.pods
-            if uid in self._rig.assigned or uid in self._rig.claims
+            for uid in rig.pods
+            if uid in rig.assigned or uid in rig.claims
         ) + tuple(
             pod_object.PodDevices(namespace="default", name=name, device_ids=ids)
-            for name, ids in self._rig.unlisted.items()
+            for name, ids in rig.unlisted.items()
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:

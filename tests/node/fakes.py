@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
@@ -181,6 +182,10 @@ class NodeRig:
     unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """Devices that the plugin has registered and calls unhealthy."""
     kubelet_is_silent: bool = False
+    kubelet_lists_from_s: float = 0.0
+    """Before it, a kubelet that has just started lists no pod."""
+    listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """UID of a starting pod -> when kubelet lists its devices."""
     plugin_is_broken: bool = False
     plugin_waiting: pod_object.Waiting | None = None
     """Why kubelet cannot start the container of a broken plugin."""
@@ -254,6 +259,8 @@ class NodeRig:
             if pod.is_terminating and has_let_go:
                 del self.pods[uid]
                 self.assigned.pop(uid, None)
+            elif pod.phase == "Pending" and self.clock.now_s >= self.listed_from_s.get(uid, math.inf):
+                self.pods[uid] = dataclasses.replace(pod, phase="Running")
         self._start_daemons()
         if self._plugin_is_wanted() and not self._plugins():
             self.start_plugin()

@@ -1,6 +1,7 @@
 """The pipeline over a small node in memory: request and rig in, rig out."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -134,23 +135,43 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
 
 def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
     rig = busy_node()
-    assigned = dict(rig.assigned)
-    rig.assigned.clear()
-    rig.clock.on_wait.append(lambda: rig.assigned.update(assigned))
+    rig.kubelet_lists_from_s = 5.0
 
     assert_ends(rig, Reason.APPLIED)
 
     assert rig.log.count("workloads.evict") == 1
     assert "affected" not in rig.pod_names
+    assert rig.clock.now_s < 20
 
 
-def test_a_kubelet_that_lists_no_pod_for_long_counts_as_silent() -> None:
+@pytest.mark.parametrize("lists_pods", [False, True], ids=["no pod", "no device"])
+def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) -> None:
     rig = busy_node()
-    rig.assigned.clear()
+    before = rig.gpus
+    if lists_pods:
+        # A kubelet that has lost its checkpoint lists pods without devices.
+        rig.assigned = dict.fromkeys(rig.assigned, frozenset())
+    else:
+        rig.kubelet_lists_from_s = math.inf
+
+    outcome = assert_ends(
+        rig, Reason.POD_RESOURCES_UNAVAILABLE, "kubelet lists no device", "default/spared"
+    )
+
+    assert outcome.should_retry
+    assert {"affected", "spared"} <= rig.pod_names
+    assert rig.gpus == before
+    assert "workloads.evict" not in rig.log
+
+
+def test_a_node_whose_pods_need_no_gpu_is_changed_although_kubelet_lists_none() -> None:
+    rig = node(layout="all-balanced")
+    rig.add_pod("web")
+    rig.kubelet_lists_from_s = math.inf
 
     assert_ends(rig, Reason.APPLIED)
 
-    assert {"affected", "spared"}.isdisjoint(rig.pod_names)
+    assert "web" in rig.pod_names
 
 
 @pytest.mark.parametrize(

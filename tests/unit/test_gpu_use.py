@@ -86,8 +86,8 @@ def test_a_pod_that_has_the_whole_gpu_uses_each_of_its_instances() -> None:
 @pytest.mark.parametrize(
     ("starting", "assigned"),
     [
-        (pod("a"), []),
-        (pod("a", may_run_gpu_init=True), [has("a", MIG[LOW])]),
+        (pod("a", phase="Pending"), []),
+        (pod("a", phase="Pending", has_gpu_init=True), [has("a", MIG[LOW])]),
         (pod("a", gpu_resources={}, has_claims=True), []),
     ],
     ids=["no device yet", "init container", "unknown claim"],
@@ -144,7 +144,7 @@ def test_only_changes_that_concern_gpus_are_relevant() -> None:
     for changed in (
         [],
         [pod("a", phase="Succeeded")],
-        [pod("a", may_run_gpu_init=True)],
+        [pod("a", phase="Pending", has_gpu_init=True)],
         [pod("a"), pod("d", gpu_resources={}, has_claims=True)],
     ):
         assert before != gpu_use.relevant(changed)
@@ -224,7 +224,7 @@ def test_a_pod_counts_for_its_devices_and_for_a_gpu_whose_id_is_no_uuid(
 
 
 def test_a_pod_counts_if_its_init_container_may_use_a_gpu() -> None:
-    starting = pod(phase="Pending", may_run_gpu_init=True)
+    starting = pod(phase="Pending", has_gpu_init=True)
     assert users([starting], (using(OTHER),), ONE) == (starting,)
 
 
@@ -336,3 +336,27 @@ def test_undecided_are_the_pods_whose_devices_only_a_silent_kubelet_knows(
     )
     assert bool(usage.undecided(affected)) is is_undecided
     assert not dataclasses.replace(usage, assigned=(using(ONE),)).undecided(affected)
+
+
+@pytest.mark.parametrize(
+    ("pods", "assigned", "is_incomplete"),
+    [
+        ([pod()], (), True),
+        ([pod()], (using(),), True),
+        ([pod()], (using(OTHER),), False),
+        ([pod(), pod("q")], (using(OTHER),), False),
+        ([], (), False),
+        ([pod(gpu_resources={})], (), False),
+        ([pod(phase="Pending")], (), False),
+        ([pod(has_gpu_init=True)], (using(),), False),  # it may have had its device at the start
+    ],
+)
+def test_kubelets_answer_is_incomplete_without_a_device_of_a_running_pod(
+    pods: list[pod_object.Pod],
+    assigned: tuple[pod_object.PodDevices, ...],
+    *,
+    is_incomplete: bool,
+) -> None:
+    usage = gpu_use.Usage(pods=tuple(pods), assigned=assigned)
+    assert bool(usage.why_incomplete) is is_incomplete
+    assert bool(usage.undecided(ONE)) is is_incomplete

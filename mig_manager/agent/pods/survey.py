@@ -27,7 +27,7 @@ def wait_for_usage(
 
     Raises:
         ClusterError: The API refused or does not answer; POD_RESOURCES_UNAVAILABLE: kubelet does
-            not answer, and the order may affect pods that use other devices.
+            not answer or lists no device, and the order may affect pods that use others.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
         Superseded: Another layout is requested, or the agent stops.
     """
@@ -44,10 +44,10 @@ def wait_for_usage(
         undecided = order.undecided_pods(usage)
         if is_last or not undecided:
             break
-    if undecided and usage.assigned is None:
+    if undecided:
         names = messages.listed([pod.key for pod in undecided])
         raise errors.ClusterError(
-            f"{usage.no_answer}; no pod is evicted, because these may use other devices than "
+            f"{usage.why_incomplete}; no pod is evicted, because these may use other devices than "
             f"those to be removed: {names}",
             reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
         )

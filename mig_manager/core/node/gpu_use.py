@@ -85,18 +85,28 @@ class Usage:
 
         Empty if all devices are affected: then every pod with a GPU is a user.
         """
-        if self.known_ids is not None and self.known_ids <= frozenset(affected):
-            return ()
-        # At its start, kubelet lists no running pod with a GPU.
-        running = {
-            pod.key for pod in self.pods if pod.phase == "Running" and _plugin_resources(pod)
-        }
-        if self.assigned is not None and not (
-            running and running.isdisjoint(one.key for one in self.assigned)
-        ):
+        is_total = self.known_ids is not None and self.known_ids <= frozenset(affected)
+        if is_total or not self.why_incomplete:
             return ()
         users = self.users(affected, daemons=daemons)
         return tuple(pod for pod in users if self.why_uncertain(pod))
+
+    @property
+    def why_incomplete(self) -> str:
+        """Why kubelet's answer does not show which pods have which devices; empty if it does.
+
+        A kubelet that starts lists no pod at first, and without its checkpoint no device.
+        """
+        if self.assigned is None:
+            return self.no_answer or "kubelet does not answer"
+        running = {
+            pod.key
+            for pod in self.pods
+            if pod.phase == "Running" and _plugin_resources(pod) and not pod.has_gpu_init
+        }
+        if not running or any(one.key in running and one.device_ids for one in self.assigned):
+            return ""
+        return "kubelet lists no device of a running pod"
 
     @property
     def device_ids(self) -> frozenset[str]:
@@ -271,7 +281,7 @@ def find(
     *,
     daemons: Sequence[client_table.ExtraClient] = (),
 ) -> GpuUse | None:
-    """Find the instances in use; None if that depends on kubelet, which does not answer.
+    """Find the instances in use; None if that depends on kubelet, whose answer is incomplete.
 
     Args:
         gpus: The node's GPUs.
@@ -280,7 +290,7 @@ def find(
     """
     # No device has this id, so only pods that may have any device match.
     any_device = usage.users({""}, daemons=daemons)
-    if usage.assigned is None and any_device:
+    if usage.why_incomplete and any_device:
         return None
     paused = paused_homes(usage.pods, daemons)
     in_use: dict[str, frozenset[model.Placement]] = {}

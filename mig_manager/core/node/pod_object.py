@@ -48,8 +48,8 @@ class Pod:
     """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: unknown."""
     claimed_resources: frozenset[str] = frozenset()
     """The names in ``gpu_resources`` that a ResourceClaim provides instead of a device plugin."""
-    may_run_gpu_init: bool = False
-    """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
+    has_gpu_init: bool = False
+    """Whether an ordinary init container requests a GPU: kubelet does not list its devices."""
     mounts_plugin_sockets: bool = False
     """Whether it mounts the directory of the host where device plugins register with kubelet."""
     mounts_driver_sockets: bool = False
@@ -73,6 +73,11 @@ class Pod:
     def may_claim(self) -> bool:
         """Whether it has, or may have, a GPU by a ResourceClaim."""
         return self.has_claims or bool(self.claimed_ids)
+
+    @property
+    def may_run_gpu_init(self) -> bool:
+        """Whether an ordinary init container with a GPU may be running."""
+        return self.has_gpu_init and self.phase == "Pending"
 
     @property
     def is_finished(self) -> bool:
@@ -149,7 +154,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         has_claims=bool(spec.get("resourceClaims") or extended),
         claims=_claims(spec, status),
         claimed_resources=claimed,
-        may_run_gpu_init=phase == "Pending" and has_gpu_init,
+        has_gpu_init=has_gpu_init,
         # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, and
         # ``DefaultKubeletPluginsRegistrationDirName`` of k8s.io/kubernetes/pkg/kubelet/config.
         mounts_plugin_sockets="device-plugins" in mounts,
