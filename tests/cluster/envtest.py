@@ -9,21 +9,23 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import urllib3
 
-from tests import waiting
+from tests import programs, waiting
 
 BUILD = pathlib.Path(__file__).parent / "programs" / "build"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 PROGRAMS = ("etcd", "kube-apiserver")
 STOP_TIMEOUT_S = 20.0
+_ALPHA = (34, 35)
 LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p); wait'
 """Runs a program for as long as its standard input is open, which closes however we end. When it
 returns, the program is gone and its port is free."""
@@ -185,12 +187,9 @@ class Server(Programs):
             kubeconfig = self.kubeconfig(self.folder / SCHEDULER, token=_SCHEDULER_TOKEN)
             settings = [f"--kubeconfig={kubeconfig}", "--leader-elect=false"]
         has_it = (self._programs / SCHEDULER).is_file()
-        scheduler = self._spawn(
-            SCHEDULER,
-            *settings,
-            "--secure-port=0",
-            folder=self._programs if has_it else _built(SCHEDULER),
-        )
+        folder = self._programs if has_it else _built(SCHEDULER)
+        gates = self._gates(folder / SCHEDULER)
+        scheduler = self._spawn(SCHEDULER, *settings, *gates, "--secure-port=0", folder=folder)
         try:
             yield
         finally:
@@ -203,7 +202,8 @@ class Server(Programs):
         )
         # One client at a time needs no fairness; its start takes seconds.
         fairness = "--enable-priority-and-fairness=false"
-        self._api = self._spawn("kube-apiserver", *arguments, fairness)
+        gates = self._gates(self._programs / "kube-apiserver")
+        self._api = self._spawn("kube-apiserver", *arguments, fairness, *gates)
         waiting.until(self._is_ready, "kube-apiserver", within_s=120)
 
     def kill(self) -> None:
@@ -214,6 +214,17 @@ class Server(Programs):
 
     def kubeconfig(self, path: pathlib.Path, *, token: str) -> pathlib.Path:
         return self._write_kubeconfig(path, url=self.url, token=token)
+
+    @staticmethod
+    def _gates(program: pathlib.Path) -> Sequence[str]:
+        """Return the option by which a program knows extended resources from claims (KEP-5004).
+
+        They are alpha in 1.34 and 1.35 and on by default since, and matter to no pod of a
+        resource that no DeviceClass names.
+        """
+        shown = programs.output(str(program), "--version")
+        _, minor = (int(number) for number in re.findall(r"\d+", shown)[:2])
+        return ["--feature-gates=DRAExtendedResource=true"] if minor in _ALPHA else []
 
     def _is_ready(self) -> bool:
         assert self._api is not None

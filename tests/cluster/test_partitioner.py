@@ -89,10 +89,12 @@ def publishing(kind: str) -> Act:
 
 
 def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
-    for plural in ("nodes", "pods"):
-        assert kube.get(f"/api/v1/{plural}")["items"] is not None
+    of_claims = "/apis/resource.k8s.io/v1"
+    devices = [f"{of_claims}/{each}" for each in ("deviceclasses", "resourceslices")]
+    for path in (NODES, "/api/v1/pods", *devices, f"{of_claims}/resourceclaims"):
+        assert kube.get(path)["items"] is not None
         query: dict[str, str] = {}
-        kube.watch(f"/api/v1/{plural}", query=query, timeout_s=1, idle_timeout_s=5).__exit__()
+        kube.watch(path, query=query, timeout_s=1, idle_timeout_s=5).__exit__()
     seen = patching(REQUEST)(kube)
     assert seen["metadata"]["labels"][well_known.CONFIG_LABEL] == well_known.CUSTOM_LAYOUT
     assert seen["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] == LAYOUT

@@ -14,13 +14,14 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import demand
 from mig_manager.core.layout import config, custom_layouts, layouts
-from mig_manager.core.node import resources, well_known
+from mig_manager.core.node import device_classes, resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import capacity, gpu_codec
 from mig_manager.partitioner import main, settings
 from mig_manager.sandbox.apiserver import resources as kinds
+from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import waiting
+from tests import dra_driver, waiting
 from tests.node import fakes, gpu_values, scenes
 from tests.stage import apirig
 from tests.unit import samples
@@ -32,6 +33,7 @@ TERM_S = 70.0
 QUIET_S = 2.0
 SOON_S = QUIET_S + 1
 
+VERSION = device_classes.VERSION
 Object = dict[str, Any]
 
 
@@ -94,6 +96,8 @@ class Rig:
         self.replicas: list[Replica] = []
         self.gpus: dict[str, tuple[model.Gpu, ...]] = {}
         self.in_use: dict[str, dict[str, frozenset[model.Placement]]] = {}
+        self.by_claims: set[str] = set()
+        """Nodes with NVIDIA's DRA driver instead of the device plugin."""
         self.agents_ahead_s = 0.0
         """How far the clocks of the agents are ahead of the replicas'."""
 
@@ -169,7 +173,8 @@ class Rig:
         return {"annotationHash": requested.annotation_hash}
 
     def _status(self, name: str) -> Object:
-        amounts = {key: str(count) for key, count in resources.counts(self.gpus[name]).items()}
+        by_plugin = {} if name in self.by_claims else resources.counts(self.gpus[name])
+        amounts = {key: str(count) for key, count in by_plugin.items()}
         amounts |= {"cpu": "64", "memory": "512Gi", "pods": "500"}
         return {"allocatable": amounts, "capacity": amounts}
 
@@ -186,6 +191,20 @@ class Rig:
                 ],
             }
             self.server.store.create(pod)
+
+    def publish_devices(self, name: str) -> None:
+        """Play the DRA driver: list the devices of a node."""
+        devices = dra_driver.devices(self.gpus[name])
+        listed = dra_driver.a_slice(name, *devices)
+        self.server.store.remove((kinds.SLICES.plural, "", objects.name(listed)))
+        self.server.create({"apiVersion": VERSION, "kind": "ResourceSlice"} | listed)
+
+    def add_classes(self, *profiles: str) -> None:
+        """Add DeviceClasses by which limits of these profiles are served."""
+        for profile in map(samples.profile, profiles):
+            made = device_classes.of_profile(profile)
+            assert made is not None
+            self.server.create(device_classes.manifest(profile, made))
 
     def bind(self, pod: str, node: str) -> None:
         def change(obj: Object) -> None:

@@ -88,6 +88,7 @@ def test_its_rights_are_those_of_its_work(objects: dict[str, Object]) -> None:
     assert granted("ClusterRole") == {
         ("nodes",): ["list", "watch", "patch"],
         ("pods",): ["list", "watch"],
+        ("deviceclasses", "resourceslices", "resourceclaims"): ["list", "watch"],
         ("events",): ["create"],
     }
     assert granted("Role") == {("leases",): ["create"], ("leases", NAME): ["get", "update"]}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, partitioned, partitioning, waiting
+from mig_manager.core.fleet import claimed_nodes, demand, partitioned, partitioning, waiting
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
@@ -153,10 +153,11 @@ def decided(
     now: dt.datetime = NOW,
     history: partitioning.History | None = None,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
+    claims: claimed_nodes.ClusterClaims | None = None,
     **limits: Any,
 ) -> partitioning.PartitioningDecision:
     """Parse both and decide; by default as many nodes as there are may change."""
-    found, pending = seen(nodes, pods)
+    found, pending = seen(nodes, pods, claims)
     return partitioning.decide(
         found,
         pending,
@@ -168,14 +169,17 @@ def decided(
 
 
 def seen(
-    nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    claims: claimed_nodes.ClusterClaims | None = None,
 ) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
     """Parse nodes, with what bound pods take on them, and pending pods.
 
     Each instance in use is in use by a bound pod.
     """
     parsed = [each for each in map(demand.parse, pods) if each]
-    known = [each for each in map(partitioned.parse, nodes) if each]
+    plain = [each for each in map(partitioned.parse, nodes) if each]
+    known = claimed_nodes.with_claims(plain, claims or claimed_nodes.ClusterClaims())
     bound = [each for each in parsed if isinstance(each, demand.Bound)]
     bound += [
         demand.Bound(

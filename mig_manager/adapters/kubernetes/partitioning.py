@@ -1,124 +1,20 @@
 """The partitioner's view of the cluster: all nodes, all pods, one write, and Events.
 
 Watches keep only the facts that a decision needs, and drop most objects. Facts are trusted only
-while their watch works: if a watch is lost, ``current`` says so.
+while their watch works: if a watch is lost, ``is_current`` says so.
 """
 
 import dataclasses
 import hashlib
-import http
-import math
-import threading
-import time
-from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, Generic, TypeVar
-
-import structlog
+from collections.abc import Callable
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, events, node, watch
+from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
 from mig_manager.core import timing
 from mig_manager.core.fleet import demand, partitioned, partitioning
-from mig_manager.core.node import api_values, well_known
+from mig_manager.core.node import well_known
 
-_Item = TypeVar("_Item")
 _NAME_DIGITS = 24
-
-_log = structlog.get_logger()
-
-
-class Collection(watch.Watch, Generic[_Item]):
-    """All objects of one kind, converted by ``parse``; objects that become None are left out.
-
-    Malformed objects are left out too: a pod with an absurd request must not stop the work for
-    all others.
-
-    ``on_change`` is called in the watch's thread with an object's old and new value; None for an
-    object that was or is left out.
-    """
-
-    def __init__(
-        self,
-        kube: api.KubeApi,
-        plural: str,
-        parse: Callable[[Mapping[str, Any]], _Item | None],
-        on_change: Callable[[_Item | None, _Item | None], None],
-        *,
-        times: watch.Times | None = None,
-    ) -> None:
-        super().__init__(kube, f"/api/v1/{plural}", {}, name=f"{plural}-watch", times=times)
-        self._parse = parse
-        self._on_change = on_change
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], _Item] = {}
-        self._malformed: set[tuple[str, str]] = set()
-        """Keys of malformed objects, which are logged once."""
-        self.is_current = False
-        self._lost_s = -math.inf
-        """Since when changes do not arrive; -inf: they never did."""
-
-    @property
-    def last_contact_s(self) -> float:
-        """How many seconds ago the API server last sent a change; inf if it never did.
-
-        Lists do not count: a watch that is refused repeatedly lists every time.
-        """
-        now_s = time.monotonic()
-        return super().last_contact_s if self.is_current else now_s - self._lost_s
-
-    def items(self) -> tuple[_Item, ...]:
-        """Return the objects as last reported."""
-        with self._lock:
-            return tuple(self._kept.values())
-
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        known, self._malformed = self._malformed, set()
-        parsed = ((key := _key(item), self._parsed(key, item, known)) for item in items)
-        now = {key: item for key, item in parsed if item is not None}
-        with self._lock:
-            before, self._kept = self._kept, now
-        for key in before.keys() | now.keys():
-            self._report(before.get(key), now.get(key))
-
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        key = _key(item)
-        known = self._malformed & {key}
-        self._malformed.discard(key)
-        now = None if kind == "DELETED" else self._parsed(key, item, known)
-        with self._lock:
-            before = self._kept.pop(key, None)
-            if now is not None:
-                self._kept[key] = now
-        self._report(before, now)
-
-    def opened(self) -> None:
-        self.is_current = True
-
-    def lost(self, error: Exception) -> None:
-        if self.is_current:
-            self._lost_s = time.monotonic()
-        self.is_current = False
-        if not isinstance(error, errors.ClusterError):
-            _log.exception("collection_watch_error")
-        elif error.status != http.HTTPStatus.GONE:
-            _log.warning("collection_watch_lost", of=self._plural, detail=error.message)
-
-    def _parsed(
-        self, key: tuple[str, str], item: Mapping[str, Any], known: Container[tuple[str, str]]
-    ) -> _Item | None:
-        try:
-            return self._parse(item)
-        except errors.ClusterError as error:
-            if key not in known:
-                _log.warning(
-                    "object_left_out", name="/".join(filter(None, key)), detail=error.message
-                )
-            self._malformed.add(key)
-            return None
-
-    def _report(self, before: _Item | None, now: _Item | None) -> None:
-        if before != now:
-            self._on_change(before, now)
 
 
 class Cluster:
@@ -142,12 +38,13 @@ class Cluster:
         self._clock = clock
         self._reporter = reporter
         self._on_demand = on_demand
-        self._nodes: Collection[partitioned.PartitionedNode] = Collection(
-            kube, "nodes", partitioned.parse, self._node_changed, times=times
+        self._nodes: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
+            kube, "/api/v1/nodes", partitioned.parse, self._node_changed, times=times
         )
-        self._pods: Collection[demand.Pending | demand.Bound] = Collection(
-            kube, "pods", demand.parse, self._pod_changed, times=times
+        self._pods: collection.Collection[demand.Pending | demand.Bound] = collection.Collection(
+            kube, "/api/v1/pods", demand.parse, self._pod_changed, times=times
         )
+        self._claims = device_claims.DeviceClaims(kube, on_demand, times=times)
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""
 
@@ -155,21 +52,24 @@ class Cluster:
         """List and watch from now on."""
         self._nodes.start()
         self._pods.start()
+        self._claims.start()
 
     def close(self) -> None:
         """Stop watching."""
         self._nodes.end(timeout_s=0.0)
         self._pods.end(timeout_s=0.0)
+        self._claims.close()
 
     @property
     def is_current(self) -> bool:
         """Whether changes of nodes and pods arrive."""
-        return self._nodes.is_current and self._pods.is_current
+        return self._nodes.is_current and self._pods.is_current and self._claims.is_current
 
     @property
     def last_contact_s(self) -> float:
         """How long ago the API server last sent data about nodes or pods."""
-        return max(self._nodes.last_contact_s, self._pods.last_contact_s)
+        parts = self._nodes, self._pods, self._claims
+        return max(each.last_contact_s for each in parts)
 
     def nodes(self) -> tuple[partitioned.PartitionedNode, ...]:
         """Return the nodes as last reported, or as changed by our own write."""
@@ -180,9 +80,8 @@ class Cluster:
             for name, (before, after) in self._written.items()
             if name in nodes and nodes[name].version == before
         }
-        return tuple(
-            (nodes | {name: after for name, (_, after) in self._written.items()}).values()
-        )
+        nodes |= {name: after for name, (_, after) in self._written.items()}
+        return self._claims.with_claims(nodes.values())
 
     def pods(self) -> tuple[demand.Pending | demand.Bound, ...]:
         """Return the pods that wait for MIG devices, and the pods that have a node."""
@@ -242,9 +141,3 @@ class Cluster:
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
             self._on_demand()
-
-
-def _key(item: Mapping[str, Any]) -> tuple[str, str]:
-    with api_values.as_cluster_error("an object of a watch"):
-        metadata = item["metadata"]
-        return str(metadata.get("namespace") or ""), str(metadata["name"])

@@ -79,7 +79,7 @@ class Batch:
         if key not in self._excluded:
             self._excluded[key] = demand.why_excluded(
                 self.needs[group], node.name, node.labels, node.taints
-            )
+            ) or demand.why_unclaimable(self.needs[group], node.claimable)
         return self._excluded[key]
 
     def has_room(self, group: int, node: partitioned.PartitionedNode) -> bool:

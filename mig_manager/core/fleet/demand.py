@@ -13,7 +13,7 @@ The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinit
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import messages, model, timestamps
@@ -256,6 +256,18 @@ def why_excluded(
             value = f"={taint.value}" if taint.value else ""
             return f"it does not tolerate taint {taint.key}{value}:{taint.effect}"
     return ""
+
+
+def why_unclaimable(needs: Needs, claimable: Collection[str] | None) -> str:
+    """Return why a node cannot serve a pod by ResourceClaims; empty if it can.
+
+    ``claimable`` are the MIG resources that DeviceClasses name; None: it has a device plugin.
+    """
+    if claimable is None:
+        return ""
+    names = [name for name, _ in needs.amounts if resources.is_mig(name)]
+    missing = [name for name in names if name not in claimable]
+    return f"no DeviceClass serves {messages.listed(missing)}" if missing else ""
 
 
 def why_short(needs: Amounts, available: Mapping[str, int]) -> str:

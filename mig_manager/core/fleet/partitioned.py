@@ -11,7 +11,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import api_values, resources, strategies, well_known
+from mig_manager.core.node import api_values, claims, resources, strategies, well_known
 from mig_manager.core.records import capacity
 
 
@@ -26,6 +26,12 @@ class PartitionedNode:
     is_ready: bool = True
     allocatable: demand.Amounts
     allocated: demand.Amounts = ()  # requests of the pods bound to it; see ``with_pods``
+    claimable: frozenset[str] | None = None
+    """MIG resources that a DRA driver serves; None: a device plugin serves any. The next three are
+    set by ``claimed_nodes``."""
+    claimed: demand.Amounts = ()  # devices in ResourceClaims, by resource
+    mismatch: str = ""  # why what pods can get differs from the instances; see ``unusable``
+    devices: demand.Amounts = ()  # MIG devices of all its GPUs, by resource
     is_opted_in: bool
     unusable: str = ""
     """Why it cannot be repartitioned now; empty if it can."""
@@ -59,7 +65,9 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     with api_values.as_cluster_error(f"node {node.name}"):
         allocatable = demand.amounts((item.get("status") or {}).get("allocatable"))
         taints = demand.parse_taints(item.get("spec") or {})
-    if not (is_opted_in or any(resources.is_mig(name) for name, _ in allocatable)):
+    has_devices = any(resources.is_mig(name) for name, _ in allocatable)
+    has_driver = node.view.labels.get(claims.DEPLOY_LABEL) == "true"
+    if not (is_opted_in or has_devices or has_driver):
         return None
     gpus = fleet_nodes.published_gpus(node)[0] or ()
     in_use = _in_use(node.view.annotations.get(well_known.CAPACITY_ANNOTATION), gpus)
@@ -68,6 +76,8 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     is_custom = published is not None and published.config == well_known.CUSTOM_LAYOUT
     is_retried = node.answer is not None and node.answer.is_retried
     changing = _why_changing(node, is_retried=is_retried)
+    devices = _devices(gpus)
+    mismatch = why_differing(devices, dict(allocatable), "kubelet's resources")
     retrying = f"its agent retries layout {node.requested}" if is_retried else ""
     return PartitionedNode(
         name=node.name,
@@ -77,9 +87,9 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         is_ready=node.is_ready,
         allocatable=allocatable,
         is_opted_in=is_opted_in,
-        unusable=changing
-        or retrying
-        or next(_why_unusable(node, gpus, in_use, dict(allocatable)), ""),
+        unusable=changing or retrying or next(_why_unusable(node, gpus, in_use), mismatch),
+        mismatch=mismatch,
+        devices=demand.to_amounts(devices),
         is_changing=bool(changing),
         requested_at=None if node.has_responded else node.requested_at,
         started_at=published.started_at if published else None,
@@ -100,9 +110,17 @@ def with_pods(
     for pod in bound:
         requests[pod.node_name].update(dict(pod.amounts))
     return tuple(
-        dataclasses.replace(node, allocated=demand.to_amounts(requests[node.name]))
+        dataclasses.replace(node, allocated=_allocated(node, requests[node.name]))
         for node in nodes
     )
+
+
+def _allocated(node: PartitionedNode, requests: Mapping[str, int]) -> demand.Amounts:
+    """Return what the node's pods have; claims also show devices that no limit names."""
+    if node.claimable is None:
+        return demand.to_amounts(requests)
+    others = {name: count for name, count in requests.items() if not resources.is_mig(name)}
+    return demand.to_amounts({**others, **dict(node.claimed)})
 
 
 class Sightings:
@@ -186,7 +204,6 @@ def _why_unusable(
     node: fleet_nodes.Node,
     gpus: Iterable[model.Gpu],
     in_use: Mapping[str, object] | None,
-    allocatable: Mapping[str, int],
 ) -> Iterator[str]:
     if not node.is_ready:
         yield "it is not ready"
@@ -200,22 +217,28 @@ def _why_unusable(
         yield "its agent has not published which instances are in use"
     if node.strategy not in (None, strategies.Strategy.MIXED):
         yield f"its device plugin has MIG strategy {node.strategy.value}, not mixed"
-    # With strategy mixed.
+    if not any(_is_divisible(gpu) for gpu in gpus):
+        yield "none of its GPUs has MIG enabled"
+    elif not any(gpu.uuid in (in_use or ()) for gpu in gpus if _is_divisible(gpu)):
+        yield "which of its instances are in use is unknown"
+
+
+def _devices(gpus: Iterable[model.Gpu]) -> "collections.Counter[str]":
+    """Count the MIG devices by resource, as with strategy ``mixed``."""
     names = (
         resources.of_profile(device.profile)
         for gpu in gpus
         if gpu.current_mode is model.MigMode.ENABLED
         for device in gpu.devices
     )
-    counts = collections.Counter(filter(None, names))
+    return collections.Counter(filter(None, names))
+
+
+def why_differing(devices: Mapping[str, int], offer: Mapping[str, int], what: str) -> str:
+    """Return why the devices that pods can get differ from the instances; empty if they match."""
     differing = sorted(
         name
-        for name in {*counts, *filter(resources.is_mig, allocatable)}
-        if counts.get(name, 0) != allocatable.get(name, 0)
+        for name in {*devices, *filter(resources.is_mig, offer)}
+        if devices.get(name, 0) != offer.get(name, 0)
     )
-    if differing:
-        yield f"kubelet's resources differ from the instances: {messages.listed(differing)}"
-    if not any(_is_divisible(gpu) for gpu in gpus):
-        yield "none of its GPUs has MIG enabled"
-    elif not any(gpu.uuid in (in_use or ()) for gpu in gpus if _is_divisible(gpu)):
-        yield "which of its instances are in use is unknown"
+    return f"{what} differ from the instances: {messages.listed(differing)}" if differing else ""

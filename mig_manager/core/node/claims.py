@@ -35,6 +35,8 @@ class Slice:
     for_machines: frozenset[str]  # names of the devices for virtual machines
     taints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Taints of a faulty device, by its name, that keep pods away: KEP-5055."""
+    profiles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Profiles of the MIG devices, by name of the device."""
 
 
 def is_driver(pod: pod_object.Pod) -> bool:
@@ -67,6 +69,11 @@ def parse_slice(item: Mapping[str, Any]) -> Slice:
             if _text(attributes, "type") == _PASSTHROUGH
         ),
         taints={name: each for name, each in taints.items() if each},
+        profiles={
+            name: profile
+            for name, attributes in devices.items()
+            if (profile := _text(attributes, "profile"))
+        },
     )
 
 
@@ -102,7 +109,7 @@ def resolve(devices: Iterable[Device], slices: Iterable[Slice]) -> frozenset[str
     """Return the UUIDs of claimed devices; None if one is unknown."""
     uuids = {
         (each.pool, name): uuid
-        for each in _newest(slices)
+        for each in newest(slices)
         for name, uuid in each.uuids.items()
         if uuid
     }
@@ -112,9 +119,9 @@ def resolve(devices: Iterable[Device], slices: Iterable[Slice]) -> frozenset[str
 
 def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> str:
     """Explain how the slices of our node differ from its GPUs; empty if they match."""
-    newest = _newest(slices)
-    sizes = collections.Counter(each.pool for each in newest)
-    for each in newest:
+    current = newest(slices)
+    sizes = collections.Counter(each.pool for each in current)
+    for each in current:
         if (size := sizes[each.pool]) < each.count:
             return f"the DRA driver has published {size} of {each.count} ResourceSlices"
     # The driver may have devices of unreachable GPUs too.
@@ -122,7 +129,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
     expected, _ = schedulable.expected_devices(gpus)
     listed = [
         uuid
-        for each in newest
+        for each in current
         for name, uuid in each.uuids.items()
         if name not in each.for_machines
     ]
@@ -144,7 +151,7 @@ def tainted(slices: Iterable[Slice]) -> tuple[str, ...]:
     GPU (``gpu.nvidia.com/gpu-lost``). It removes a taint only when it starts again, whether or not
     the GPU has recovered (``device_health.go``, dra-driver-nvidia-gpu#1455).
     """
-    taints = {name: each for one in _newest(slices) for name, each in one.taints.items()}
+    taints = {name: each for one in newest(slices) for name, each in one.taints.items()}
     return tuple(f"{name} ({each})" for name, each in sorted(taints.items()))
 
 
@@ -158,9 +165,10 @@ def why_not_served(layouts: Iterable[strategies.GpuLayout]) -> str:
     return f"it knows no part of a GPU instance: {', '.join(sorted(parts))}" if parts else ""
 
 
-def _newest(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+def newest(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+    """Return the slices of the newest generation of their pool; others are outdated."""
     slices = tuple(slices)
-    newest: dict[str, int] = {}
+    generations: dict[str, int] = {}
     for each in slices:
-        newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
-    return tuple(each for each in slices if each.generation == newest[each.pool])
+        generations[each.pool] = max(each.generation, generations.get(each.pool, 0))
+    return tuple(each for each in slices if each.generation == generations[each.pool])

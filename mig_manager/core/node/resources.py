@@ -31,6 +31,14 @@ def name_of(profile: model.Profile, strategy: strategies.Strategy | None) -> str
     return GPU if strategy is strategies.Strategy.SINGLE else of_profile(profile)
 
 
+def of_name(profile: str) -> str | None:
+    """Return the resource of a profile by its name; None for a name that is none, and as above."""
+    try:
+        return of_profile(profile_name.parse(profile))
+    except ValueError:
+        return None
+
+
 def profile_of(resource: str) -> model.Profile | None:
     """Return the profile of a MIG resource; None for another name, replicas included."""
     name = resource.removeprefix(_MIG_PREFIX).replace("gb.", "gb+", 1)

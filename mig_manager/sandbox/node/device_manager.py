@@ -84,7 +84,8 @@ class DeviceManager:
     def admit(self, pod: Mapping[str, Any]) -> Allocation:
         """Allocate a pod's devices; another call for the pod returns the same ones.
 
-        A pod gets no device of a forgotten resource, and runs nevertheless.
+        A pod gets no device of a forgotten resource, and runs nevertheless. A resource that a
+        ResourceClaim provides is not ours (``isDRAExtendedResource`` of kubelet).
 
         Raises:
             ShortageError: Too few devices are healthy and free; nothing was allocated.
@@ -98,11 +99,12 @@ class DeviceManager:
                 resource: [id_ for id_ in device_ids if id_ not in used]
                 for resource, device_ids in self._allocatable().items()
             }
+            claimed = objects.claimed_resources(pod)
             containers: dict[str, dict[str, Sequence[str]]] = {}
             for container in pod["spec"]["containers"]:
                 listed = containers.setdefault(str(container["name"]), {})
                 for resource, count in objects.gpu_counts(container).items():
-                    if resource in self._forgotten:
+                    if resource in self._forgotten or (container["name"], resource) in claimed:
                         continue
                     available = free.get(resource, [])
                     if count > len(available):

@@ -130,6 +130,15 @@ def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def claimed_resources(pod: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return the limits that a ResourceClaim provides: names of container and resource."""
+    claim = (pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
+    return frozenset(
+        (str(each["containerName"]), str(each["resourceName"]))
+        for each in claim.get("requestMappings") or ()
+    )
+
+
 def gpu_requests(pod: Mapping[str, Any]) -> collections.Counter[str]:
     """Return the sum of the GPU limits of a pod's containers."""
     counters = map(collections.Counter, map(gpu_counts, pod["spec"]["containers"]))

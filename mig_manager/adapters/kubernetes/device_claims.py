@@ -1,0 +1,130 @@
+"""The MIG devices by claims of all nodes, where DeviceClasses serve MIG resources.
+
+A cluster before Kubernetes 1.34 does not serve this API. Without a DeviceClass for a MIG resource
+only the DeviceClasses are watched.
+"""
+
+import http
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, collection, watch
+from mig_manager.core.fleet import claimed_nodes, partitioned
+from mig_manager.core.node import claims, device_classes, well_known
+
+_GROUP = f"/apis/{device_classes.VERSION}"
+_OF_DRIVER = {"fieldSelector": f"spec.driver={well_known.GPU_CLAIM_DRIVER}"}
+_Item = TypeVar("_Item")
+
+_log = structlog.get_logger()
+
+
+class _Optional(collection.Collection[_Item]):
+    """A collection that is empty where the API does not serve or grant it."""
+
+    _is_absent = False
+
+    @property
+    def last_contact_s(self) -> float:
+        """As of a collection; 0 while the API refuses it."""
+        return 0.0 if self._is_absent else super().last_contact_s
+
+    def opened(self) -> None:
+        self._is_absent = False
+        super().opened()
+
+    def lost(self, error: Exception) -> None:
+        match error:
+            case errors.ClusterError(status=http.HTTPStatus.NOT_FOUND | http.HTTPStatus.FORBIDDEN):
+                if not self._is_absent:
+                    _log.info("collection_absent", of=self._plural, detail=error.message)
+                self._is_absent = self.is_current = True
+                self.listed(())
+            case _:
+                self._is_absent = False
+                super().lost(error)
+
+
+class DeviceClaims:
+    """Watches DeviceClasses and, once one serves a MIG resource, ResourceSlices and claims.
+
+    ``on_change`` is called in a watch's thread when the devices of nodes have changed.
+    """
+
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        on_change: Callable[[], None],
+        *,
+        times: watch.Times | None = None,
+    ) -> None:
+        """Prepare, without a request."""
+        self._on_change = on_change
+        self._classes: _Optional[device_classes.DeviceClass] = _Optional(
+            kube, device_classes.PATH, device_classes.parse, self._class_changed, times=times
+        )
+        self._slices: _Optional[claims.Slice] = _Optional(
+            kube,
+            f"{_GROUP}/resourceslices",
+            claims.parse_slice,
+            self._slice_changed,
+            selector=_OF_DRIVER,
+            times=times,
+        )
+        self._claims: _Optional[frozenset[claims.Device]] = _Optional(
+            kube,
+            f"{_GROUP}/resourceclaims",
+            lambda item: claims.parse_claim(item) or None,
+            lambda *_: None,
+            times=times,
+        )
+
+    def start(self) -> None:
+        """List and watch from now on."""
+        self._classes.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        for each in self._started():
+            each.end(timeout_s=0.0)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether changes arrive, as far as the cluster serves them."""
+        return all(each.is_current for each in self._started())
+
+    @property
+    def last_contact_s(self) -> float:
+        """How long ago the API server last sent data."""
+        return max((each.last_contact_s for each in self._started()), default=0.0)
+
+    def with_claims(
+        self, nodes: Iterable[partitioned.PartitionedNode]
+    ) -> tuple[partitioned.PartitionedNode, ...]:
+        """Return the nodes with the devices that they have by claims."""
+        classes = self._classes.items()
+        if not classes:
+            return tuple(nodes)
+        cluster = claimed_nodes.ClusterClaims(
+            classes=classes, slices=self._slices.items(), allocated=self._claims.items()
+        )
+        return claimed_nodes.with_claims(nodes, cluster)
+
+    def _started(self) -> Iterator[_Optional[Any]]:
+        yield self._classes
+        if self._slices.is_started:
+            yield from (self._slices, self._claims)
+
+    def _class_changed(
+        self, _before: device_classes.DeviceClass | None, now: device_classes.DeviceClass | None
+    ) -> None:
+        if now is not None and not self._slices.is_started:
+            self._slices.start()
+            self._claims.start()
+        self._on_change()
+
+    def _slice_changed(self, _before: claims.Slice | None, _now: claims.Slice | None) -> None:
+        self._on_change()

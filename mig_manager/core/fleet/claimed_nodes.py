@@ -1,0 +1,84 @@
+"""Nodes whose MIG devices pods get by ResourceClaims, from NVIDIA's DRA driver.
+
+On such a node the ResourceSlices list the devices instead of ``status.allocatable``, and the
+allocated claims show which ones pods have. A limit such as ``nvidia.com/mig-1g.10gb`` is served
+if a DeviceClass names that resource. Where a device plugin offers MIG devices as well, the
+scheduler prefers the plugin's (``NodeResourcesFit``), and this module leaves the node as it is.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from mig_manager.core.fleet import demand, partitioned
+from mig_manager.core.node import claims, device_classes, resources
+
+_DYNAMIC = "its DRA driver creates MIG devices by itself (DynamicMIG)"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterClaims:
+    """What the API shows about MIG devices by claims."""
+
+    classes: tuple[device_classes.DeviceClass, ...] = ()
+    slices: tuple[claims.Slice, ...] = ()  # of NVIDIA's DRA driver, on all nodes
+    allocated: tuple[frozenset[claims.Device], ...] = ()  # of each ResourceClaim
+
+
+def with_claims(
+    nodes: Iterable[partitioned.PartitionedNode], cluster: ClusterClaims
+) -> tuple[partitioned.PartitionedNode, ...]:
+    """Return the nodes with the devices that they have by claims."""
+    served = frozenset(each.resource for each in cluster.classes)
+    by_pool: dict[str, list[claims.Slice]] = collections.defaultdict(list)
+    for one in claims.newest(cluster.slices):
+        # The driver names a node's pool after the node.
+        by_pool[one.pool].append(one)
+    claimed: dict[str, set[str]] = collections.defaultdict(set)
+    for devices in cluster.allocated:
+        for pool, device in devices:
+            claimed[pool].add(device)
+    return tuple(
+        _with_devices(node, by_pool[node.name], claimed.get(node.name, set()), served)
+        if node.name in by_pool and not _has_plugin(node)
+        else node
+        for node in nodes
+    )
+
+
+def _has_plugin(node: partitioned.PartitionedNode) -> bool:
+    return any(resources.is_mig(name) for name, _ in node.allocatable)
+
+
+def _with_devices(
+    node: partitioned.PartitionedNode,
+    slices: Iterable[claims.Slice],
+    claimed: Iterable[str],
+    served: frozenset[str],
+) -> partitioned.PartitionedNode:
+    names = {name: resource for one in slices for name, resource in _resources(one).items()}
+    repelling = {name for one in slices for name in one.taints}
+    listed = collections.Counter(names.values())
+    is_dynamic = any(not one.uuids[name] for one in slices for name in _resources(one))
+    mismatch = (
+        _DYNAMIC
+        if is_dynamic
+        else partitioned.why_differing(dict(node.devices), listed, "the DRA driver's devices")
+    )
+    usable = collections.Counter(each for name, each in names.items() if name not in repelling)
+    mine = {name: count for name, count in usable.items() if name in served}
+    in_claims = collections.Counter(names[name] for name in claimed if name in names)
+    return dataclasses.replace(
+        node,
+        allocatable=demand.to_amounts({**dict(node.allocatable), **mine}),
+        claimed=demand.to_amounts(in_claims),
+        claimable=served,
+        mismatch=mismatch,
+        unusable=mismatch if node.unusable == node.mismatch else node.unusable,
+    )
+
+
+def _resources(one: claims.Slice) -> Mapping[str, str]:
+    """Return the MIG devices of a slice, with the resource of their profile."""
+    named = ((name, resources.of_name(profile)) for name, profile in one.profiles.items())
+    return {name: resource for name, resource in named if resource}

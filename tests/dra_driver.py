@@ -1,0 +1,109 @@
+"""NVIDIA's DRA driver with static MIG, played: the ResourceSlices that it publishes."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mig_manager.adapters.kubernetes import api, responses
+from mig_manager.core import model
+from mig_manager.core.node import claims, well_known
+from mig_manager.sandbox import stages
+from mig_manager.sandbox.node import cluster_view, objects
+
+NAME = well_known.GPU_CLAIM_DRIVER
+GROUP = "/apis/resource.k8s.io/v1"
+SLICES, CLAIMS = f"{GROUP}/resourceslices", f"{GROUP}/namespaces/default/resourceclaims"
+CLASSES = f"{GROUP}/deviceclasses"
+DAEMON_SET = {
+    "apiVersion": "apps/v1",
+    "kind": "DaemonSet",
+    "metadata": {"name": "nvidia-dra-driver-kubelet-plugin", "namespace": "gpu-operator"},
+    "spec": {
+        "selector": {"matchLabels": {"app": "nvidia-dra-driver-kubelet-plugin"}},
+        "template": {
+            "metadata": {"labels": {"app": "nvidia-dra-driver-kubelet-plugin"}},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "gpus",
+                        "image": "dra-driver-nvidia-gpu:v0.5.0",
+                        "env": [{"name": "FEATURE_GATES", "value": "DynamicMIG=false"}],
+                    }
+                ],
+                "nodeSelector": {claims.DEPLOY_LABEL: "true"},
+                "volumes": [
+                    {
+                        "name": "plugins-registry",
+                        "hostPath": {"path": "/var/lib/kubelet/plugins_registry"},
+                    }
+                ],
+            },
+        },
+    },
+}
+"""What the GPU operator's GPUCluster deploys, in short."""
+
+
+class Driver:
+    """A node's driver: each new pod of it publishes the GPUs that it finds, once."""
+
+    def __init__(
+        self,
+        cluster: cluster_view.ClusterView,
+        kube: api.KubeApi,
+        observe: Callable[[], Iterable[model.Gpu]],
+        *,
+        node: str = stages.NODE_NAME,
+    ) -> None:
+        self.starts: list[str] = []
+        self._cluster = cluster
+        self._kube = kube
+        self._observe = observe
+        self._node = node
+        self._published: set[str] = set()
+
+    def play(self) -> bool:
+        """Publish if a new pod is ready; return whether one has."""
+        for pod in self._cluster.list(cluster_view.Kind.POD):
+            is_driver = any(each["name"] == "gpus" for each in pod["spec"]["containers"])
+            uid = objects.uid(pod)
+            if not is_driver or objects.node_name(pod) != self._node:
+                continue
+            if uid not in self.starts:
+                self.starts.append(uid)
+            if objects.is_ready(pod) and uid not in self._published:
+                self._publish(len(self.starts))
+                self._published.add(uid)
+        return bool(self._published)
+
+    def _publish(self, generation: int) -> None:
+        with contextlib.suppress(responses.ApiError):
+            self._kube.delete(f"{SLICES}/{self._node}-{NAME}")
+        listed = a_slice(self._node, *devices(self._observe()), generation=generation)
+        self._kube.post(SLICES, listed)
+
+
+def devices(gpus: Iterable[model.Gpu]) -> list[dict[str, Any]]:
+    """Return the devices of the GPUs with the names that the driver gives them."""
+    return [
+        {
+            "name": f"gpu-{gpu.index}-mig-{instance.placement.start}",
+            "attributes": {
+                "uuid": {"string": ci.uuid},
+                "type": {"string": "mig"},
+                "profile": {"string": str(ci.profile)},
+            },
+        }
+        for gpu in gpus
+        for instance in gpu.gpu_instances
+        for ci in instance.compute_instances
+    ]
+
+
+def a_slice(
+    node: str, *of_node: dict[str, Any], driver: str = NAME, generation: int = 1
+) -> dict[str, Any]:
+    """Return a ResourceSlice; ``of_node`` are its devices."""
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(of_node)}
+    return {"metadata": {"name": f"{node}-{driver}"}, "spec": spec}

@@ -1,0 +1,80 @@
+"""The partitioner beside NVIDIA's DRA driver, and in clusters that know no claims."""
+
+import pytest
+
+from mig_manager.core.node import device_classes
+from mig_manager.sandbox.apiserver import resources as kinds
+from testkit import apiserver
+from tests import dra_driver, waiting
+from tests.partitioner.rig import SOON_S, TERM_S, VERSION, Rig
+
+
+def is_usable(rig: Rig, replica_index: int = 0) -> bool:
+    cluster = rig.replicas[replica_index].service.cluster
+    return cluster.is_current and all(not node.unusable for node in cluster.nodes())
+
+
+def test_node_of_the_dra_driver_gets_devices_for_plain_limits(rig: Rig) -> None:
+    rig.by_claims.add("n1")
+    rig.add_node()
+    rig.publish_devices("n1")
+    own = rig.replica()
+    rig.add_pods("p1", profile="3g.20gb")
+    rig.pass_time(SOON_S, own)
+    assert own.kube.patches == []
+
+    rig.add_classes("3g.20gb")
+    waiting.until(lambda: is_usable(rig), "the devices of the node")
+    rig.pass_time(SOON_S, own)
+    assert len(own.kube.patches) == 1
+    assert "3g.20gb" in (rig.requested() or "")
+
+    rig.answer("n1")
+    rig.pass_time(TERM_S, own)
+    assert not is_usable(rig)
+    rig.publish_devices("n1")
+    waiting.until(lambda: is_usable(rig), "the devices of the node")
+    rig.pass_time(TERM_S, own)
+    assert len(own.kube.patches) == 1
+
+
+def test_device_of_a_claim_is_never_destroyed(rig: Rig) -> None:
+    rig.by_claims.add("n1")
+    rig.add_node()
+    rig.publish_devices("n1")
+    rig.add_classes("3g.20gb")
+    results = [{"request": "r", "driver": dra_driver.NAME, "pool": "n1", "device": "gpu-0-mig-0"}]
+    rig.server.create(
+        {
+            "apiVersion": VERSION,
+            "kind": "ResourceClaim",
+            "metadata": {"name": "of-a-pod", "namespace": "default"},
+            "status": {"allocation": {"devices": {"results": results}}},
+        }
+    )
+    own = rig.replica()
+    waiting.until(lambda: is_usable(rig), "the devices of the node")
+    rig.add_pods("p1", profile="3g.20gb")
+
+    rig.pass_time(TERM_S, own)
+    assert own.kube.patches == []
+    rig.server.delete(kinds.CLAIMS, "of-a-pod", "default")
+    rig.pass_time(TERM_S, own)
+    assert len(own.kube.patches) == 1
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_cluster_that_serves_or_grants_no_classes_is_served_as_before(
+    rig: Rig, status: int
+) -> None:
+    rig.server.inject(apiserver.Fault(path=device_classes.PATH, status=status, times=10**6))
+    rig.add_node()
+    own = rig.replica()
+    rig.add_pods("p1")
+
+    rig.pass_time(SOON_S, own)
+
+    assert len(own.kube.patches) == 1
+    assert own.service.cluster.last_contact_s < TERM_S
+    assert rig.server.log.count("list", "resourceslices") == 0
+    assert rig.server.log.count("list", "resourceclaims") == 0
