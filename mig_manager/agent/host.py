@@ -46,13 +46,13 @@ def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None
         HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
     stopped = job.journal.entries.host_services
-    running = tuple(n for n in running_services(job, names, plan) if n not in stopped)
+    running = running_services(job, names, plan)
     if job.deps.services is None or not running:
         return
     job.journal.enter(
         model.Phase.PAUSE,
         f"stopping the host's {', '.join(running)}",
-        host_services=(*stopped, *running),
+        host_services=tuple(dict.fromkeys((*stopped, *running))),
     )
     for name in running:
         job.deps.telemetry.still_working()
@@ -114,14 +114,15 @@ def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
     job.hooks.require(plan)
     if job.hooks.is_empty:
         return
+    is_exit_pending = job.journal.entries.exit_hook
     job.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
     try:
         job.hooks.start(job.cancel.check)
     except errors.MigManagerError:
-        job.journal.note(exit_hook=False)
+        job.journal.note(exit_hook=is_exit_pending)
         raise
     except errors.Superseded:
-        job.journal.note(exit_hook=job.hooks.has_run)
+        job.journal.note(exit_hook=is_exit_pending or job.hooks.has_run)
         raise
 
 

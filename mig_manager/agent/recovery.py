@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, publish
+from mig_manager.agent import host, jobs, publish
 from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
@@ -171,6 +171,9 @@ def roll_back(job: jobs.Job) -> str:
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(job.deps, plan, now)
+            # If they cannot be stopped, the GPUs may be idle all the same.
+            with contextlib.suppress(errors.ConfigError, errors.HostError):
+                host.stop_services(job, job.deps.service_names(), plan)
             result = change.roll_back(snapshot, requires_idle=True)
             if result.is_complete:
                 job.status.note(gpus=job.deps.gpus.observe())

@@ -7,7 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import hook_files, model, steps
-from mig_manager.core.node import claims, evictions, node_object, pod_object, well_known
+from mig_manager.core.node import (
+    claims,
+    clients,
+    evictions,
+    node_object,
+    pod_object,
+    well_known,
+)
 from mig_manager.core.records import readiness
 from tests import contract
 from tests.node import fakes, gpu_values
@@ -100,7 +107,7 @@ class FakeNode(_Port):
         state = change.labels.get(well_known.STATE_LABEL)
         if state and (not rig.states or rig.states[-1] != state):
             rig.states.append(state)
-        _drop_gated(rig)
+        rig.stop_daemons()
         lost = rig.losing.get(len(rig.log) - 1)
         if lost is not None:
             raise lost
@@ -139,12 +146,6 @@ def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
             target.pop(key, None)
         else:
             target[key] = value
-
-
-def _drop_gated(rig: "fakes.NodeRig") -> None:
-    for uid, pod in list(rig.pods.items()):
-        if any(rig.labels.get(key) != value for key, value in pod.node_selector.items()):
-            rig.pods[uid] = dataclasses.replace(pod, is_terminating=True)
 
 
 class FakeWorkloads(_Port):
@@ -257,8 +258,11 @@ class FakeGpus(_Port):
 
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self._rig.called("gpus.execute")
-        if plan.requires_idle and self._rig.gpu_users:
-            raise errors.GpuInUseError(f"GPU 0 is in use by {self._rig.gpu_users}")
+        users = self._rig.gpu_users if plan.requires_idle else ""
+        if clients.destroys_instances(plan):
+            users += ", ".join(name for name, is_on in self._rig.services.items() if is_on)
+        if users:
+            raise errors.GpuInUseError(f"GPU 0 is in use by {users}")
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
             try:

@@ -169,6 +169,8 @@ class NodeRig:
     """Deploy label -> whether its pod becomes ready."""
     loose_daemons: set[str] = dataclasses.field(default_factory=set)
     """Names of daemons that only the hold taint keeps away."""
+    controller_away_until_s: float = 0.0
+    """When the DaemonSet controller is back, which stops and starts the daemons."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     extra_clients: str = ""
     messages: list[str] = dataclasses.field(default_factory=list)
@@ -261,18 +263,26 @@ class NodeRig:
                 self.assigned.pop(uid, None)
             elif pod.phase == "Pending" and self.clock.now_s >= self.listed_from_s.get(uid, math.inf):
                 self.pods[uid] = dataclasses.replace(pod, phase="Running")
-        self._start_daemons()
-        if self._plugin_is_wanted() and not self._plugins():
-            self.start_plugin()
-        is_selected = self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_is_gated
-        if self.has_dra_driver and is_selected and not (self.has_hold_taint or self.drivers):
-            self.start_driver()
+        if not self.is_controller_away:
+            self.stop_daemons()
+            self._start_daemons()
+
+    @property
+    def is_controller_away(self) -> bool:
+        return self.clock.now_s < self.controller_away_until_s
+
+    def stop_daemons(self) -> None:
+        """Stop the daemons whose labels the node has not."""
+        if not self.is_controller_away:
+            for uid, pod in list(self.pods.items()):
+                if any(self.labels.get(key) != value for key, value in pod.node_selector.items()):
+                    self.pods[uid] = dataclasses.replace(pod, is_terminating=True)
 
     def _start_daemons(self) -> None:
-        names = self.pod_names
-        # The DaemonSet controller starts no pod on a node with a taint that it does not tolerate.
+        # No daemon starts on a node with a taint that it does not tolerate.
         if self.has_hold_taint:
             return
+        names = self.pod_names
         for key, is_ready in self.deploy_daemons.items():
             name = key.rpartition(".")[2]
             if self.labels.get(key) == "true" and name not in names:
@@ -287,13 +297,18 @@ class NodeRig:
                 )
         for name in self.loose_daemons - names:
             self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
+        if self._plugin_is_wanted() and not self._plugins():
+            self.start_plugin()
+        is_selected = self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_is_gated
+        if self.has_dra_driver and is_selected and not self.drivers:
+            self.start_driver()
 
     def _plugins(self) -> list[pod_object.Pod]:
         return [pod for pod in self.pods.values() if clients.is_device_plugin(pod)]
 
     def _plugin_is_wanted(self) -> bool:
         is_selected = self.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
-        return not self.has_hold_taint and (is_selected or not self.plugin_is_gated)
+        return is_selected or not self.plugin_is_gated
 
     def start_plugin(self) -> None:
         """Start a device plugin: it sees the GPUs as they are now, and never again."""

@@ -73,7 +73,7 @@ def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
     return rig
 
 
-_TIMEOUTS = {
+TIMEOUTS = {
     "drain_timeout_s": 20,
     "plugin_timeout_s": 20,
     "monitor_timeout_s": 5,
@@ -127,7 +127,7 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
             heals_drift=heals_drift,
             is_lenient=is_lenient,
             policy=rig.policy,
-            **({**_TIMEOUTS, **(limits or {})}),
+            **({**TIMEOUTS, **(limits or {})}),
         ),
     )
 

@@ -68,6 +68,12 @@ def _end_pod(play: Play) -> None:
             return
 
 
+def _miss_controller(play: Play) -> None:
+    """Let no DaemonSet controller run for longer than an agent waits for a daemon to stop."""
+    rig = play.rig
+    rig.controller_away_until_s = rig.clock.now_s + 1.5 * scenes.TIMEOUTS["plugin_timeout_s"]
+
+
 def _change_file(play: Play) -> None:
     """Swap the names of two layouts."""
     ours, other = play.change.layout, play.change.other.applied or ""
@@ -99,6 +105,7 @@ WRITES: Mapping[str, Callable[[Play], None]] = {
     "pod ends": _end_pod,
     "file, another layout": _change_file,
     "file broken": _break_file,
+    "DaemonSet controller away": _miss_controller,
 }
 """What another program or a person does to the node, by what it is written to."""
 

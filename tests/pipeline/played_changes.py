@@ -217,7 +217,8 @@ class Play:
                     continue
                 if is_over and asked == self.requested:
                     # What comes back by itself, such as the plugin of a failed change, does.
-                    self.rig.clock.wait(_PAUSE_S)
+                    away_s = self.rig.controller_away_until_s - self.rig.clock.now_s
+                    self.rig.clock.wait(max(_PAUSE_S, away_s))
                     return outcome
             self.rig.clock.wait(_PAUSE_S)
         return None
@@ -275,6 +276,7 @@ class Play:
             tuple(gpu.awaits_reset for gpu in rig.gpus),
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
+            rig.is_controller_away,
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
             rig.withdrawn is rig.schedulable,
             len(rig.saved),
@@ -299,7 +301,9 @@ class Play:
             journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
             problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
         is_same = (self.layout, self.config.text) == (self.change.layout, scenes.CONFIG)
-        if is_same and any(gpu.awaits_reset for gpu in rig.gpus):
+        # A repair whose daemons do not stop has failed, and pauses for longer than a play.
+        is_paused = rig.controller_away_until_s > 0
+        if is_same and not is_paused and any(gpu.awaits_reset for gpu in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")
         if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":
             problems.append(f"plugin {labels.get(well_known.PLUGIN_DEPLOY_LABEL)}")

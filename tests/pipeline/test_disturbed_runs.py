@@ -162,6 +162,22 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: 
         assert has_plugin is not rig.has_dra_driver, index
 
 
+@pytest.mark.parametrize("scenario", SWEPT)
+def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) -> None:
+    make, layout = SCENARIOS[scenario]
+    for number in range(patches(make, layout)):
+        rig = make()
+        agent = reconciler(rig)
+        just_before_patch(
+            rig, number, functools.partial(vars(rig).update, controller_away_until_s=30.0)
+        )
+        run(rig, layout, by=agent)
+        rig.clock.wait(30.0)
+
+        assert run(rig, layout, by=agent, attempt=2).state is model.State.SUCCESS, number
+        assert_nothing_taken(rig)
+
+
 @pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])
 def test_patch_that_succeeds_with_an_error_leaves_nothing_behind(scenario: str) -> None:
     make, layout = SCENARIOS[scenario]

@@ -43,6 +43,25 @@ def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
     assert resumed > 5
 
 
+def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
+    for index, rig, _ in kills("host-services"):
+        rig.services |= {"dcgm.service": True, "nvsm.service": True}
+
+        assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS, index
+        scenes.assert_nothing_taken(rig)
+
+
+def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None:
+    for _, rig, _ in kills("hooks"):
+        rig.broken_hooks = {"start"}
+
+        outcome = scenes.resume(rig, LAYOUT)
+
+        assert outcome.reason in (Reason.HOOK_FAILED, Reason.APPLIED, Reason.ALREADY_APPLIED)
+        assert not rig.owes_exit
+        scenes.assert_nothing_taken(rig)
+
+
 @pytest.mark.parametrize(
     ("scenario", "wanted"),
     [

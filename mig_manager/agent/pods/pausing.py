@@ -64,15 +64,17 @@ def pause(
 
 
 def require_none_stuck(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
-    """Fail while a pod remains that did not stop by the deadline of an earlier pause.
+    """Fail while a pod is still terminating that did not stop by the deadline of an earlier pause.
 
-    Another attempt would evict pods, and fail in the same place.
+    Another attempt would evict pods, and fail in the same place. A pod whose deletion began too
+    late, such as while the DaemonSet controller was away, does not count.
 
     Raises:
         NotReadyError: IN_USE; nothing was touched.
     """
     stuck = job.memory.stuck_uids
-    names = [pod.key for pod in pods if pod.uid in stuck and not pod.is_finished]
+    remaining = (pod for pod in pods if pod.is_terminating and not pod.is_finished)
+    names = [pod.key for pod in remaining if pod.uid in stuck]
     if names:
         raise errors.NotReadyError(
             f"paused daemons have not stopped since the last try: {', '.join(names)}",

@@ -133,7 +133,7 @@ class Cluster(simulated_rig.SimulatedRig):
             self.labels.pop(key, None)
         else:
             self.labels[key] = value
-        fake_ports._drop_gated(self)
+        self.stop_daemons()
         return True
 
     def start_other_client(self, pick: int) -> bool:
