@@ -221,7 +221,9 @@ class FakeAllocations(_Port):
                     if now_s >= rig.listed_from_s.get(uid, 0.0)
                     else frozenset()
                 ),
-                claim_drivers=frozenset({well_known.GPU_CLAIM_DRIVER} if uid in rig.claims else ()),
+                claim_drivers=frozenset(
+                    {well_known.GPU_CLAIM_DRIVER} if uid in rig.claims else ()
+                ),
             )
             for uid in rig.pods
             if uid in rig.assigned or uid in rig.claims

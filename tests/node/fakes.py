@@ -261,7 +261,9 @@ class NodeRig:
             if pod.is_terminating and has_let_go:
                 del self.pods[uid]
                 self.assigned.pop(uid, None)
-            elif pod.phase == "Pending" and self.clock.now_s >= self.listed_from_s.get(uid, math.inf):
+            elif pod.phase == "Pending" and self.clock.now_s >= self.listed_from_s.get(
+                uid, math.inf
+            ):
                 self.pods[uid] = dataclasses.replace(pod, phase="Running")
         if not self.is_controller_away:
             self.stop_daemons()

@@ -67,7 +67,8 @@ def counted(
         ),
         pytest.param({SHARED: "1234"}, {SHARED: 8}, "", id="shared once per replica"),
         pytest.param({SHARED: "1234"}, {SHARED: 7}, SHARED, id="not a multiple"),
-        pytest.param(None, {"nvidia.com/mig-1g.5gb": 4}, "", id="no kubelet: the sum"),
+        pytest.param(None, {"nvidia.com/mig-small": 4}, "", id="no kubelet: renamed, the sum"),
+        pytest.param(None, {"nvidia.com/mig-1g.5gb": 4}, "counts 4", id="as many of another"),
         pytest.param(None, {GPU: 7}, "counts 7 devices, 4 are expected", id="another sum"),
         pytest.param({GPU: "g"}, {GPU: 1}, "", id="whole GPUs where the strategy is none"),
     ],
@@ -113,6 +114,27 @@ def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
     )
     unregistered = schedulable.why_not(gpus, healthy, counted({GPU: 1}))
     assert unregistered.endswith("5 are expected")
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "is_good"),
+    [
+        (MIXED | {"nvidia.com/mig-7g.40gb": 1}, True),
+        ({"nvidia.com/mig-1g.5gb": 5}, False),
+        ({GPU: 5}, True),
+        ({"nvidia.com/mig-small": 5}, True),
+        ({GPU: 3}, False),
+    ],
+)
+def test_devices_beside_an_unreachable_gpu_are_compared_by_name(
+    allocatable: dict[str, int], *, is_good: bool
+) -> None:
+    gpus = gpu_values.seen_of((*samples.balanced(), samples.gpu(samples.A100, index=1)), {"GPU-1"})
+    assert [gpu.index for gpu in gpus.unreachable] == [1]
+
+    why = schedulable.why_not(gpus, None, counted(allocatable))
+
+    assert (why == "") is is_good
 
 
 REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}

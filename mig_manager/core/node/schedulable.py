@@ -34,10 +34,8 @@ def why_not(
     is_partial = bool(model.unreachable(gpus))
     known = tuple(gpus)
     if allocatable is None:
-        why = _why_not_counted(known, node, changed)
-        total = sum(resources.devices_of(node.allocatable).values())
-        is_enough = is_partial and total >= len(expected_devices(_among(known, changed))[0])
-        return "" if is_enough else why
+        is_enough = is_partial and _has_at_least(node, _among(known, changed))
+        return "" if is_enough else _why_not_counted(known, node, changed)
     devices = {
         name: ids
         for name, ids in allocatable.items()
@@ -100,11 +98,12 @@ def _why_not_counted(
     sliced, whole = expected_devices(gpus)
     allocatable = resources.devices_of(node.allocatable)
     total = sum(allocatable.values())
-    if total in (len(sliced), len(whole)):
+    # A plugin's config may rename resources. Other names are compared: until kubelet's heartbeat
+    # the node has the devices of the former layout, which may be as many.
+    if _is_renamed(allocatable) and total in (len(sliced), len(whole)):
         return ""
     needed = len(expected_devices(_among(gpus, changed))[0])
-    mixed = resources.counts(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
-    for expected in (mixed, {resources.GPU: len(sliced)}, {resources.GPU: len(whole)}):
+    for expected in (_mixed(gpus), {resources.GPU: len(sliced)}, {resources.GPU: len(whole)}):
         if _is_as_expected(allocatable, expected, node.labels):
             return ""
         # Kubelet counts an unhealthy device in the capacity alone.
@@ -113,6 +112,27 @@ def _why_not_counted(
         if total >= needed and _is_as_expected(likely, expected, node.labels):
             return ""
     return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
+
+
+def _has_at_least(node: node_object.NodeView, gpus: Sequence[model.Gpu]) -> bool:
+    """Return whether the node's allocatable has the devices of some of its GPUs."""
+    counts = resources.devices_of(node.allocatable)
+    total = len(expected_devices(gpus)[0])
+    if _is_renamed(counts):
+        return sum(counts.values()) >= total
+    expected = _mixed(gpus) if any(map(resources.is_mig, counts)) else {resources.GPU: total}
+    bare = {resources.base(name): n for name, n in counts.items()}
+    return all(bare.get(name, 0) >= n for name, n in expected.items())
+
+
+def _mixed(gpus: Iterable[model.Gpu]) -> dict[str, int]:
+    return resources.counts(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
+
+
+def _is_renamed(counts: Iterable[str]) -> bool:
+    """Return whether a resource is named after neither whole GPUs nor a profile."""
+    names = {resources.base(name) for name in counts} - {resources.GPU}
+    return any(resources.profile_of(name) is None for name in names)
 
 
 def _is_as_expected(
