@@ -8,6 +8,7 @@ import dataclasses
 
 import structlog
 
+from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, settings
 from mig_manager.core import messages, model
 from mig_manager.core.node import claims
@@ -15,6 +16,14 @@ from mig_manager.core.records import gpu_recovery, gpu_repair, requests
 
 _LONGEST_PROBLEM = 600
 """In bytes: each GPU's is kept in an annotation."""
+
+_OBSTACLES = (
+    errors.Reason.LOCKED,
+    errors.Reason.SLOTS_TAKEN,
+    errors.Reason.API_UNAVAILABLE,
+    errors.Reason.POD_RESOURCES_UNAVAILABLE,
+)
+"""Failures that say nothing about the GPU."""
 
 _log = structlog.get_logger()
 
@@ -77,7 +86,17 @@ def begin(shared: jobs.Shared, record: requests.Request, decision: Decision) -> 
 
 
 def end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
-    """Record and report how the repair of a run ended; the next patch publishes the record."""
+    """Record and report how the repair of a run ended; the next patch publishes the record.
+
+    A repair that could not begin is neither counted nor reported: the next drift check decides
+    again.
+    """
+    record = job.journal.record
+    if outcome.reason in _OBSTACLES and not job.journal.entries.is_closed:
+        _log.info("gpu_repair_postponed", reason=outcome.reason.value)
+        repairs = gpu_repair.postponed(record.repairs, job.deps.clock.unix_s())
+        job.journal.note_record(dataclasses.replace(record, repairs=repairs))
+        return
     after = {gpu.uuid: gpu for gpu in outcome.gpus}
 
     def problem(uuid: str) -> str:
@@ -88,7 +107,6 @@ def end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         gpu = after.get(uuid)
         return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable after the reset"
 
-    record = job.journal.record
     repairs = gpu_repair.ended(record.repairs, problem)
     names = {gpu.uuid: str(gpu) for gpu in job.status.gpus}
     problems = {uuid: problem(uuid) for uuid in sorted(job.request.repairs)}

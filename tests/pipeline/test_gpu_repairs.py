@@ -234,6 +234,30 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     scenes.assert_nothing_taken(rig)
 
 
+@pytest.mark.parametrize("obstacle", ["lock", "kubelet", "API"])
+def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: str) -> None:
+    rig = faulty_node()
+    lock = fakes.FakeExclusion()
+    ours = agent(rig, lock=lock)
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    lock.refusals = 1000 if obstacle == "lock" else 0
+    rig.kubelet_is_silent = obstacle == "kubelet"
+    rig.refusing = {"workloads.list": scenes.BROKEN["node"]} if obstacle == "API" else {}
+
+    scenes.run(rig, LAYOUT, by=ours)
+
+    assert "GpuRepairFailed" not in rig.events
+    assert {"affected", "spared"} <= rig.pod_names
+    lock.refusals, rig.kubelet_is_silent = 0, False
+    rig.refusing.clear()
+    outcome = serve(rig, ours)
+    assert outcome.reason is errors.Reason.APPLIED
+    assert resets(rig) == 1
+    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
+    assert [each["attempts"] for each in record["repairs"]] == [1]
+
+
 def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> None:
     rig = faulty_node()
     rig.after_reset = model.RecoveryAction.GPU_RESET

@@ -77,6 +77,16 @@ def begun(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
     return tuple(known.values())
 
 
+def postponed(repairs: Repairs, now_s: float) -> Repairs:
+    """Withdraw the attempts under way: they touched nothing, and others may begin at once."""
+    return tuple(
+        dataclasses.replace(each, is_open=False, attempts=each.attempts - 1, next_s=now_s)
+        if each.is_open
+        else each
+        for each in repairs
+    )
+
+
 def ended(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") -> Repairs:
     """End the attempts under way; ``problem`` returns why that of a GPU failed."""
     return tuple(
