@@ -4,8 +4,11 @@ import datetime as dt
 import http.server
 import json
 import pathlib
+import subprocess
 import threading
+import time
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +17,8 @@ import pytest
 from mig_manager.core import bar
 from mig_manager.core.fleet import partitioning, past_pods, simulated_cluster
 from mig_manager.partitioner import replay
+from tests import programs, waiting
+from tests.cluster import envtest
 from tests.shell import commandline
 from tests.unit import partitions
 from tests.unit.partitions import NOW, SMALL, node, pod
@@ -381,6 +386,71 @@ def test_a_prometheus_that_refuses_or_is_away_is_named(
     assert (refused.status, away.status) == (2, 2)
     assert "refused the query: 400 bad query" in refused.err
     assert "cannot query Prometheus at http://127.0.0.1:9" in away.err
+
+
+def test_the_query_finds_pods_with_mig_devices_in_a_real_prometheus(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    promtool, program = (programs.needed(name) for name in ("promtool", "prometheus"))
+    shift_s = time.time() - 86400 - NOW.timestamp()
+    series = [
+        *sampled("done", "nvidia_com_mig_7g_40gb", arrival_s=60, last_s=900, ran_s=(90, 600)),
+        *sampled("deleted", "nvidia_com_mig_1g_5gb", arrival_s=0, last_s=300),
+        *sampled("web", "cpu", arrival_s=0, last_s=900),
+    ]
+    text, (port,) = tmp_path / "metrics.txt", envtest.free_ports(1)
+    text.write_text("".join([*_openmetrics(series, shift_s), "# EOF\n"]))
+    data = tmp_path / "data"
+    programs.output(promtool, "tsdb", "create-blocks-from", "openmetrics", text, data)
+    (tmp_path / "prometheus.yml").write_text("{}")
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        program,
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={data}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as running,  # noqa: S603
+    ):
+        try:
+            waiting.until(lambda: _is_ready(url), "Prometheus")
+            answer = replayed(
+                shell, [node("a", SMALL), node("b", SMALL)], [], "--prometheus", url, "-o", "json"
+            )
+        finally:
+            running.kill()
+
+    waits = rows(answer)["as it was"]["by_profile"]
+    assert {key: each["pods"] for key, each in waits.items()} == {"1x 1g.5gb": 1, "1x 7g.40gb": 1}
+    assert waits["1x 7g.40gb"]["mean_s"] == pytest.approx(30, abs=1)
+
+
+def _openmetrics(series: Sequence[Mapping[str, Any]], shift_s: float) -> Iterator[str]:
+    """Yield the lines of samples every half a minute, with their times moved."""
+    by_name: dict[str, list[str]] = {}
+    for each in series:
+        metric = dict(each["metric"])
+        name = metric.pop("__name__")
+        labels = ",".join(f'{key}="{value}"' for key, value in metric.items())
+        end_s = float(each["values"][-1][0]) + shift_s
+        value = float(each["values"][-1][1])
+        value += shift_s if value > 1e9 else 0
+        by_name.setdefault(name, []).extend(
+            f"{name}{{{labels}}} {value} {end_s - 30 * step}\n" for step in range(5, -1, -1)
+        )
+    for name, lines in by_name.items():
+        yield f"# TYPE {name} gauge\n"
+        yield from lines
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:  # noqa: S310
+            return bool(answer.status == http.HTTPStatus.OK)
+    except OSError:
+        return False
 
 
 # -- bounds --------------------------------------------------------------------------------------
