@@ -1,11 +1,12 @@
 """Events of the partitioner: its requests to nodes, and why no node can serve a pod.
 
+What concerns no single node or pod is about the Lease: sums of recommendations, and stops.
+
 Events about the same fact have the same name, so that a new leader repeats none. The rate limit,
 20 at once and ten a minute, is against storms of pods.
 """
 
 import math
-from collections.abc import Container
 
 import structlog
 
@@ -38,39 +39,32 @@ class Announcer:
         """When to publish again after a failure of the API."""
         self._published: dict[str, tuple[str, float]] = {}
         """By UID of a pending pod: the message and time of its last Event."""
-        self._recommended: dict[str, str] = {}
-        """By node: the layout last recommended."""
 
     def announce_request(self, change: partitioning.Change) -> None:
         """Publish an Event on a node about its requested layout."""
         self._emit(
             events.Subject.node(change.node),
             reason="RepartitioningRequested",
-            message=_summary(change),
+            message=summary(change),
             is_warning=False,
             about=change.version,
         )
 
-    def announce_recommendation(self, change: partitioning.Change) -> bool:
-        """Publish a recommendation on a node; return False if it is not new or failed."""
-        if self._recommended.get(change.node) == change.layout:
-            return False
-        if not self._emit(
-            events.Subject.node(change.node),
-            reason="RepartitioningRecommended",
-            message=_summary(change),
-            is_warning=False,
-            about=change.layout,
-        ):
-            return False
-        self._recommended[change.node] = change.layout
-        return True
-
-    def forget_all_but(self, nodes: Container[str]) -> None:
-        """Forget missing nodes: an autoscaler creates nodes with new names."""
-        self._recommended = {
-            name: layout for name, layout in self._recommended.items() if name in nodes
-        }
+    def announce(self, reason: str, message: str, *, is_warning: bool = False) -> bool:
+        """Publish an Event on the Lease; return False if it should be retried."""
+        return self._emit(
+            events.Subject(
+                kind="Lease",
+                api_version="coordination.k8s.io/v1",
+                name=self._leader.name,
+                namespace=self._leader.namespace,
+                uid="",
+            ),
+            reason=reason,
+            message=messages.with_full_stop(message),
+            is_warning=is_warning,
+            about=self._clock.now_iso(),
+        )
 
     def announce_unmet(
         self, unmet: tuple[partitioning.Unmet, ...], pending: tuple[demand.Pending, ...]
@@ -118,7 +112,7 @@ class Announcer:
         return True
 
 
-def _summary(change: partitioning.Change) -> str:
+def summary(change: partitioning.Change) -> str:
     """Describe a change: its reason, instances and pods."""
     parts = [change.why]
     for verb, counts in (("creates", change.created), ("destroys idle", change.destroyed)):

@@ -9,17 +9,17 @@ import dataclasses
 import datetime as dt
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
-from mig_manager.core import liveness, model, timestamps, timing
-from mig_manager.core.fleet import demand, partitioned, partitioning
+from mig_manager.core import liveness, messages, model, timestamps, timing
+from mig_manager.core.fleet import breaker, demand, partitioned, partitioning
 from mig_manager.core.layout import layouts, served
-from mig_manager.partitioner import announcer, metrics
+from mig_manager.partitioner import announcer, metrics, recommendations
 from mig_manager.partitioner import settings as partitioner_settings
 
 _RECHECK_S = 5.0
@@ -100,6 +100,10 @@ class _Term:
     """UIDs of pending pods for which a node was changed."""
     awaited: set[str] = dataclasses.field(default_factory=set)
     """Nodes whose agents have not reported on our request."""
+    circuit: breaker.Breaker = dataclasses.field(default_factory=breaker.Breaker)
+    recommended: recommendations.Recommendations = dataclasses.field(
+        default_factory=recommendations.Recommendations
+    )
     inherited: set[str] | None = None
     """Nodes that are changing on a former leader's request; None before the first decision."""
 
@@ -190,7 +194,6 @@ class Partitioner:
         took_s = self._clock.monotonic() - began_s
         self._telemetry.count_decision()
         self._log_unusable(nodes)
-        self._term.announcer.forget_all_but({node.name for node in nodes})
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
@@ -203,10 +206,13 @@ class Partitioner:
         self._term.history = partitioning.remember(
             self._term.history, nodes, pending, done, now=now
         )
+        self._report_recommendations(nodes, pending)
         withheld = self._term.announcer.announce_unmet(decision.unmet, pending)
         self._telemetry.set_pending(decision, withheld=withheld)
         has_refused = any(node.refused for node in nodes)
-        is_at_rest = not (pending or has_refused or self._settings.limits.merge_back_after_s)
+        is_unreported = self._term.recommended.is_unreported
+        merges_back = self._settings.limits.merge_back_after_s
+        is_at_rest = not (pending or has_refused or is_unreported or merges_back)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._term.recheck_s = self._clock.monotonic() + pause_s
 
@@ -254,30 +260,73 @@ class Partitioner:
     def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
         """Count the outcomes of requests, and follow a former leader's requests."""
         changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
-        for node in nodes:
-            if node.name in self._term.awaited - changing:
-                self._telemetry.count_answer(is_good=not node.refused)
+        answered = [node for node in nodes if node.name in self._term.awaited - changing]
+        for node in answered:
+            self._telemetry.count_answer(is_good=not node.refused)
+        self._stop_or_resume(answered)
         self._term.awaited &= changing
         if self._term.inherited is None:
             self._term.inherited, self._term.leads_since_s = changing, self._clock.monotonic()
         self._term.inherited &= changing
+
+    def _stop_or_resume(self, answered: Sequence[partitioned.PartitionedNode]) -> None:
+        """Stop requests if agents failed too many, and resume them after a success."""
+        failed = sorted(node.name for node in answered if node.refused)
+        before = self._term.circuit
+        self._term.circuit = now = before.after(
+            applied=len(answered) - len(failed),
+            failed=len(failed),
+            most=self._settings.max_failures,
+            now_s=self._clock.monotonic(),
+        )
+        if now.resumes_at_s > before.resumes_at_s:
+            _log.warning("requests_stopped", for_s=now.stop_s, nodes=failed)
+            message = (
+                f"agents failed too many requests, last of {messages.listed(failed)}: no layout "
+                f"is requested for {now.stop_s / 60:g} min, then one at a time"
+            )
+            self._term.announcer.announce("PartitioningStopped", message, is_warning=True)
+        elif before.stop_s and not now.stop_s:
+            _log.info("requests_resumed")
+            message = "an agent applied a layout: requests are resumed"
+            self._term.announcer.announce("PartitioningResumed", message)
+        self._telemetry.set_stopped(is_stopped=bool(now.stop_s))
+
+    def _report_recommendations(
+        self,
+        nodes: Iterable[partitioned.PartitionedNode],
+        pending: Iterable[demand.Pending],
+    ) -> None:
+        """Count how long pods wait without the recommended changes, and report that at times."""
+        sums, now_s = self._term.recommended, self._clock.monotonic()
+        waited_s = sums.keep({node.name for node in nodes}, {pod.uid for pod in pending}, now_s)
+        self._telemetry.count_recommended_wait(waited_s)
+        message = sums.report(now_s)
+        if message and self._term.announcer.announce("RepartitioningRecommended", message):
+            _log.info("recommendations_reported", report=message)
+            sums.begin(now_s)
 
     def _acceptable(
         self, decision: partitioning.PartitioningDecision
     ) -> tuple[partitioning.Change, ...]:
         """Return the changes to make now: none until a former leader's changes have ended.
 
-        Only that leader knew the pods of its changes.
+        Only that leader knew the pods of its changes. Few or none while agents fail requests.
         """
         age_s = self._clock.monotonic() - self._term.leads_since_s
         is_waiting = self._term.inherited and age_s < _INHERITED_S
-        return () if is_waiting else decision.changes
+        most = self._term.circuit.allowance(len(self._term.awaited), now_s=self._clock.monotonic())
+        return () if is_waiting else decision.changes[:most]
 
     def _carry_out(self, change: partitioning.Change) -> Result | None:
         """Request or recommend a change; return the result, None if neither was possible."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
-            if self._term.announcer.announce_recommendation(change):
+            is_new, pods = self._term.recommended.add(
+                change, announcer.summary(change), self._clock.monotonic()
+            )
+            self._telemetry.count_recommended(pods)
+            if is_new:
                 _log.info("layout_recommended", node=change.node, why=change.why)
                 result = Result.RECOMMENDED
         elif self._clock.monotonic() >= self._term.resume_s and self._leader.campaign():

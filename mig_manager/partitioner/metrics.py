@@ -43,6 +43,15 @@ class Metrics:
             "pending_pods", "Pods that wait for MIG devices, by what they wait for.", ("reason",)
         )
         self._withheld = gauge("withheld_events", "Pods without room that have no Event yet.")
+        self._stopped = gauge(
+            "stopped", "1 while requests are stopped or on trial, because agents failed them."
+        )
+        self._recommended_pods = counter(
+            "recommended_pods", "Pods for which a change was recommended."
+        )
+        self._recommended_s = counter(
+            "recommended_wait_seconds", "How long pods waited without a recommended change."
+        )
         self._wait_s = histogram(
             "wait_seconds",
             "How long pods waited for a node, if a node was changed for them.",
@@ -82,6 +91,18 @@ class Metrics:
     def count_change(self, result: Result) -> None:
         """Count a change by its result."""
         self._changes.labels(result=result.value).inc()
+
+    def count_recommended(self, pods: int) -> None:
+        """Count pods for which a change was recommended."""
+        self._recommended_pods.inc(pods)
+
+    def count_recommended_wait(self, seconds: float) -> None:
+        """Count the waits of pods without a recommended change."""
+        self._recommended_s.inc(seconds)
+
+    def set_stopped(self, *, is_stopped: bool) -> None:
+        """Set whether requests are stopped, or on trial."""
+        self._stopped.set(is_stopped)
 
     def count_answer(self, *, is_good: bool) -> None:
         """Count an agent's report on a request."""

@@ -85,6 +85,11 @@ class PartitionerSettings:
         parse=_amount,
     )
     cooldown_s: float = options.seconds("min time between two changes of a node", default=60.0)
+    max_failures: int = options.count(
+        "requests that agents may fail in ten minutes, if they fail half of all, before requests "
+        "stop for a while; 0: any number",
+        default=5,
+    )
     quiet_s: float = options.seconds(
         "how long demand must be unchanged before a decision", default=2.0, least=0.01
     )

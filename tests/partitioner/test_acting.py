@@ -157,11 +157,48 @@ def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
         assert rig.patches() == []
         assert rig.node() == before
         events = {each["involvedObject"]["name"]: each["reason"] for each in rig.events()}
-        assert events == {"n1": "RepartitioningRecommended", "big": "NoRoomPossible"}
+        assert events == {
+            "mig-manager-partitioner": "RepartitioningRecommended",
+            "big": "NoRoomPossible",
+        }
         assert len(rig.events()) == 2
         assert rig.metric(own, "changes_total", result="recommended") == 1
         assert rig.metric(own, "pending_pods", reason="change") == 1
         assert rig.metric(own, "pending_pods", reason="no-room-possible") == 1
+
+
+def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "p2")
+    own = rig.replica(mode="recommend", max_unavailable="2")
+    rig.pass_time(SOON_S, own)
+    (first,) = rig.events("RepartitioningRecommended")
+    assert first["involvedObject"]["kind"] == "Lease"
+    assert first["metadata"]["namespace"] == "mig-manager"
+    assert "a change would make room for 2 pods; node n" in first["message"]
+    assert "for default/p1, default/p2" in first["message"]
+
+    rig.add_pods("p3", profile="3g.20gb")
+    rig.pass_time(1800, own)
+    rig.bind("p1", "n1")
+    rig.pass_time(1790, own)
+    assert len(rig.events("RepartitioningRecommended")) == 1
+    rig.pass_time(20, own)
+
+    _, second = rig.events("RepartitioningRecommended")
+    assert "in 60 min, " in second["message"]
+    assert "new change" in second["message"]
+    assert "3 pods waited 2.5 h in all without them" in second["message"]
+    assert rig.metric(own, "recommended_pods_total") == 3
+    waited_s = rig.metric(own, "recommended_wait_seconds_total")
+    assert waited_s == pytest.approx(2.5 * 3600, rel=0.01)
+    for name in ("p2", "p3"):
+        rig.bind(name, "n1")
+    rig.pass_time(3700, own)
+    assert len(rig.events("RepartitioningRecommended")) == 3
+    rig.pass_time(3700, own)
+    assert len(rig.events("RepartitioningRecommended")) == 3
 
 
 # -- replicas ------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """What must neither stop the partitioner nor its service to a pod, and what it says about it."""
 
+import json
 import math
 
 import pytest
 import structlog.testing
 
 from mig_manager import errors
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
@@ -186,3 +188,45 @@ def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(rig: 
         rig.pass_time(10, own)
 
     assert rig.metric(own, "changes_total", result="recommended") == 2
+
+
+def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None:
+    for number in range(4):
+        rig.add_node(f"n{number}")
+    rig.add_pods("p1", profile="3g.20gb")
+    own = rig.replica(max_unavailable="1", max_failures="2", cooldown_s="1")
+
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            rig.pass_time(20, own)
+            (asked,) = (name for name in rig.gpus if is_unanswered(rig, name))
+            rig.answer(asked, reason=errors.Reason.INTERNAL)
+            rig.add_pods(f"next-{asked}", profile="3g.20gb")
+        rig.pass_time(20, own)
+        stopped_after = len(own.kube.patches)
+        assert rig.metric(own, "stopped") == 1
+        rig.pass_time(500, own)
+        assert len(own.kube.patches) == stopped_after == 2
+
+        rig.pass_time(120, own)
+        assert len(own.kube.patches) == 3
+        (asked,) = (name for name in rig.gpus if is_unanswered(rig, name))
+        rig.answer(asked)
+        rig.pass_time(20, own)
+
+    assert rig.metric(own, "stopped") == 0
+    events = [each["reason"] for each in rig.events() if each["reason"].startswith("Partitioning")]
+    assert events == ["PartitioningStopped", "PartitioningResumed"]
+    assert [each["event"] for each in logs if each["event"].startswith("requests_")] == [
+        "requests_stopped",
+        "requests_resumed",
+    ]
+
+
+def is_unanswered(rig: Rig, name: str) -> bool:
+    """Whether a node's agent has not reported on its last request."""
+    annotations = rig.node(name)["metadata"]["annotations"]
+    text = annotations.get(well_known.LAYOUT_ANNOTATION)
+    status = json.loads(annotations[well_known.STATUS_ANNOTATION])
+    requested = custom_layouts.Custom(node_name=name, text=text)
+    return bool(text) and status.get("annotationHash") != requested.annotation_hash

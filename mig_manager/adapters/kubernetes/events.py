@@ -22,6 +22,7 @@ class Subject:
     name: str
     uid: str
     namespace: str = ""
+    api_version: str = "v1"
 
     @staticmethod
     def node(name: str) -> "Subject":
@@ -56,7 +57,7 @@ class Event:
                 "name": f"{subject.name[:_LONGEST_NAME]}.{unique}",
                 "namespace": subject.namespace or _OF_THE_CLUSTER,
             },
-            "involvedObject": {"apiVersion": "v1", **involved},
+            "involvedObject": {"apiVersion": subject.api_version, **involved},
             "reason": self.reason,
             "message": messages.fit(self.message, messages.LONGEST_EVENT_BYTES),
             "type": "Warning" if self.is_warning else "Normal",

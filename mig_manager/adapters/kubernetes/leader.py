@@ -44,7 +44,8 @@ class Leader:
         self._kube = kube
         self._collection = leases.path(namespace)
         self._path = f"{self._collection}/{name}"
-        self._name = name
+        self.namespace = namespace
+        self.name = name  # of the Lease
         self._identity = identity
         self._duration_s = duration_s
         self._durations = leases.Durations()
@@ -132,7 +133,7 @@ class Leader:
         """Write a holder into the Lease as last read; return False if it has changed since."""
         began_s = self._clock.monotonic()
         body = leases.lease(
-            self._name,
+            self.name,
             self._version,
             holder=holder,
             duration_s=round(self._duration_s),
