@@ -1,4 +1,4 @@
-"""Dashboard and alerts agree with the metrics that the agent serves."""
+"""Dashboard and alerts agree with the metrics that the agent and the partitioner serve."""
 
 import json
 import pathlib
@@ -18,8 +18,10 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import liveness, model, ports, profile_name
+from mig_manager.core.fleet import partitioning
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
+from mig_manager.partitioner import metrics as partitioner_metrics
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
@@ -94,6 +96,9 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer,
     ):
         text = answer.read().decode()
+    partitioner = partitioner_metrics.Metrics(contact_age_s=lambda: 1.0)
+    partitioner.set_pending(partitioning.PartitioningDecision(), withheld=0)
+    text += partitioner.exposition().decode()
     families = list(parser.text_string_to_metric_families(text))
     return Scrape(
         labels={
@@ -197,13 +202,14 @@ def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) 
         (tmp_path / name).write_text(json.dumps(groups))
         checked = programs.output(promtool, "check", "rules", "--lint=all", tmp_path / name)
         assert "SUCCESS" in checked
-    exposition = metrics.Metrics(contact_age_s=lambda: 1.0).exposition().decode()
-    linted = programs.run(promtool, "check", "metrics", stdin=exposition)
-    assert (linted.returncode, linted.stderr) == (0, "")
+    for kind in (metrics.Metrics, partitioner_metrics.Metrics):
+        exposition = kind(contact_age_s=lambda: 1.0).exposition().decode()
+        linted = programs.run(promtool, "check", "metrics", stdin=exposition)
+        assert (linted.returncode, linted.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("expression", "text"), EXPRESSIONS)
-def test_an_expression_has_metrics_labels_and_values_of_the_agent(
+def test_an_expression_has_metrics_labels_and_values_that_exist(
     scrape: Scrape, expression: str, text: str
 ) -> None:
     states, reasons = ({each.value for each in kind} for kind in (model.State, errors.Reason))
@@ -247,6 +253,18 @@ def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> No
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert "{{ $labels.node }}" in rule["annotations"]["summary"]
         assert "docs/reasons.md" in rule["annotations"]["description"]
+
+
+def test_the_partitioner_has_a_monitor_of_its_own() -> None:
+    spec = manifest("podmonitor-partitioner.yaml")["spec"]
+    documents = yaml.safe_load_all((MONITORING / "../partitioner/partitioner.yaml").read_text())
+    (template,) = (each["spec"]["template"] for each in documents if each["kind"] == "Deployment")
+    (container,) = template["spec"]["containers"]
+
+    assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert [each["port"] for each in spec["podMetricsEndpoints"]] == [
+        port["name"] for port in container["ports"]
+    ]
 
 
 def test_monitor_and_probes_use_the_port_of_the_daemon_set() -> None:
