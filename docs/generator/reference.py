@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
 from mig_manager.cli import registry
-from mig_manager.cli.commands import doctor
+from mig_manager.cli.commands import doctor_examination
 from mig_manager.cli.toolkit import program
 from mig_manager.core import model, options
 
@@ -163,7 +163,7 @@ def _admonition(alert: re.Match[str]) -> str:
 
 def checks_table(_body: str) -> str:
     """Return the checks of ``doctor``."""
-    rows = ((f"`{each.name}`", each.meaning, each.remedy) for each in doctor.CHECKS)
+    rows = ((f"`{each.name}`", each.meaning, each.remedy) for each in doctor_examination.CHECKS)
     return blocks.table(("Check", "OK when", "Remedy"), rows)
 
 

@@ -51,7 +51,7 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
     words = _agent_words(command)
     if words and words[0] != "agent":
         return True, f"{words[0]} has no health to ask for"
-    source = options.Source(_parse(words[1:]), environ, command="agent")
+    source = options.Source(_parse(words[1:]), environ)
     port = source.field(settings.AgentSettings, "health_port")
     if not port:
         return True, "there is no --health-port to ask"
@@ -83,7 +83,7 @@ def _agent_words(command: Sequence[str]) -> Sequence[str]:
 def _parse(words: Sequence[str]) -> Mapping[str, object]:
     """Return the options that locate the agent's health port."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in options.of(settings.AgentSettings, "agent"):
+    for option in options.of(settings.AgentSettings):
         if option.name in _OPTIONS:
             reader.add_argument(*option.flags, dest=option.key)
     return vars(reader.parse_known_args(words)[0])

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Mapping
+from typing import Self
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
@@ -212,54 +213,56 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     not_needed: tuple[str, ...] = options.nested(_NOT_NEEDED)
     """Options of NVIDIA's agent that were set but have no effect."""
 
+    @classmethod
+    def read(cls, parsed: Mapping[str, object], environ: Mapping[str, str]) -> Self:
+        """Read the settings of the agent.
 
-def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> AgentSettings:
-    """Read the settings of the agent.
-
-    Raises:
-        UsageError: The node's name is missing, or a value cannot be used.
-    """
-    source = options.Source(parsed, environ, command="agent")
-    values = source.values(AgentSettings)
-    if not values["node_name"]:
-        raise errors.UsageError("the agent must know its node: give --node-name or set NODE_NAME")
-    gpus = node_settings.gpu_access(source)
-    if values["advertises_simulated"] and not gpus.is_simulated:
-        raise errors.UsageError(
-            "--advertise-simulated needs --simulate: real GPUs have a device plugin"
-        )
-    node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
-    values |= node_settings.node_files(source, gpus)
-    values["config_file"], values["has_default_layouts"] = _find_config_file(source)
-    values["pod_resources_socket"] = values[
-        "pod_resources_socket"
-    ] or host_settings.pod_resources_socket(source)
-    if values["is_drain_forced"] and values["drain_policy"] is policies.Drain.NONE:
-        raise errors.UsageError(
-            "--force-drain contradicts --drain-policy none, which evicts no pod"
-        )
-    if values["is_debug"]:
-        values["log_level"] = node_settings.LogLevel.DEBUG
-    host = host_settings.host_settings(source)
-    return AgentSettings(
-        **values,
-        gpus=gpus,
-        host=host,
-        reboot_timeout_s=host.reboot_timeout_s,
-        backoff=timing.Backoff(max_s=values["poll_interval_s"]),
-        search_path=environ.get("PATH", ""),
-        pod_namespace=environ.get("POD_NAMESPACE", "") if values["pod_name"] else "",
-        policy=policies.Policy(
-            drain=values["drain_policy"],
-            strategy=values["drain_strategy"],
-            is_forced=values["is_drain_forced"],
-            plugin_configs=policies.parse_plugin_configs(
-                values["plugin_configs"], origin="--plugin-configs"
+        Raises:
+            UsageError: The node's name is missing, or a value cannot be used.
+        """
+        source = options.Source(parsed, environ)
+        values = source.values(cls)
+        if not values["node_name"]:
+            raise errors.UsageError(
+                "the agent must know its node: give --node-name or set NODE_NAME"
+            )
+        gpus = node_settings.gpu_access(source)
+        if values["advertises_simulated"] and not gpus.is_simulated:
+            raise errors.UsageError(
+                "--advertise-simulated needs --simulate: real GPUs have a device plugin"
+            )
+        node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
+        values |= node_settings.node_files(values, gpus)
+        values["config_file"], values["has_default_layouts"] = _find_config_file(source)
+        values["pod_resources_socket"] = values[
+            "pod_resources_socket"
+        ] or host_settings.pod_resources_socket(source)
+        if values["is_drain_forced"] and values["drain_policy"] is policies.Drain.NONE:
+            raise errors.UsageError(
+                "--force-drain contradicts --drain-policy none, which evicts no pod"
+            )
+        if values["is_debug"]:
+            values["log_level"] = node_settings.LogLevel.DEBUG
+        host = host_settings.host_settings(source)
+        return cls(
+            **values,
+            gpus=gpus,
+            host=host,
+            reboot_timeout_s=host.reboot_timeout_s,
+            backoff=timing.Backoff(max_s=values["poll_interval_s"]),
+            search_path=environ.get("PATH", ""),
+            pod_namespace=environ.get("POD_NAMESPACE", "") if values["pod_name"] else "",
+            policy=policies.Policy(
+                drain=values["drain_policy"],
+                strategy=values["drain_strategy"],
+                is_forced=values["is_drain_forced"],
+                plugin_configs=policies.parse_plugin_configs(
+                    values["plugin_configs"], origin="--plugin-configs"
+                ),
+                startup_taints=frozenset(values["startup_taints"]),
             ),
-            startup_taints=frozenset(values["startup_taints"]),
-        ),
-        not_needed=tuple(each.name for each in _NOT_NEEDED if source.is_set(each)),
-    )
+            not_needed=tuple(each.name for each in _NOT_NEEDED if source.is_set(each)),
+        )
 
 
 def agent_config_file(source: options.Source) -> pathlib.Path:

@@ -3,11 +3,23 @@
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.cli.commands import settings
-from mig_manager.cli.toolkit import parser, program
-from mig_manager.core import options
+from mig_manager.cli.toolkit import parser
 
-_GO_PREFIX = "MIG_PARTED_"
+SWITCHES = {"debug": "d", "mode-only": "m", "skip-reset": "s", "valid-config": "a"}
+"""The switches of mig-parted's commands, with their letters."""
+OPTIONS = frozenset(
+    {
+        *("checkpoint-file", "config-file", "config-label", "hooks-file"),
+        *("output-file", "output-format", "selected-config"),
+    }
+)
+"""The other options of mig-parted's commands."""
+_LONG = OPTIONS | SWITCHES.keys() | {"help", "version"}
+_KEYS = {
+    flag: name.replace("-", "_")
+    for name, letter in SWITCHES.items()
+    for flag in (f"-{letter}", f"--{name}")
+}
 
 
 def respelled(command: str, argv: Sequence[str]) -> tuple[list[str], dict[str, object]]:
@@ -23,10 +35,6 @@ def respelled(command: str, argv: Sequence[str]) -> tuple[list[str], dict[str, o
     # The -d, -m and -s of nvidia-mig-manager, which 'agent' has, mean something else.
     if command == "agent" or not argv:
         return list(argv), {}
-    declared = options.of(settings.CommandSettings)
-    shared = [each for each in declared if each.variable.startswith(_GO_PREFIX)]
-    long = {each.name for each in (program.HELP, program.VERSION, *shared)}
-    switches = {flag: each.key for each in shared if not each.metavar for flag in each.flags}
     words: list[str] = []
     values: dict[str, object] = {}
     for position, word in enumerate(argv):
@@ -34,14 +42,14 @@ def respelled(command: str, argv: Sequence[str]) -> tuple[list[str], dict[str, o
             words += argv[position:]
             break
         name = word.partition("=")[0].removeprefix("-")
-        dashed = f"-{word}" if word.startswith("-") and name in long else word
+        dashed = f"-{word}" if word.startswith("-") and name in _LONG else word
         flag, equals, value = dashed.partition("=")
-        words.append(flag if flag in switches else dashed)
-        if flag in switches:
+        words.append(flag if flag in _KEYS else dashed)
+        if flag in _KEYS:
             # If a switch is repeated, the last one wins.
-            values.pop(switches[flag], None)
+            values.pop(_KEYS[flag], None)
             if equals and not value:
-                raise errors.UsageError(f"--{switches[flag].replace('_', '-')}: {parser.EMPTY}")
+                raise errors.UsageError(f"--{_KEYS[flag].replace('_', '-')}: {parser.EMPTY}")
             if equals:
-                values[switches[flag]] = value
+                values[_KEYS[flag]] = value
     return words, values

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.cli import loading, registry
+from mig_manager.cli import registry
 from mig_manager.cli.toolkit import console, parser
 
 _MIG_PARTED = "nvidia-mig-parted"
@@ -35,7 +35,12 @@ def main(
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
     if _COMPLETE in argv[:1]:
-        return loading.complete(argv[1:], terminal, registry.PROGRAM)
+        from mig_manager.cli.commands import completion as layouts  # noqa: PLC0415 - on demand
+        from mig_manager.cli.toolkit import completion  # noqa: PLC0415 - as above
+
+        values = layouts.values(terminal.environ)
+        terminal.say(completion.answer(registry.PROGRAM, argv[1:], values))
+        return console.DONE
     return parser.run(registry.PROGRAM, argv, terminal)
 
 

@@ -5,6 +5,7 @@ import enum
 import pathlib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import host_settings, options
@@ -28,8 +29,6 @@ DEBUG = options.Option(
     default=False,
 )
 CHANGE = "the change"
-_CHANGES = "acceptance apply boot restore"
-_WITH_GPUS = f"status plan {_CHANGES} assert export generate-config checkpoint validate"
 
 
 class Colour(enum.Enum):
@@ -118,7 +117,6 @@ class DocumentSettings:
         "warn instead of failing where nvidia-mig-parted says nothing: duplicate keys, filters "
         "and indices that match nothing",
         name="lenient",
-        commands="agent doctor rollout plan apply assert boot validate completion",
     )
 
 
@@ -130,44 +128,43 @@ class NodeSettings(DocumentSettings):
         "how long a hook may take that has no time-out of its own",
         default=300.0,
         least=options.LEAST_PAUSE_S,
-        commands="agent apply restore",
     )
     in_use_timeout_s: float = options.seconds(
         "how long to retry GPUs and instances that are in use",
         default=30.0,
         group=CHANGE,
-        commands=f"agent {_CHANGES}",
     )
     lock_timeout_s: float = options.seconds(
         "how long to wait while another manager changes the GPUs; 0: not at all",
         default=30.0,
         group=CHANGE,
-        commands=f"agent {_CHANGES}",
     )
     lock_file: pathlib.Path = options.path(
         "lock that keeps two managers from changing one node's GPUs",
         default_text=str(_LOCK_FILE),
         group=CHANGE,
-        commands=f"agent doctor {_CHANGES}",
-    )
-    journal_file: pathlib.Path = options.path(
-        "journal of a change, for the next command if this one is killed",
-        default_text=str(_JOURNAL_FILE),
-        group=CHANGE,
-        commands=f"doctor {_CHANGES}",
     )
     verified_layout_file: pathlib.Path = options.path(
         "keeps the last verified layout for the next boot",
         default_text=str(_LAYOUT_FILE),
         group=CHANGE,
-        commands=f"agent doctor {_CHANGES}",
     )
     gpu_timeout_s: float = options.seconds(
         "how long one operation on the GPUs may take",
         default=120.0,
         least=options.LEAST_PAUSE_S,
         group=_GPUS,
-        commands=f"agent {_WITH_GPUS}",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalSettings(NodeSettings):
+    """Settings that commands on a node share; the journal of the agent is on the Node."""
+
+    journal_file: pathlib.Path = options.path(
+        "journal of a change, for the next command if this one is killed",
+        default_text=str(_JOURNAL_FILE),
+        group=CHANGE,
     )
 
 
@@ -204,8 +201,8 @@ def check_gpu_timeouts(in_use_timeout_s: float, gpu_timeout_s: float) -> None:
         )
 
 
-def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Path]:
-    """Return lock, journal and last verified layout; for simulated GPUs, beside their state."""
+def node_files(values: Mapping[str, Any], gpus: GpuAccess) -> dict[str, pathlib.Path]:
+    """Return the files of these settings; by default, for simulated GPUs, beside their state."""
     state = gpus.simulate_state
     usual = {
         "lock_file": ("manager.lock", _LOCK_FILE),
@@ -213,9 +210,9 @@ def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Pat
         "verified_layout_file": (LAYOUT_SUFFIX, _LAYOUT_FILE),
     }
     return {
-        name: source.field(NodeSettings, name)
-        or (state.with_name(f"{state.name}.{suffix}") if state else default)
+        name: values[name] or (state.with_name(f"{state.name}.{suffix}") if state else default)
         for name, (suffix, default) in usual.items()
+        if name in values
     }
 
 

@@ -52,8 +52,6 @@ class Option:
     default: object = None
     default_text: str = ""  # the default in words, if it depends on the host or other options
     group: str = OPTIONS  # the heading in help
-    commands: str = ""
-    """Its commands, separated by spaces; empty: all commands that use the settings class."""
     dest: str = ""  # the name of the parsed value; empty: the long name with ``_`` for ``-``
     const: object = True  # the value of a switch
     is_operand: bool = False
@@ -99,15 +97,12 @@ class Option:
 class Source:
     """The values of a command line over variables of the environment over defaults.
 
-    The command line is as parsed, with values as text. ``command`` replaces the parsed one.
+    The command line is as parsed, with values as text.
     """
 
-    def __init__(
-        self, parsed: Mapping[str, object], environ: Mapping[str, str], *, command: str = ""
-    ) -> None:
+    def __init__(self, parsed: Mapping[str, object], environ: Mapping[str, str]) -> None:
         self.parsed = parsed
         self.environ = environ
-        self.command = command or str(parsed.get("command") or "")
 
     def get(self, option: Option) -> Any:
         """Return an option's value; UsageError if malformed. An empty variable is absent.
@@ -135,21 +130,19 @@ class Source:
     def field(self, settings: type, name: str) -> Any:
         """Return the value of one field of a settings class."""
         (declared,) = (each for each in dataclasses.fields(settings) if each.name == name)
-        variants = tuple(_of_field(declared))
-        for option in variants:
-            if not option.commands or self.command in option.commands.split():
-                return self.get(option)
-        return variants[0].default
+        return self.get(next(_of_field(declared)))
 
     def values(self, settings: type) -> dict[str, Any]:
         """Return the values of all fields of a settings class that are options.
 
-        An option that the command lacks keeps its default, even if its variable is set.
+        An option that the command does not take keeps its default, even if its variable is set.
         """
+        taken = {option.name for option in of(settings)}
         return {
-            each.name: self.field(settings, each.name)
-            for each in dataclasses.fields(settings)
-            if _KEY in each.metadata
+            field.name: self.get(option) if option.name in taken else option.default
+            for field in dataclasses.fields(settings)
+            if _KEY in field.metadata
+            for option in (next(_of_field(field)),)
         }
 
     def _find(self, option: Option) -> tuple[str, str]:
@@ -170,20 +163,17 @@ def _parsed(option: Option, text: str, origin: str) -> Any:
         raise errors.UsageError(f"{origin}: {text!r} {error}") from error
 
 
-def of(settings: type, command: str = "") -> tuple[Option, ...]:
-    """Return the options that a settings class declares for a command; without one, all.
+def of(settings: type) -> tuple[Option, ...]:
+    """Return the options of a settings class, in the order of help.
 
-    Inherited fields follow the class's own.
+    If the class has names in ``takes``, these are its options. Otherwise all declared ones are,
+    and inherited fields follow the class's own.
     """
     own_first = sorted(
         dataclasses.fields(settings), key=lambda each: each.name not in settings.__annotations__
     )
-    return tuple(
-        option
-        for field in own_first
-        for option in _of_field(field)
-        if not (command and option.commands) or command in option.commands.split()
-    )
+    declared = {option.name: option for field in own_first for option in _of_field(field)}
+    return tuple(declared[name] for name in getattr(settings, "takes", "").split() or declared)
 
 
 def _of_field(field: dataclasses.Field[Any]) -> Iterator[Option]:
@@ -196,7 +186,7 @@ def _of_field(field: dataclasses.Field[Any]) -> Iterator[Option]:
 
 
 def declared(*variants: Option) -> Any:
-    """Declare a field by options of different commands; the first one has the default."""
+    """Declare a field by options that set it; the first one has the default."""
     return dataclasses.field(default=variants[0].default, metadata={_KEY: variants})
 
 

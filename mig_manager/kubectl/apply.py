@@ -9,13 +9,41 @@ import datetime as dt
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
-from mig_manager.core import bar, yaml_tree
+from mig_manager.cli.toolkit import console
+from mig_manager.core import bar, options, yaml_tree
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
-from mig_manager.kubectl import plan
+from mig_manager.kubectl import cluster, plan, settings
 
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
+
+
+class Settings(
+    settings.NodeSettings,
+    takes=f"layout node filename dry-run output {settings.COMMON}",
+):
+    """Settings of ``apply``."""
+
+    layout: str | None = options.text(
+        "which layout of a file with several", metavar=options.LAYOUT
+    )
+    is_dry_run: bool = options.switch(
+        "show what would change, and request nothing", name="dry-run"
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Request a layout of a file for one node; 1 if the node cannot have it."""
+    here = cluster.ClusterCommand(chosen, terminal)
+    if chosen.filename is None:
+        raise errors.UsageError("name the file with the layout: -f FILE")
+    layout = select(here.document(), chosen.layout)
+    report = here.node(chosen.node)
+    result = apply(here.kubectl, report, layout, is_dry_run=chosen.is_dry_run, now=here.now)
+    return here.answer(
+        result.to_data, lambda: text(result, style=here.style), is_good=result.is_good
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +64,7 @@ class Applied:
         return {**self.plans.to_data(), "is_requested": self.is_requested}
 
 
-def chosen(document: layouts.Document, name: str | None) -> layouts.Layout:
+def select(document: layouts.Document, name: str | None) -> layouts.Layout:
     """Return the layout to apply: by name, or the only one.
 
     Raises:

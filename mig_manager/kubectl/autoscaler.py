@@ -18,15 +18,43 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.core import messages
+from mig_manager.cli.toolkit import console
+from mig_manager.core import messages, options
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources, strategies, well_known
 from mig_manager.core.planner import planner
+from mig_manager.kubectl import cluster, plan, settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
 _LABELS, _RESOURCES = "label", "resources"
+
+
+class Settings(
+    settings.PluginSettings,
+    takes=f"layout filename config-map output gpu strategy {settings.COMMON}",
+):
+    """Settings of ``autoscaler-tags``."""
+
+    layout: str = options.declared(settings.LAYOUT)
+    gpu: str | None = options.text(
+        "the GPUs of a node, such as 8xA100-SXM4-40GB (required)", metavar=options.SPEC
+    )
+    strategy: strategies.Strategy = options.choice(
+        "the device plugin's MIG strategy: mixed or single",
+        metavar="STRATEGY",
+        default=strategies.Strategy.MIXED,
+        words="mixed single",
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Print the tags of a node group that scales from zero."""
+    here = cluster.ClusterCommand(chosen, terminal)
+    layout = plan.printable(here.document().layout(chosen.layout))
+    result = tags(layout, chosen.gpu, chosen.strategy)
+    return here.answer(result.to_data, lambda: text(result), is_good=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

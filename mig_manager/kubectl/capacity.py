@@ -10,12 +10,13 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.cli.toolkit import tables
+from mig_manager.cli.toolkit import console, tables
 from mig_manager.core import bar, messages, model, picture, profile_name, timestamps
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
 from mig_manager.core.records import capacity as records
+from mig_manager.kubectl import cluster, settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -34,6 +35,25 @@ _OLD = (
     f"Nodes without the label {well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND} publish the "
     "use only at the end of a run: pods may have come and gone since."
 )
+
+
+class Settings(
+    settings.NodesSettings,
+    takes=f"node selector output {settings.COMMON}",
+):
+    """Settings of ``capacity``."""
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Show the capacity of nodes; 1 if a node's capacity is unknown."""
+    here = cluster.ClusterCommand(chosen, terminal)
+    search = here.nodes(chosen.nodes)
+    result = capacity(search.reports, now=here.now)
+    return here.answer(
+        result.to_data,
+        lambda: table(result, style=here.style),
+        is_good=result.is_good and not search.missing,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,49 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
-from mig_manager.cli.toolkit import tables
+from mig_manager import errors
+from mig_manager.cli.toolkit import console, tables
+from mig_manager.cli.toolkit.settings import OutputFormat
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import device_classes
+from mig_manager.kubectl import cluster, settings
 
 _HEAD = ("DEVICECLASS", "RESOURCE", "IN THE CLUSTER", "NODES")
+
+
+ABOUT = """
+With '-o yaml' it prints them for 'kubectl apply -f -'.
+"""
+
+
+class Settings(
+    settings.NodesSettings,
+    takes=f"node selector output {settings.COMMON}",
+):
+    """Settings of ``device-classes``."""
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Show the classes, or print them; 1 if the GPUs of a node are unknown."""
+    here = cluster.ClusterCommand(chosen, terminal)
+    search = here.nodes(chosen.nodes)
+    unknown = [each.node.name for each in search.reports if each.gpus is None]
+    for name in unknown:
+        terminal.note(f"{name}: its agent has not published its GPUs")
+    present: tuple[device_classes.DeviceClass, ...] = ()
+    try:
+        present = here.reader.device_classes()
+    except errors.ClusterError as error:
+        terminal.note(f"the DeviceClasses of the cluster are unknown: {error.message}")
+    result = for_nodes(search.reports, present)
+    if chosen.output_format in (OutputFormat.JSON, OutputFormat.YAML):
+        # A Kubernetes object, not an answer of ours.
+        terminal.say(console.rendered(result.to_data(), chosen.output_format.value))
+    else:
+        text = table(result, style=here.style)
+        terminal.say(text + "\n")
+    return console.FAILED if search.missing or unknown else console.DONE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

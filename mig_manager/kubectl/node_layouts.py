@@ -10,18 +10,43 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import tables
+from mig_manager.adapters import cluster_reader
+from mig_manager.cli.toolkit import console, tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
-from mig_manager.kubectl import plan
+from mig_manager.kubectl import cluster, plan, settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
 Document = Callable[[], layouts.Document]
+
+
+class Settings(
+    settings.NodeSettings,
+    takes=f"node filename config-map output {settings.COMMON}",
+):
+    """Settings of ``layouts``."""
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Show the layouts available on a node; 1 if there is none."""
+    here = cluster.ClusterCommand(chosen, terminal)
+    report = here.node(chosen.node)
+    own = cluster_reader.OPERATOR_NAMESPACE, f"{report.node.name}-mig-config"
+    documents: list[Document] = [here.document, lambda: here.reader.document(own)]
+    if chosen.filename or chosen.config_map:
+        document = here.document()
+        documents = [lambda: document]
+    result = list_layouts(report, documents)
+    return here.answer(
+        result.to_data,
+        lambda: pictures(result, style=here.style),
+        is_good=bool(result.layouts),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

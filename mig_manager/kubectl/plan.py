@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import gpu_report, tables
-from mig_manager.core import bar, messages, model
+from mig_manager.cli.toolkit import console, gpu_report, tables
+from mig_manager.core import bar, messages, model, options
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import layouts, validate
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.records import gpu_codec
-from mig_manager.kubectl import status
+from mig_manager.kubectl import cluster, settings, status
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -26,6 +26,31 @@ _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
 """UUIDs are not published, and ``losses`` has the evicted pods."""
 _FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", bar.Tone.WARN)}
+
+
+class Settings(
+    settings.NodesSettings,
+    takes=f"layout node selector filename config-map output {settings.COMMON}",
+):
+    """Settings of ``plan``."""
+
+    layout: str = options.declared(settings.LAYOUT)
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Show what a layout would change on nodes; 1 if a node cannot have it."""
+    here = cluster.ClusterCommand(chosen, terminal)
+    search = here.nodes(chosen.nodes)
+    is_listed = listed_layouts.is_listed((each.node for each in search.reports), chosen.layout)
+    document = here.document(listed_layouts.NO_FILE if is_listed else None)
+    pods = here.reader.pods(search.names)
+    result = plan(chosen.layout, search.reports, document=document, pods=pods)
+    draw = pictures if here.is_drawn(search) else table
+    return here.answer(
+        result.to_data,
+        lambda: draw(result, style=here.style),
+        is_good=result.is_good and not search.missing,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,87 +1,37 @@
-"""The commands of ``kubectl mig``, a row for every command."""
+"""The commands of ``kubectl mig``, a row for every command; ``program`` says what a row is."""
 
-from collections.abc import Callable
-
-from mig_manager.cli.toolkit import console, parser, program
-from mig_manager.kubectl import commands, settings
-
-
-def _row(
-    name: str, act: Callable[[commands.ClusterCommands], bool], about: str
-) -> program.Command:
-    """Return the row of a command that returns False for a problem."""
-
-    def run(parsed: program.Parsed, terminal: console.Console) -> int:
-        chosen = settings.plugin_settings(parsed, terminal)
-        is_good = act(commands.ClusterCommands(chosen, terminal))
-        return console.DONE if is_good else console.FAILED
-
-    return program.Command(
-        name=name, options=lambda: settings.PluginSettings, run=run, about=about
-    )
-
-
-def _help(_parsed: program.Parsed, terminal: console.Console) -> int:
-    terminal.say(parser.build(PROGRAM).format_help())
-    return console.DONE
-
-
-def _version(_parsed: program.Parsed, terminal: console.Console) -> int:
-    terminal.say(PROGRAM.version)
-    return console.DONE
-
+from mig_manager.cli.toolkit import program
+from mig_manager.kubectl import settings
 
 _ROWS = (
-    _row("status", lambda here: here.status(), "Show the layouts and slices of nodes."),
-    _row(
-        "top",
-        lambda here: here.top(),
-        """
-        Watch nodes, GPUs and pods, and request layouts by keys.
-
-        Without a terminal it prints a line for every change until it is interrupted; 'kubectl mig
-        status' prints all nodes once.
-        """,
+    program.Command("status", "Show the layouts and slices of nodes.", "status"),
+    program.Command("top", "Watch nodes, GPUs and pods, and request layouts by keys.", "top"),
+    program.Command(
+        "plan", "Show what a layout would change on nodes, and change nothing.", "plan"
     ),
-    _row(
-        "plan",
-        lambda here: here.plan(),
-        "Show what a layout would change on nodes, and change nothing.",
+    program.Command("apply", "Request your own layout for one node.", "apply"),
+    program.Command(
+        "capacity", "Show which instances are idle, and what could be created instead.", "capacity"
     ),
-    _row("apply", lambda here: here.apply(), "Request your own layout for one node."),
-    _row(
-        "capacity",
-        lambda here: here.capacity(),
-        "Show which instances are idle, and what could be created instead.",
+    program.Command("validate", "Check layouts against the GPUs that the nodes have.", "validate"),
+    program.Command("layouts", "Show the layouts available on a node.", "node_layouts"),
+    program.Command("history", "Show what happened to a node's layout lately.", "history"),
+    program.Command(
+        "autoscaler-tags", "Print the tags of a node group that scales from zero.", "autoscaler"
     ),
-    _row(
-        "validate",
-        lambda here: here.validate(),
-        "Check layouts against the GPUs that the nodes have.",
-    ),
-    _row("layouts", lambda here: here.layouts(), "Show the layouts available on a node."),
-    _row("history", lambda here: here.history(), "Show what happened to a node's layout lately."),
-    _row(
-        "autoscaler-tags",
-        lambda here: here.autoscaler_tags(),
-        "Print the tags of a node group that scales from zero.",
-    ),
-    _row(
+    program.Command(
         "device-classes",
-        lambda here: here.device_classes(),
-        """
-        Show the DeviceClasses that serve the MIG resources of nodes with the DRA driver.
-
-        With '-o yaml' it prints them for 'kubectl apply -f -'.
-        """,
+        "Show the DeviceClasses that serve the MIG resources of nodes with the DRA driver.",
+        "device_classes",
     ),
-    program.Command(name="help", options=lambda: (), run=_help, about="Show this help."),
-    program.Command(name="version", options=lambda: (), run=_version, about="Print the version."),
+    program.Command("help", "Show this help.", "help"),
+    program.Command("version", "Print the version.", "version"),
 )
 PROGRAM = program.Program(
     name="kubectl mig",
     title="kubectl-mig",
     rows=_ROWS,
+    folder=str(__package__),
     anywhere=settings.KUBECTL_OPTIONS,
     refuses_empty=False,
     statuses={

@@ -1,12 +1,9 @@
-"""Settings of the plugin's commands; only colours have an environment variable."""
+"""What the settings of the plugin's commands share; only colours have an environment variable."""
 
-import dataclasses
 from typing import Any
 
-from mig_manager.cli.commands import settings
-from mig_manager.cli.toolkit import console, program
+from mig_manager.cli.toolkit import program, settings
 from mig_manager.core import node_settings, options
-from mig_manager.core.node import strategies
 
 KUBECTL_OPTIONS = tuple(
     options.Option(
@@ -33,70 +30,30 @@ KUBECTL_OPTIONS = tuple(
     )
 )
 """kubectl's own options: passed on, and allowed anywhere, as with kubectl."""
+COMMON = " ".join((*(each.name for each in KUBECTL_OPTIONS), "color"))
+"""For ``takes``: the options of every command."""
+LAYOUT = options.Option(
+    name="layout",
+    help="name of the layout",
+    metavar=options.LAYOUT,
+    is_operand=True,
+    is_required=True,
+)
 
 
-def _operand(meaning: str, name: str, metavar: str, commands: str, **more: Any) -> Any:
-    return options.declared(
-        options.Option(
-            name=name, help=meaning, metavar=metavar, commands=commands, is_operand=True, **more
-        )
-    )
+class PluginSettings(settings.TerminalSettings):
+    """Settings of a command, which takes a part of the options."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PluginSettings:
-    """Settings of a command; every command reads a part of them."""
-
-    layout: str | None = options.declared(
-        options.Option(
-            help="name of the layout",
-            metavar=options.LAYOUT,
-            commands="plan autoscaler-tags",
-            is_operand=True,
-            is_required=True,
-        ),
-        options.Option(
-            help="which layout of a file with several", metavar=options.LAYOUT, commands="apply"
-        ),
-    )
-    layouts: tuple[str, ...] = _operand(
-        "layouts to check (default: all)",
-        "layout",
-        options.LAYOUT,
-        "validate",
-        is_repeatable=True,
-        default=(),
-    )
-    nodes: tuple[str, ...] = _operand(
-        "nodes (default: all with NVIDIA GPUs)",
-        "node",
-        "NODE",
-        "status top plan capacity device-classes",
-        is_repeatable=True,
-        default=(),
-    )
-    node: str = _operand("the node", "node", "NODE", "apply layouts history", is_required=True)
     selector: str | None = options.text(
-        "label selector of the nodes, as for kubectl",
-        short="l",
-        metavar="SELECTOR",
-        commands="status top plan capacity validate device-classes",
+        "label selector of the nodes, as for kubectl", short="l", metavar="SELECTOR"
     )
-    is_watched: bool = options.declared(settings.WATCH)
     filename: str | None = options.text(
-        "config document, '-' for standard input",
-        short="f",
-        metavar=options.FILE,
-        commands="top plan apply validate layouts autoscaler-tags",
-    )
-    is_dry_run: bool = options.switch(
-        "show what would change, and request nothing", name="dry-run", commands="apply"
+        "config document, '-' for standard input", short="f", metavar=options.FILE
     )
     config_map: str | None = options.text(
         "ConfigMap with the config document",
         metavar="NAMESPACE/NAME",
         default_text="mig-manager's, then the GPU operator's",
-        commands="top plan validate layouts autoscaler-tags",
     )
     output_format: settings.OutputFormat = options.choice(
         "text|wide|json|yaml",
@@ -105,34 +62,39 @@ class PluginSettings:
         metavar="FORMAT",
         default=settings.OutputFormat.TEXT,
         default_text="text; wide draws every node, json and yaml have everything",
-        commands=(
-            "status plan apply capacity validate layouts history autoscaler-tags device-classes"
-        ),
     )
-    gpu: str | None = options.text(
-        "the GPUs of a node, such as 8xA100-SXM4-40GB (required)",
-        metavar=options.SPEC,
-        commands="autoscaler-tags",
-    )
-    strategy: strategies.Strategy = options.choice(
-        "the device plugin's MIG strategy: mixed or single",
-        metavar="STRATEGY",
-        default=strategies.Strategy.MIXED,
-        words="mixed single",
-        commands="autoscaler-tags",
-    )
-    colour: node_settings.Colour = options.nested(settings.TerminalSettings, "color")
     kubectl: tuple[str, ...] = options.nested(KUBECTL_OPTIONS)
     """Arguments of every kubectl call."""
 
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields."""
+        names = ("NO_COLOR", "TERM", *node_settings.COLOUR.variables)
+        environ = {name: source.environ[name] for name in names if name in source.environ}
+        values = super().values(options.Source(source.parsed, environ))
+        return values | {"kubectl": kubectl_options(source.parsed)}
 
-def plugin_settings(parsed: program.Parsed, terminal: console.Console) -> PluginSettings:
-    """Read the settings of a command line; UsageError if a value cannot be used."""
-    source = options.Source(parsed, {})
-    return PluginSettings(
-        **source.values(PluginSettings),
-        colour=settings.colour(options.Source(parsed, terminal.environ)),
-        kubectl=kubectl_options(parsed),
+
+class NodesSettings(PluginSettings):
+    """Settings of a command about nodes."""
+
+    nodes: tuple[str, ...] = options.declared(
+        options.Option(
+            name="node",
+            help="nodes (default: all with NVIDIA GPUs)",
+            metavar="NODE",
+            is_operand=True,
+            is_repeatable=True,
+            default=(),
+        )
+    )
+
+
+class NodeSettings(PluginSettings):
+    """Settings of a command about one node."""
+
+    node: str = options.declared(
+        options.Option(help="the node", metavar="NODE", is_operand=True, is_required=True)
     )
 
 

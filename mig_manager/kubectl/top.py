@@ -4,21 +4,39 @@ The keys are those of k9s: move, open with Enter, back with Escape.
 """
 
 import dataclasses
-import datetime as dt
 import enum
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters import cluster_reader, kubectl
-from mig_manager.cli.toolkit import live
+from mig_manager.adapters import cluster_reader
+from mig_manager.cli.toolkit import console, live
 from mig_manager.core import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
-from mig_manager.core.layout import layouts
 from mig_manager.core.node import pod_object, well_known
-from mig_manager.kubectl import plan, status
+from mig_manager.kubectl import cluster, plan, settings, status
 
 _UP, _DOWN = ("k", "\x1b[A"), ("j", "\x1b[B")
 _OPEN, _BACK = ("\r", "\n"), ("\x1b", "\x7f")
+
+
+ABOUT = """
+Without a terminal it prints a line for every change until it is interrupted; 'kubectl mig
+status' prints all nodes once.
+"""
+
+
+class Settings(
+    settings.NodesSettings,
+    takes=f"node selector filename config-map {settings.COMMON}",
+):
+    """Settings of ``top``."""
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Show the screen until q is pressed."""
+    here = cluster.ClusterCommand(chosen, terminal)
+    view = Top(here, chosen.nodes)
+    return live.run(terminal, view.refresh, view.press)
 
 
 class _Screen(enum.Enum):
@@ -51,29 +69,11 @@ _ABOVE = {
 
 
 class Top:
-    """The last state of nodes and pods, and the current selection.
+    """The last state of nodes and pods, and the current selection; no names: all nodes."""
 
-    Args:
-        writer: Writes requests.
-        reader: Reads the cluster.
-        find: Returns the nodes to show.
-        document: Returns the layouts of the agents' file.
-        style: Returns the terminal's present style.
-    """
-
-    def __init__(
-        self,
-        writer: kubectl.Kubectl,
-        reader: cluster_reader.ClusterReader,
-        find: Callable[[], cluster_reader.Search],
-        document: Callable[[layouts.Document | None], layouts.Document],
-        style: Callable[[], bar.Style],
-    ) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._find = find
-        self._document = document
-        self._style = style
+    def __init__(self, command: cluster.ClusterCommand, names: Sequence[str]) -> None:
+        self._command = command
+        self._names = names
         self._search = cluster_reader.Search(reports=(), missing=())
         self._pods: tuple[pod_object.Pod, ...] = ()
         self._choice = _Choice()
@@ -84,8 +84,8 @@ class Top:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        self._search = self._find()
-        self._pods = self._reader.every_gpu_pod()
+        self._search = self._command.find(self._names)
+        self._pods = self._command.reader.every_gpu_pod()
         names = self._search.names
         if self._choice.node not in names:
             self._choice = _Choice(node=names[0], message=self._choice.message)
@@ -137,10 +137,10 @@ class Top:
         result = plan.plan(
             choice.layout,
             [self._report()],
-            document=self._document(listed_layouts.NO_FILE),
-            pods=self._reader.pods([choice.node]),
+            document=self._command.document(listed_layouts.NO_FILE),
+            pods=self._command.reader.pods([choice.node]),
         )
-        text = plan.pictures(result, style=self._style())
+        text = plan.pictures(result, style=self._command.style)
         return dataclasses.replace(choice, screen=_Screen.PLAN, text=text)
 
     def _report(self) -> node_reports.Report:
@@ -156,18 +156,18 @@ class Top:
             "labels": {well_known.CONFIG_LABEL: choice.layout},
         }
         try:
-            self._writer.patch_node(choice.node, {"metadata": change})
+            self._command.kubectl.patch_node(choice.node, {"metadata": change})
         except errors.ClusterError as error:
             if not error.is_conflict:
                 raise
-            self._search = self._find()
+            self._search = self._command.find(self._names)
             message = f"{choice.node} has changed since it was read"
             return dataclasses.replace(choice, screen=_Screen.LAYOUTS, message=message)
         message = f"requested {choice.layout} of {choice.node}"
         return dataclasses.replace(choice, screen=_Screen.NODES, message=message)
 
     def _view(self) -> live.View:
-        style, choice = self._style(), self._choice
+        style, choice = self._command.style, self._choice
         draw: Mapping[_Screen, Callable[[bar.Style], str]] = {
             _Screen.NODES: self._drawn_nodes,
             _Screen.NODE: self._drawn_node,
@@ -188,7 +188,7 @@ class Top:
         one = status.Status(
             reports=(self._report(),),
             pods=cluster_reader.Pods(by_node={self._choice.node: pods}),
-            now=dt.datetime.now(tz=dt.UTC),
+            now=self._command.now,
         )
         return status.pictures(one, style=style)
 

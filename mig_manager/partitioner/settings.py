@@ -5,6 +5,7 @@ import enum
 import pathlib
 import re
 from collections.abc import Mapping
+from typing import Self
 
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
@@ -235,36 +236,34 @@ class PartitionerSettings:
         """Return whether the selector matches a node."""
         return all(each.matches(node.labels) for each in self.node_selector)
 
+    @classmethod
+    def read(cls, parsed: Mapping[str, object], environ: Mapping[str, str]) -> Self:
+        """Parse the settings of the partitioner.
 
-def partitioner_settings(
-    parsed: Mapping[str, object], environ: Mapping[str, str]
-) -> PartitionerSettings:
-    """Parse the settings of the partitioner.
-
-    Raises:
-        UsageError: A value is invalid, or two contradict each other.
-    """
-    source = options.Source(parsed, environ, command="partitioner")
-    values = source.values(PartitionerSettings)
-    if values["longest_wait_s"] < values["quiet_s"]:
-        raise errors.UsageError("--longest-wait-s must not be less than --quiet-s")
-    if bool(values["base_layout"]) is not bool(values["merge_back_after_s"]):
-        raise errors.UsageError("--base-layout and --merge-back-after-s go together")
-    if (values["simulated_nodes"] is None) is not (values["simulated_pods"] is None):
-        raise errors.UsageError("--simulate needs two files: --simulate NODES PODS")
-    if values["is_replay"] and values["simulated_nodes"] is None:
-        raise errors.UsageError("--replay needs --simulate NODES PODS")
-    if values["prometheus"] and not values["is_replay"]:
-        raise errors.UsageError("--prometheus needs --replay")
-    reserved = dict(values["reserved"])
-    if len(reserved) != len(values["reserved"]):
-        raise errors.UsageError("--reserve names a profile twice")
-    if values["is_debug"]:
-        values["log_level"] = node_settings.LogLevel.DEBUG
-    limits = partitioning.PartitionerLimits(
-        max_unavailable=values["max_unavailable"],
-        cooldown_s=values["cooldown_s"],
-        reserved=reserved,
-        merge_back_after_s=values["merge_back_after_s"],
-    )
-    return PartitionerSettings(**values, limits=limits)
+        Raises:
+            UsageError: A value is invalid, or two contradict each other.
+        """
+        source = options.Source(parsed, environ)
+        values = source.values(cls)
+        if values["longest_wait_s"] < values["quiet_s"]:
+            raise errors.UsageError("--longest-wait-s must not be less than --quiet-s")
+        if bool(values["base_layout"]) is not bool(values["merge_back_after_s"]):
+            raise errors.UsageError("--base-layout and --merge-back-after-s go together")
+        if (values["simulated_nodes"] is None) is not (values["simulated_pods"] is None):
+            raise errors.UsageError("--simulate needs two files: --simulate NODES PODS")
+        if values["is_replay"] and values["simulated_nodes"] is None:
+            raise errors.UsageError("--replay needs --simulate NODES PODS")
+        if values["prometheus"] and not values["is_replay"]:
+            raise errors.UsageError("--prometheus needs --replay")
+        reserved = dict(values["reserved"])
+        if len(reserved) != len(values["reserved"]):
+            raise errors.UsageError("--reserve names a profile twice")
+        if values["is_debug"]:
+            values["log_level"] = node_settings.LogLevel.DEBUG
+        limits = partitioning.PartitionerLimits(
+            max_unavailable=values["max_unavailable"],
+            cooldown_s=values["cooldown_s"],
+            reserved=reserved,
+            merge_back_after_s=values["merge_back_after_s"],
+        )
+        return cls(**values, limits=limits)

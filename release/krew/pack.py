@@ -22,6 +22,8 @@ import tarfile
 import time
 import zipfile
 
+from mig_manager.kubectl import registry
+
 HERE = pathlib.Path(__file__).parent
 ENTRY = "mig_manager.kubectl.__main__"
 PLACEHOLDER = "https://example.com/OWNER/mig-manager"
@@ -95,6 +97,9 @@ def sources() -> dict[str, bytes]:
     path = [str(ours), *(each for each in sys.path if each.endswith("-packages"))]
     finder = modulefinder.ModuleFinder(path=path, excludes=UNUSED)
     finder.import_hook(ENTRY)
+    # The registry names the commands' modules, and does not import them.
+    for row in registry.PROGRAM.rows:
+        finder.import_hook(f"{registry.PROGRAM.folder}.{row.module}")
     found: dict[str, bytes] = {}
     for name, module in finder.modules.items():
         if name in sys.builtin_module_names:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mig_manager.adapters.nvml import survey as nvml_survey
 from mig_manager.catalogue import captured, hardware
-from mig_manager.cli.commands import acceptance
+from mig_manager.cli.commands import acceptance_report
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import survey
 from mig_manager.sandbox.driver import states
@@ -32,7 +32,7 @@ TIMEOUT_S = 120.0
 
 def report() -> Any:
     """Survey the node of this process."""
-    return acceptance.report(nvml_survey.survey(None), timeout_s=TIMEOUT_S)
+    return acceptance_report.report(nvml_survey.survey(None), timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_file_identifies_no_machine(tmp_path_factory: Any, seed: str) -> Non
     with rig(path, "2xA100-SXM4-40GB", options=states.Options(seed=seed)) as found:
         found.fill("3g.20gb", "1g.5gb")
         found.state.add_client(found.observe(1).uuid, name="/home/someone/secret-trainer")
-        text = json.dumps(acceptance.report(nvml_survey.survey(None), timeout_s=TIMEOUT_S))
+        text = json.dumps(acceptance_report.report(nvml_survey.survey(None), timeout_s=TIMEOUT_S))
         gpus = found.gpus.observe()
         secrets = {"secret-trainer", "someone"}
         for gpu, board in zip(gpus, found.state.boards, strict=True):

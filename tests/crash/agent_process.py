@@ -57,7 +57,7 @@ def serve(order: Order) -> int:
         strike_at=order.strike_at,
         strike_with=signal.Signals(order.strike_with),
     )
-    wanted = settings.agent_settings(order.options, {})
+    wanted = settings.AgentSettings.read(order.options, {})
     assert wanted.gpus.simulate_state is not None
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))

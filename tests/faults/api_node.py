@@ -154,7 +154,7 @@ class InProcessStage(agent_stage.Stage):
             "drift_check_interval_s": "0",
         }
         served = main.Service(
-            dataclasses.replace(settings.agent_settings(options, {}), backoff=_BACKOFF),
+            dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
             kube,
             boot_id="boot-1",
             overrides=main.Overrides(

@@ -117,7 +117,9 @@ def assembled(
 
     state = folder / f"{name}.json"
     return main.Service(
-        settings.agent_settings({"node_name": name, "simulate_state": str(state)} | options, {}),
+        settings.AgentSettings.read(
+            {"node_name": name, "simulate_state": str(state)} | options, {}
+        ),
         kube,
         boot_id="boot-1",
         overrides=main.Overrides(

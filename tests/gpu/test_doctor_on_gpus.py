@@ -3,24 +3,28 @@
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.commands import doctor, doctor_facts, doctor_report
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.commands import (
+    doctor_examination,
+    doctor_facts,
+    doctor_report,
+    doctor_settings,
+)
 
 pytestmark = pytest.mark.gpu
 
 
 def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
-    settings = command_settings.doctor_settings(
+    settings = doctor_settings.DoctorSettings.read(
         registry.parse(["doctor", "--timeout-s", "60"]), {}
     )
 
-    report = doctor.examine(
-        doctor.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
+    report = doctor_examination.examine(
+        doctor_examination.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
     )
 
     found = dict(report.findings)
     if found["driver"].verdict is doctor_report.Verdict.FAIL:
         pytest.skip(f"no NVIDIA driver here: {found['driver'].text}")
-    assert set(found) == {check.name for check in doctor.CHECKS}
+    assert set(found) == {check.name for check in doctor_examination.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
     assert found["gpu-processes"].verdict is not doctor_report.Verdict.SKIPPED

@@ -261,7 +261,7 @@ class Rig:
         kube = MortalApi.at(
             self.server.url, token=name, request_timeout_s=2.0, sleep=lambda _seconds: None
         )
-        chosen = settings.partitioner_settings(
+        chosen = settings.PartitionerSettings.read(
             {"command": "partitioner", "mode": "act", "quiet_s": str(QUIET_S)} | options, {}
         )
         service = main.Service(chosen, kube, identity=name, clock=self.clock, watch_times=BRISK)

@@ -13,7 +13,7 @@ from tests.unit import samples
 
 
 def read(*words: str, **environ: str) -> settings.PartitionerSettings:
-    return settings.partitioner_settings(registry.parse(["partitioner", *words]), environ)
+    return settings.PartitionerSettings.read(registry.parse(["partitioner", *words]), environ)
 
 
 def test_defaults_recommend_on_a_tenth_of_the_opted_in_nodes() -> None:

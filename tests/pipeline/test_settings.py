@@ -4,7 +4,7 @@ import dataclasses
 import operator
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,11 +13,9 @@ from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.agent import settings
 from mig_manager.cli import registry
-from mig_manager.cli.commands import rollout_settings
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.commands import gpu_settings
 from mig_manager.core import options
 from mig_manager.core.node import policies
-from mig_manager.partitioner import settings as partitioner
 
 AGENT = {"NODE_NAME": "n1"}
 NEEDED = {
@@ -30,14 +28,6 @@ NEEDED = {
     "rollout": {"selector": "a=b", "selected-config": "all-1g.5gb"},
 }
 """Without these a command has no settings."""
-READERS: Mapping[str, Callable[[Mapping[str, object], Mapping[str, str]], Any]] = {
-    "agent": settings.agent_settings,
-    "demo": command_settings.demo_settings,
-    "doctor": command_settings.doctor_settings,
-    "partitioner": partitioner.partitioner_settings,
-    "rollout": rollout_settings.rollout_settings,
-    "support-bundle": command_settings.bundle_settings,
-}
 EXAMPLES = {
     "BOOL": "true",
     "MAP": "a=b,*=c",
@@ -54,13 +44,15 @@ EXAMPLES = {
 
 
 def agent(environ: dict[str, str] | None = None, **parsed: object) -> settings.AgentSettings:
-    return settings.agent_settings(parsed, AGENT | (environ or {}))
+    return settings.AgentSettings.read(parsed, AGENT | (environ or {}))
 
 
 def command(
     name: str = "apply", environ: dict[str, str] | None = None, **parsed: object
-) -> command_settings.CommandSettings:
-    return command_settings.command_settings({"command": name} | parsed, environ or {})
+) -> gpu_settings.GpuSettings:
+    found = registry.PROGRAM.settings({"command": name} | parsed, environ or {})
+    assert isinstance(found, gpu_settings.GpuSettings)
+    return found
 
 
 def declared() -> Iterator[Any]:
@@ -75,7 +67,7 @@ def declared() -> Iterator[Any]:
 
 def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
     parsed = registry.parse([name, *argv])
-    found = READERS.get(name, command_settings.command_settings)(parsed, {"HOME": "/h", **environ})
+    found = registry.PROGRAM.settings(parsed, {"HOME": "/h", **environ})
     # A flag of doctor also demands that there is a cluster.
     if name == "support-bundle":
         doctor = dataclasses.replace(found.doctor, has_cluster=False)
@@ -152,7 +144,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
     flag = "--" + variable.lower().replace("_", "-")
     value = [text] if variable == "STARTUP_TAINT" else text
     with pytest.raises(errors.UsageError, match=rf"^{flag}: {re.escape(repr(text))} {message}"):
-        settings.agent_settings({"node_name": "n1", variable.lower(): value}, {})
+        settings.AgentSettings.read({"node_name": "n1", variable.lower(): value}, {})
 
 
 def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
@@ -161,7 +153,7 @@ def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
     parsed = registry.parse(["agent", "--startup-taint", "a.b/c", "--startup-taint=d"])
 
     assert agent(variable).policy.startup_taints == both
-    assert settings.agent_settings(parsed, AGENT).policy.startup_taints == both
+    assert settings.AgentSettings.read(parsed, AGENT).policy.startup_taints == both
     assert agent(variable, startup_taint=["e"]).policy.startup_taints == {"e"}
 
 
@@ -362,6 +354,6 @@ def test_a_command_line_and_its_variables_choose(
 def test_generated_layouts_precede_every_file_but_the_owners(
     environ: dict[str, str], file: str, *, is_default: bool
 ) -> None:
-    found = settings.agent_settings({}, environ | {"NODE_NAME": "n"})
+    found = settings.AgentSettings.read({}, environ | {"NODE_NAME": "n"})
 
     assert (str(found.config_file), found.has_default_layouts) == (file, is_default)

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
-from mig_manager.cli.commands import doctor, doctor_facts, doctor_report
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.commands import (
+    doctor_examination,
+    doctor_facts,
+    doctor_report,
+    doctor_settings,
+)
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -58,15 +62,17 @@ class Patient:
         simulated.create(spec, self.path, options=dataclasses.replace(states.Options(), **options))  # type: ignore[arg-type]
         return self
 
-    def settings(self, *argv: str, **changes: object) -> command_settings.DoctorSettings:
-        settings = command_settings.doctor_settings(
+    def settings(self, *argv: str, **changes: object) -> doctor_settings.DoctorSettings:
+        settings = doctor_settings.DoctorSettings.read(
             registry.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
         )
         return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
     def examine(self, *argv: str, **changes: object) -> Examination:
         facts = doctor_facts.facts(self.settings(*argv, **changes))
-        return Examination(doctor.examine(doctor.CHECKS, facts, timeout_s=20.0))
+        return Examination(
+            doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=20.0)
+        )
 
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
@@ -78,9 +84,9 @@ class Patient:
             for each, value in (facts or {}).items()
         }
         read = doctor_facts.facts(self.settings(**settings))
-        checks = [each for each in doctor.CHECKS if each.name == name]
+        checks = [each for each in doctor_examination.CHECKS if each.name == name]
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
-        return Examination(doctor.examine(checks, read, timeout_s=20.0))
+        return Examination(doctor_examination.examine(checks, read, timeout_s=20.0))
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:
         """Set the MIG modes of every simulated GPU."""

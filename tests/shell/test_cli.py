@@ -286,7 +286,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
     argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
 
-    chosen = settings.agent_settings(registry.parse(argv), {})
+    chosen = settings.AgentSettings.read(registry.parse(argv), {})
 
     assert chosen.node_name == "n1"
     assert len(chosen.not_needed) == 5

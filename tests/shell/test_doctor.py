@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.cli.commands import doctor, doctor_facts, doctor_report
+from mig_manager.cli.commands import doctor_examination, doctor_facts, doctor_report
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -36,7 +36,7 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
     assert not result.failing
     assert result.text("driver") == "driver 580.95.05, NVML 580.95.05"
     assert result.text("rights") == "no kubeconfig"
-    assert list(result.findings) == [check.name for check in doctor.CHECKS]
+    assert list(result.findings) == [check.name for check in doctor_examination.CHECKS]
 
 
 def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shell) -> None:
@@ -98,7 +98,7 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
     lock = threading.Lock()
     with lock:
         facts = doctor_facts.facts(patient.settings())
-        result = Examination(doctor.examine(rows, facts, timeout_s=0.2))
+        result = Examination(doctor_examination.examine(rows, facts, timeout_s=0.2))
 
     assert result.text("broken") == "the check failed: RuntimeError: oh"
     assert result.text("hung") == "no answer within 0.2 s"

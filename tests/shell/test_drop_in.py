@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import settings
 from tests import programs
 from tests.shell.commandline import Shell
 
@@ -96,12 +96,12 @@ SPELLINGS = [
 TYPED: Mapping[str, Callable[[str], object]] = {
     "layouts": lambda value: (value,),
     "output_file": pathlib.Path,
-    "output_format": command_settings.OutputFormat,
+    "output_format": settings.OutputFormat,
 }
 
 
-def settings_of(argv: list[str], environ: Mapping[str, str]) -> command_settings.CommandSettings:
-    return command_settings.command_settings(registry.parse(argv), {"HOME": "/"} | dict(environ))
+def settings_of(argv: list[str], environ: Mapping[str, str]) -> Any:
+    return registry.PROGRAM.settings(registry.parse(argv), {"HOME": "/"} | dict(environ))
 
 
 @pytest.mark.parametrize(("row", "argv", "environ"), SPELLINGS)

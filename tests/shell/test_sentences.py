@@ -12,7 +12,7 @@ from mig_manager.core import bar, model
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources
-from mig_manager.kubectl import plan, status
+from mig_manager.kubectl import history, plan, status
 from tests.shell import plugin_rig as rig
 from tests.unit import samples
 
@@ -135,14 +135,14 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> cluster_read
     )
 
 
-def history(report: node_reports.Report, *moments: cluster_reader.Moment) -> status.History:
-    return status.History(report=report, moments=moments, why_no_events="", now=NOW)
+def past_of(report: node_reports.Report, *moments: cluster_reader.Moment) -> history.History:
+    return history.History(report=report, moments=moments, why_no_events="", now=NOW)
 
 
 def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
     long = dataclasses.replace(moment(5, "DrainTimeout"), message="word " * 60 + "end")
 
-    lines = status.page(history(report(), long), style=bar.Style(columns=80)).splitlines()
+    lines = history.page(past_of(report(), long), style=bar.Style(columns=80)).splitlines()
 
     column = lines[-2].index("word")
     assert max(map(len, lines)) <= 80
@@ -166,19 +166,19 @@ def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
     run = dataclasses.replace(seen.node.status, finished_at=NOW - dt.timedelta(minutes=5))
     seen = dataclasses.replace(seen, node=dataclasses.replace(seen.node, status=run))
 
-    assert history(seen, *moments).applied_since == NOW - dt.timedelta(minutes=minutes)
+    assert past_of(seen, *moments).applied_since == NOW - dt.timedelta(minutes=minutes)
 
 
 def test_a_failed_layout_is_never_applied() -> None:
-    assert history(report(state=model.State.FAILED)).applied_since is None
+    assert past_of(report(state=model.State.FAILED)).applied_since is None
 
 
 def test_a_node_without_history_or_gpu() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
-    past = history(node_reports.of(node, NOW))
+    past = past_of(node_reports.of(node, NOW))
     shown = status.Status(reports=(report(),), pods=cluster_reader.Pods(by_node={}), now=NOW)
 
-    assert status.page(past, style=PLAIN).endswith("No history is known.")
+    assert history.page(past, style=PLAIN).endswith("No history is known.")
     assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)
     assert gpu_report.slices(()) == "none"
 

@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from starlette import requests, responses, types
 
-from mig_manager.cli.commands import support_bundle
+from mig_manager.cli.commands import bundle_content
 from mig_manager.sandbox.apiserver import server
 from tests import contract
 from tests.shell import commandline, terminal
@@ -238,7 +238,7 @@ def test_a_source_that_hangs_is_given_up_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
     silent_file: str,
 ) -> None:
-    monkeypatch.setattr(support_bundle, "_MARGIN_S", 0.5)
+    monkeypatch.setattr(bundle_content, "_MARGIN_S", 0.5)
 
     files = bundle(shell, tmp_path, "-f", silent_file, "--timeout-s", "0.5")
 
@@ -278,7 +278,7 @@ def test_of_a_log_that_is_too_long_the_end_is_kept(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(support_bundle, "_MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(bundle_content, "_MAX_BYTES", 1 << 20)
     monkeypatch.setattr(cluster, "log", "line\n" * (1 << 18) + "the last one\n")
     files = of_node(cluster, shell, tmp_path)
 

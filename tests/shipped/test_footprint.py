@@ -67,7 +67,10 @@ from mig_manager.adapters.nvml import library, worker
 _PROCESSES = {
     "help, version and mistakes": (
         f"""{_PROGRAM}
-for argv in "--help", "version", "apply --help", "frob":
+from mig_manager.cli import registry
+# The others complete layouts, or have decisions on many nodes among their settings.
+helps = {{*registry.COMMANDS}} - {{"completion", "partitioner", "rollout"}}
+for argv in ("--help", "version", "frob", *(f"{{name}} --help" for name in helps)):
     program(*argv.split())
 """,
         f"structlog yaml {_CLIENTS}",
@@ -80,7 +83,12 @@ assert sys.modules["mig_manager.change.apply"]
         _CLIENTS,
     ),
     "the kubectl plugin": (
-        "import mig_manager.kubectl.__main__",
+        """
+import mig_manager.kubectl.__main__
+from mig_manager.kubectl import registry
+for row in registry.PROGRAM.rows:
+    registry.PROGRAM.module(row.name)
+""",
         """
         google grpc kubernetes prometheus_client pynvml starlette structlog tenacity urllib3
         uvicorn watchdog mig_manager.adapters.kubernetes.api mig_manager.adapters.nvml.gpus

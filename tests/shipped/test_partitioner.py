@@ -44,7 +44,7 @@ def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
     )
     parsed = registry.parse(container["args"])
     assert parsed["command"] == "partitioner"
-    return settings.partitioner_settings(parsed, environ), environ
+    return settings.PartitionerSettings.read(parsed, environ), environ
 
 
 def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -> None:

@@ -47,7 +47,7 @@ def test_the_command_names_and_prints_every_schema(tmp_path: pathlib.Path) -> No
     unknown = shell("schema", "plan")
     assert (unknown.status, unknown.out) == (2, "")
     assert "unknown schema 'plan'; did you mean 'Plan'?" in unknown.err
-    assert tuple(names) == schema.KIND.words
+    assert tuple(names) == schema.KINDS
 
 
 @pytest.mark.parametrize(("name", "line"), ANSWERS)

@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager.agent import settings
 from mig_manager.cli import registry
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.commands import boot
 from tests.programs import run
 from tests.shipped.unit_files import (
     BOOT,
@@ -36,10 +36,10 @@ NO_SYSTEMD = pytest.mark.skipif(
 )
 
 
-def boot_settings(environ: Mapping[str, str]) -> command_settings.CommandSettings:
+def boot_settings(environ: Mapping[str, str]) -> boot.Settings:
     parsed = registry.parse(unit_command_line(BOOT))
     assert parsed["command"] == "boot"
-    return command_settings.command_settings(parsed, environ)
+    return boot.Settings.read(parsed, environ)
 
 
 # -- the units ----------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_unit_sees_every_process_that_has_a_gpu_open(unit: str, tmp_path: pathli
 def test_the_lock_outlives_the_unit_and_only_its_main_process_is_stopped(unit: str) -> None:
     section = directives(unit)
     (running,), (state,) = section["RuntimeDirectory"], section["StateDirectory"]
-    at_a_shell = command_settings.command_settings({}, {})
+    at_a_shell = boot.Settings.read({"command": "boot"}, {})
 
     # Everything else is read-only to the unit, and what goes with it would be another's lock.
     assert section["ProtectSystem"] == ["strict"]

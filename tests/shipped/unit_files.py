@@ -34,7 +34,7 @@ class Asked(dict[str, str]):
 def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
     parsed = registry.parse(command_line)
     assert parsed["command"] == "agent"
-    return settings.agent_settings(parsed, environ)
+    return settings.AgentSettings.read(parsed, environ)
 
 
 def longest_stop_s(agent: settings.AgentSettings) -> float:

@@ -1,36 +1,70 @@
-"""``mig-manager acceptance``: compare this machine's GPUs with what mig-manager expects."""
+"""``mig-manager acceptance``."""
 
-import collections
-import functools
-import json
 import pathlib
-from typing import TYPE_CHECKING
 
-import mig_manager
-from mig_manager.adapters.host import files
-from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.cli.commands import acceptance_course, gpu_access, settings
-from mig_manager.cli.toolkit import console, program, tables
-from mig_manager.core import bar, messages, node_settings
-from mig_manager.core.acceptance import differences as compared
-from mig_manager.core.acceptance import stages
-from mig_manager.core.acceptance import survey as surveys
-from mig_manager.sandbox import replay, twin
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console
+from mig_manager.core import bar, node_settings, options
 
-if TYPE_CHECKING:
-    from mig_manager.core import answers
+ABOUT = """
+It calls the NVML functions that mig-manager uses and changes nothing on a GPU. It compares
+the answers with the product in the catalogue and with the simulated driver, and names
+every difference and its consequence. The file has no UUID, serial number, PCI address or
+host name: attach it to a report.
 
+--change-gpu also plays a course of changes on one idle GPU: every profile at every
+placement, full layouts, an instance in use through CUDA, one of another program, a reset
+by nvidia-smi, and a killed worker. It asks first, and restores the GPU at the end. After
+a kill the next 'apply' or 'restore' does.
+
+$ mig-manager acceptance
+As root, on a machine with GPUs.
+
+$ mig-manager acceptance --simulate 8xA100-SXM4-40GB
+See what it does without a GPU.
+
+$ mig-manager acceptance --change-gpu GPU-a8af8a77-5ba8-f7ca-b4f2-d97e0c1c3d4f
+With the course on this GPU.
+
+exit 0: no difference
+
+exit 1: the GPUs differ, or could not be observed
+"""
 _FILE = pathlib.Path("mig-manager-acceptance.json")
-_STANDARD_OUTPUT = pathlib.Path("-")
-_SLOWEST = 5  # functions that the summary lists
-_VERDICTS = {
-    compared.Verdict.AS_EXPECTED: (bar.Tone.GOOD, "these GPUs behave as expected"),
-    compared.Verdict.DIFFERS: (bar.Tone.WARN, "no difference affects layouts on these GPUs"),
-    compared.Verdict.REVIEW: (bar.Tone.BAD, "a difference may affect layouts: see below"),
-}
 
 
-def run(parsed: program.Parsed, terminal: console.Console) -> int:
+class Settings(
+    gpu_settings.GpuSettings,
+    takes=f"output as-catalogue-row pod-resources-socket change-gpu yes {gpu_settings.CHANGE} "
+    f"gpu-timeout-s {gpu_settings.GPUS} color debug",
+):
+    """Settings of ``acceptance``."""
+
+    answer_file: pathlib.Path | None = options.path(
+        "file to write, '-' for standard output",
+        name="output",
+        short="o",
+        default_text="mig-manager-acceptance.json in this folder",
+        has_variable=False,
+    )
+    row_source: pathlib.Path | None = options.path(
+        "only print the catalogue's rows for the GPUs of such a FILE, for a review",
+        name="as-catalogue-row",
+        has_variable=False,
+    )
+    changed_gpu: str | None = options.text(
+        "also play a course of changes on this idle GPU, and restore it",
+        name="change-gpu",
+        metavar="UUID",
+        has_variable=False,
+        group=node_settings.CHANGE,
+    )
+    is_confirmed: bool = options.switch(
+        "do not ask before the course", name="yes", has_variable=False, group=node_settings.CHANGE
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
     """Survey the GPUs, write the file, and summarize it; 1 if there are differences.
 
     Raises:
@@ -38,134 +72,33 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         UsageError: The file cannot be written.
         MigManagerError: As ``acceptance_course.play``.
     """
-    chosen = settings.acceptance_settings(parsed, terminal.environ)
+    from mig_manager.adapters.host import files
+    from mig_manager.adapters.nvml import client as nvml_worker
+    from mig_manager.cli.commands import acceptance_course, acceptance_report, gpu_access
+
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     if chosen.row_source is not None:
-        terminal.say(catalogue_rows(chosen.row_source))
+        terminal.say(acceptance_report.catalogue_rows(chosen.row_source))
         return console.DONE
-    access = gpu_access.GpuAccess("acceptance", chosen, terminal)
+    access = gpu_access.GpuAccess(chosen, terminal)
     deps = access.dependencies()
     assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
     survey, course = deps.gpus.survey(), None
     if chosen.changed_gpu is not None:
-        course = acceptance_course.play(chosen, survey, deps, access, terminal)
-    answer = report(
+        asked_at = None if chosen.is_confirmed else terminal
+        course = acceptance_course.play(chosen.changed_gpu, survey, deps, access, asked_at)
+    answer = acceptance_report.report(
         survey,
         course,
         is_simulated=chosen.gpus.is_simulated,
         timeout_s=chosen.gpu_timeout_s,
     )
     text = console.answered(answer, "json")
-    if chosen.answer_file == _STANDARD_OUTPUT:
+    if chosen.answer_file == console.STANDARD_OUTPUT:
         terminal.say(text)
     else:
         path = chosen.answer_file or _FILE
         files.write_output(path, text)
-        terminal.say(bar.harmless(summary(answer, path, terminal.style(chosen.colour))))
+        summary = acceptance_report.summary(answer, path, terminal.style(chosen.colour))
+        terminal.say(bar.harmless(summary))
     return console.FAILED if answer["differences"] else console.DONE
-
-
-def catalogue_rows(path: pathlib.Path) -> str:
-    """Return a row of the catalogue for each product of a capture, one a line.
-
-    Raises:
-        ConfigError: The file cannot be read.
-        UsageError: It is no capture.
-    """
-    return "\n".join(dict.fromkeys(map(json.dumps, replay.rows(path))))
-
-
-def report(
-    survey: surveys.Survey,
-    course: acceptance_course.Played | None = None,
-    *,
-    is_simulated: bool = False,
-    timeout_s: float,
-) -> "answers.Acceptance":
-    """Compare surveyed GPUs with simulated ones.
-
-    Raises:
-        HardwareError: The simulated driver failed.
-    """
-    captured = surveys.capture(survey)
-    if course is not None:
-        rows = course.result.compute_profiles
-        captured[course.gpu] = surveys.completed(captured[course.gpu], rows)
-    expected = twin.of(captured, timeout_s=timeout_s)
-    latencies = survey.latencies(course.calls if course else ())
-    called = {each["function"] for each in latencies}
-    library = surveys.answers_of(survey.calls)
-    found = [
-        *compared.of_library(library, expected.library),
-        *(
-            difference
-            for number, gpu in enumerate(captured)
-            for difference in compared.of_gpu(
-                number,
-                gpu,
-                expected.gpus[number],
-                instance_ids=functools.partial(expected.instance_ids, number),
-            )
-        ),
-        *(stages.failed(course.gpu, course.result.stages) if course else ()),
-    ]
-    return {
-        "kind": "Acceptance",
-        "version": mig_manager.__version__,
-        "driver_version": surveys.plain(survey.driver_version),
-        "nvml_version": surveys.plain(survey.nvml_version),
-        "is_simulated": is_simulated,
-        "verdict": compared.verdict(found).value,
-        "differences": found,
-        "latencies": latencies,
-        "not_called": {
-            function: why for function, why in surveys.NOT_CALLED.items() if function not in called
-        },
-        "course": [each.to_data() for each in course.result.stages] if course else None,
-        "library": library,
-        "gpus": captured,
-    }
-
-
-def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) -> str:
-    """Return verdict, differences and the slowest functions for people."""
-    names: dict[str, int] = {}
-    for gpu in answer["gpus"]:
-        names[gpu["name"]] = names.get(gpu["name"], 0) + 1
-    tone, meaning = _VERDICTS[compared.Verdict(answer["verdict"])]
-    gpus = ", ".join(f"{count} {name}" for name, count in names.items()) or "no GPU"
-    lines = [
-        f"{'simulated: ' * answer['is_simulated']}{gpus}; driver {answer['driver_version']}",
-        f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
-        tables.count(len(answer["differences"]), "difference"),
-    ]
-    lines += [style.wrapped(each, indent="  ", further="    ") for each in _notes(answer)]
-    if answer["course"] is not None:
-        counts = collections.Counter(each["outcome"] for each in answer["course"])
-        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        lines.append(f"course: {outcomes}")
-    slowest = sorted(answer["latencies"], key=lambda each: -each["median_ms"])[:_SLOWEST]
-    lines.append("slowest functions, median in ms:")
-    lines += [f"  {each['median_ms']:9.3f}  {each['function']}" for each in slowest]
-    lines.append(f"{path} has everything, without UUIDs, addresses and host names")
-    return "\n".join(lines)
-
-
-def _notes(answer: "answers.Acceptance") -> list[str]:
-    """Return one text for each difference or fabric that several GPUs share."""
-    notes = [
-        (
-            "NVML" if each["gpu"] is None else f"GPU {each['gpu']}",
-            "{what}: {actual}, expected {expected}. {consequence}".format_map(each),
-        )
-        for each in answer["differences"]
-    ]
-    notes += [
-        (f"GPU {number}", f"NVSwitch fabric completed. {fabric['consequence']}")
-        for number, gpu in enumerate(answer["gpus"])
-        if (fabric := gpu["fabric"]) and fabric["state"] == surveys.Fabric.COMPLETED.value
-    ]
-    groups: dict[str, list[str]] = {}
-    for where, text in notes:
-        groups.setdefault(messages.printable(text, " "), []).append(where)
-    return [f"{', '.join(where)}: {text}" for text, where in groups.items()]

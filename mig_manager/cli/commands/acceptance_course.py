@@ -12,7 +12,6 @@ from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.change import course, local
 from mig_manager.cli.commands import gpu_access
-from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 from mig_manager.core.acceptance import survey as surveys
@@ -56,35 +55,34 @@ class _Observer(ports.Telemetry):
 
 
 def play(
-    chosen: command_settings.AcceptanceSettings,
+    uuid: str,
     survey: surveys.Survey,
     deps: local.Dependencies,
     access: gpu_access.GpuAccess,
-    terminal: console.Console,
+    asked_at: console.Console | None,
 ) -> Played:
-    """Play the course on a surveyed GPU, after a question.
+    """Play the course on a surveyed GPU, after a question at a terminal, if there is one.
 
     Raises:
         GpuInUseError: A process, an instance or a pod uses the GPU; nothing was changed.
         UsageError: The answer was no, or there is no terminal to ask at; nothing was changed.
         MigManagerError: As ``course.run``.
     """
-    uuid = str(chosen.changed_gpu)
     observer = _Observer()
     assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
     command = (*deps.gpus.command, nvml_worker.REPORTS_STEPS)
     gpus = dataclasses.replace(deps.gpus, command=command, telemetry=observer)
     deps = dataclasses.replace(deps, gpus=gpus)
     if undone := local.undo_interrupted(deps):
-        terminal.note(undone)
+        deps.notify(undone)
     gpu = course.require_unused(gpus.observe(), uuid)
     _require_no_users(gpu, gpus, access)
-    if not chosen.is_confirmed:
-        _ask(gpu, terminal)
+    if asked_at is not None:
+        _ask(gpu, asked_at)
     line = cuda.command(
-        library_path=chosen.gpus.library_path,
-        driver_roots=chosen.gpus.driver_roots,
-        program=simulated_cuda.program(chosen.gpus.simulate_state),
+        library_path=access.settings.gpus.library_path,
+        driver_roots=access.settings.gpus.driver_roots,
+        program=simulated_cuda.program(access.settings.gpus.simulate_state),
     )
     using = functools.partial(cuda.using, line)
     result = course.run(deps, uuid, observer.killing_after, using)

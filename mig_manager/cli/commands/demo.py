@@ -7,16 +7,54 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.cli.commands import settings
-from mig_manager.cli.toolkit import console, program
-from mig_manager.core import node_settings
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import node_settings, options
+
+ABOUT = """
+Runs an embedded Kubernetes API, a node with its daemons, simulated GPUs and the real
+agent. Needs neither GPU nor cluster. Ends with the GPUs before and after, and three
+commands to try next. A signal or a closed terminal stops all its processes.
+
+$ mig-manager demo
+The first layout on a busy node.
+
+$ mig-manager demo --scenario budget --keep
+A PodDisruptionBudget blocks the drain; the node stays up for kubectl.
+"""
 
 
-def run(parsed: program.Parsed, terminal: console.Console) -> int:
+class Settings(settings.TerminalSettings):
+    """Settings of the demonstration."""
+
+    scenario: str = options.text(
+        "first-layout, one-slice, does-not-fit or budget",
+        words=("first-layout", "one-slice", "does-not-fit", "budget"),
+        default="first-layout",
+    )
+    spec: str | None = options.text(
+        "node to simulate",
+        name="simulate",
+        metavar=options.SPEC,
+        default_text="8xA100-SXM4-40GB, or 2xA100-SXM4-40GB with --nodes",
+    )
+    nodes: int = options.count(
+        "simulate a cluster of this many nodes, at least 5: a rollout, its undo, and the "
+        "partitioner; without it one node",
+        most=20,
+        what="number of nodes",
+    )
+    is_real_time: bool = options.switch(
+        "let the simulated driver take as long as a real one", name="real-time"
+    )
+    is_kept: bool = options.switch(
+        "keep the node up at the end, for kubectl, until Ctrl-C", name="keep"
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
     """Show a scenario; UsageError if it is unknown or the sandbox is not installed."""
-    chosen = settings.demo_settings(parsed, terminal.environ)
     try:
-        from mig_manager.sandbox import fleet_story, scenarios  # noqa: PLC0415 - may not be installed
+        from mig_manager.sandbox import fleet_story, scenarios  # may not be installed
     except ModuleNotFoundError as error:
         raise errors.UsageError(
             f"the demo needs {error.name}, which is not installed",

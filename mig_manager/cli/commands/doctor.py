@@ -1,65 +1,45 @@
 """``mig-manager doctor``: check this node, change nothing, and say what to fix."""
 
-import dataclasses
-import time
-from collections.abc import Sequence
-
-from mig_manager import errors
-from mig_manager.adapters.host import call_thread
-from mig_manager.cli.commands import doctor_cluster, doctor_machine, gpu_access, settings
-from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, facts
-from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fail, skipped, table
-from mig_manager.cli.toolkit import console, program
+from mig_manager.cli.commands import doctor_settings
+from mig_manager.cli.toolkit import console
 from mig_manager.core import node_settings
 
-CHECKS = (*doctor_machine.CHECKS, *doctor_cluster.CHECKS)
-"""All checks, in the order of the report."""
-MARGIN_S = 3.0
-"""Extra time beyond a check's time-out, to start a process and to kill a hanging one."""
-_VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
-"""For these reasons the check's own remedy is better: it names the file or the option."""
+ABOUT = """
+Checks the driver, GPUs, leftovers, rights, files and services and, with credentials, the
+cluster. It changes nothing.
+
+$ mig-manager doctor
+All checks, with a remedy for every problem.
+
+$ mig-manager doctor -o json
+The same as JSON.
+
+exit 0: OK
+
+exit 1: problem found
+"""
+Settings = doctor_settings.DoctorSettings
 
 
-def run(parsed: program.Parsed, terminal: console.Console) -> int:
+def run(chosen: Settings, terminal: console.Console) -> int:
     """Check this node and write the findings; the exit status is 0 if no check fails."""
-    chosen = settings.doctor_settings(parsed, terminal.environ)
+    from mig_manager.cli.commands import (
+        doctor_examination,
+        doctor_facts,
+        doctor_report,
+        gpu_access,
+    )
+
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     gpu_access.prepare_simulation(chosen.gpus, terminal.note)
-    report = examine(CHECKS, facts(chosen), timeout_s=chosen.timeout_s + MARGIN_S)
+    report = doctor_examination.examine(
+        doctor_examination.CHECKS,
+        doctor_facts.facts(chosen),
+        timeout_s=chosen.timeout_s + doctor_examination.MARGIN_S,
+    )
     terminal.answer(
         chosen.output_format.value,
         report.to_data,
-        lambda: table(report, style=terminal.style(chosen.colour)),
+        lambda: doctor_report.table(report, style=terminal.style(chosen.colour)),
     )
     return console.DONE if report.is_good else console.FAILED
-
-
-def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Report:
-    """Run checks in parallel within one time-out; a failing check does not affect the others."""
-    deadline = time.monotonic() + timeout_s
-    answers = {
-        check: call_thread.CallThread(lambda check=check: tuple(check.run(facts)))  # type: ignore[misc]
-        for check in checks
-    }
-
-    def findings(check: Check) -> Sequence[Finding]:
-        try:
-            return answers[check].result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            return (fail(f"no answer within {timeout_s:g} s"),)
-        except NotAskedError as why:
-            return (skipped(str(why)),)
-        except errors.MigManagerError as error:
-            remedy = "" if error.reason in _VAGUE else error.reason.remedy_at_shell
-            return (fail(error.message, remedy),)
-        except Exception as error:  # noqa: BLE001 - a failing check must not hide the others
-            what = f"the check failed: {type(error).__name__}: {error}"
-            return (fail(what, errors.Reason.INTERNAL.remedy),)
-
-    listed = []
-    for check in checks:
-        for finding in findings(check):
-            is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
-            remedy = (finding.remedy or check.remedy) if is_problem else ""
-            listed.append((check.name, dataclasses.replace(finding, remedy=remedy)))
-    return Report(findings=tuple(listed))

@@ -14,7 +14,7 @@ from mig_manager.adapters.host import procfs
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.commands import doctor_settings
 from mig_manager.cli.commands.doctor_report import Finding
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, node_object, pod_object
@@ -105,7 +105,7 @@ class Once(Generic[_Fact]):
 class Facts:
     """The facts of one node."""
 
-    settings: command_settings.DoctorSettings
+    settings: doctor_settings.DoctorSettings
     gpus: Once[model.ObservedGpus]
     inspection: Once[steps.Inspection]
     kube: Once[api.KubeApi]
@@ -129,7 +129,7 @@ class Facts:
         return self.settings.proc
 
 
-def facts(chosen: command_settings.DoctorSettings) -> Facts:
+def facts(chosen: doctor_settings.DoctorSettings) -> Facts:
     """Prepare the facts of this node; nothing is read yet."""
 
     def connect() -> api.KubeApi:

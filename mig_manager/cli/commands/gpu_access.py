@@ -2,7 +2,6 @@
 
 Imports are local, because most commands need few adapters.
 """
-# ruff: noqa: PLC0415 - see above
 
 import dataclasses
 import functools
@@ -12,8 +11,7 @@ from collections.abc import Callable, Mapping
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.change import local
-from mig_manager.cli.commands import progress
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.commands import gpu_settings, progress
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, node_settings, ports, steps
 
@@ -23,40 +21,41 @@ _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 class GpuAccess:
     """The adapters of one command."""
 
-    def __init__(
-        self, command: str, chosen: command_settings.CommandSettings, terminal: console.Console
-    ) -> None:
-        self._command = command
-        self._chosen = chosen
+    def __init__(self, chosen: gpu_settings.GpuSettings, terminal: console.Console) -> None:
+        self.settings = chosen
         self._terminal = terminal
 
     def gpus(self) -> ports.Gpus:
         """Return the GPUs for reading, in this process, which is fastest."""
         from mig_manager.adapters.nvml import gpus as nvml_gpus
 
-        prepare_simulation(self._chosen.gpus, self._terminal.note)
-        if self._chosen.gpus.simulate_state is not None:
+        prepare_simulation(self.settings.gpus, self._terminal.note)
+        if self.settings.gpus.simulate_state is not None:
             from mig_manager.sandbox.driver import library
 
-            library.install(self._chosen.gpus.simulate_state)
+            library.install(self.settings.gpus.simulate_state)
         return nvml_gpus.ThreadGpus(
             nvml_gpus.NvmlGpus(
-                library_path=self._chosen.gpus.library_path,
-                driver_roots=self._chosen.gpus.driver_roots,
-                in_use_timeout_s=self._chosen.in_use_timeout_s,
+                library_path=self.settings.gpus.library_path,
+                driver_roots=self.settings.gpus.driver_roots,
+                in_use_timeout_s=self.settings.in_use_timeout_s,
                 clock=host.SystemClock(),
             ),
-            timeout_s=self._chosen.gpu_timeout_s,
+            timeout_s=self.settings.gpu_timeout_s,
         )
 
-    def dependencies(self) -> local.Dependencies:
-        """Return the dependencies of a change; a worker process changes the GPUs."""
+    def dependencies(self, hook_variables: Mapping[str, str] | None = None) -> local.Dependencies:
+        """Return the dependencies of a change; a worker process changes the GPUs.
+
+        ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
+        no hooks.
+        """
         from mig_manager.adapters.host import files, lock_file
         from mig_manager.adapters.nvml import client as nvml_worker
         from mig_manager.sandbox.driver import worker as simulated_worker
 
-        prepare_simulation(self._chosen.gpus, self._terminal.note)
-        chosen = self._chosen
+        prepare_simulation(self.settings.gpus, self._terminal.note)
+        chosen = self.settings
         command = nvml_worker.worker_command(
             library_path=chosen.gpus.library_path,
             driver_roots=chosen.gpus.driver_roots,
@@ -72,7 +71,7 @@ class GpuAccess:
             ),
             lock=lock_file.LockFile(
                 chosen.lock_file,
-                program=f"mig-manager {self._command}",
+                program=f"mig-manager {chosen.command}",
                 clock=host.SystemClock(),
                 is_required=True,
             ),
@@ -85,14 +84,17 @@ class GpuAccess:
             idle_timeout_s=chosen.idle_timeout_s,
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
         )
-        if chosen.hooks_file and self._command != "boot":
+        if chosen.hooks_file and hook_variables is not None:
             from mig_manager.adapters.host import hooks
 
             dependencies = dataclasses.replace(
                 dependencies,
                 hooks=hooks.HookPrograms(
                     chosen.hooks_file,
-                    variables=command_settings.hook_variables(self._command, chosen),
+                    variables={
+                        "MIG_PARTED_MODE_CHANGE_ONLY": str(chosen.is_mode_only).lower(),
+                        **hook_variables,
+                    },
                     search_path=chosen.search_path,
                     timeout_s=chosen.hook_timeout_s,
                 ),
@@ -115,12 +117,12 @@ class GpuAccess:
 
     def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:
         """Return the pods by the UUID of the device they use; None without kubelet's socket."""
-        if self._chosen.pod_resources_socket is None:
+        if self.settings.pod_resources_socket is None:
             return None
         from mig_manager.adapters import pod_resources
 
         pods: dict[str, tuple[str, ...]] = {}
-        for pod in pod_resources.PodResources(str(self._chosen.pod_resources_socket)).assigned():
+        for pod in pod_resources.PodResources(str(self.settings.pod_resources_socket)).assigned():
             for device_id in pod.device_ids:
                 pods[device_id] = (*pods.get(device_id, ()), pod.key)
         return pods
@@ -137,13 +139,13 @@ class GpuAccess:
 
         inspect = functools.partial(
             nvml_processes.inspect,
-            self._chosen.gpus.library_path,
-            driver_roots=self._chosen.gpus.driver_roots,
+            self.settings.gpus.library_path,
+            driver_roots=self.settings.gpus.driver_roots,
             # The kernel does not know simulated GPUs.
-            proc_root=None if self._chosen.gpus.is_simulated else procfs.ROOT,
+            proc_root=None if self.settings.gpus.is_simulated else procfs.ROOT,
             exclude=(os.getpid(),),
         )
-        timeout_s = min(_PROCESSES_TIMEOUT_S, self._chosen.gpu_timeout_s)
+        timeout_s = min(_PROCESSES_TIMEOUT_S, self.settings.gpu_timeout_s)
         try:
             return dict(call_thread.CallThread(inspect).result(timeout_s).processes)
         except (errors.HardwareError, OSError):

@@ -1,12 +1,11 @@
 """Settings of ``rollout``."""
 
-import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping
+from typing import Any
 
 from mig_manager import errors
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import settings
 from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import rollout
 from mig_manager.core.node import well_known
@@ -28,8 +27,7 @@ def _config_map(text: str) -> tuple[str, ...]:
     return match.groups()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSettings):
+class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
     """Settings of one rollout."""
 
     layout_operand: str | None = options.text(
@@ -89,33 +87,28 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
     goal: rollout.Goal
     limits: rollout.RolloutLimits
 
-
-def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> RolloutSettings:
-    """Read the settings of a rollout.
-
-    Raises:
-        UsageError: A value is missing or cannot be used.
-    """
-    source = options.Source(parsed, environ, command="rollout")
-    values = source.values(RolloutSettings)
-    values["colour"] = command_settings.colour(source)
-    values["selector"] = values["selector"].strip()
-    if not values["selector"]:
-        raise errors.UsageError("name the nodes: -l SELECTOR, as for kubectl")
-    if values["layout_operand"] and parsed.get("selected_config") is None:
-        values["selected_config"] = None  # the command line overrides the variable
-    goal = _goal(values["layout_operand"], values["selected_config"])
-    if values["kubeconfig"] is None:
-        if not environ.get("HOME"):
-            raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
-        values["kubeconfig"] = pathlib.Path(environ["HOME"]) / ".kube" / "config"
-    limits = rollout.RolloutLimits(
-        max_unavailable=values["max_unavailable"],
-        pauses=values["pauses_on_failure"],
-        node_timeout_s=values["node_timeout_s"],
-        silence_timeout_s=values["silence_timeout_s"],
-    )
-    return RolloutSettings(**values, goal=goal, limits=limits)
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields."""
+        values = super().values(source)
+        values["selector"] = values["selector"].strip()
+        if not values["selector"]:
+            raise errors.UsageError("name the nodes: -l SELECTOR, as for kubectl")
+        if values["layout_operand"] and source.parsed.get("selected_config") is None:
+            values["selected_config"] = None  # the command line overrides the variable
+        if values["kubeconfig"] is None:
+            if not source.environ.get("HOME"):
+                raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
+            values["kubeconfig"] = pathlib.Path(source.environ["HOME"]) / ".kube" / "config"
+        return values | {
+            "goal": _goal(values["layout_operand"], values["selected_config"]),
+            "limits": rollout.RolloutLimits(
+                max_unavailable=values["max_unavailable"],
+                pauses=values["pauses_on_failure"],
+                node_timeout_s=values["node_timeout_s"],
+                silence_timeout_s=values["silence_timeout_s"],
+            ),
+        }
 
 
 def _goal(operand: str | None, selected: str | None) -> rollout.Goal:

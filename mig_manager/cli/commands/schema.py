@@ -3,34 +3,53 @@
 import pkgutil
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import console, program
+from mig_manager.cli.toolkit import console, program, settings
 from mig_manager.core import options
 
-KIND = options.Option(
-    name="schema",
-    help="the kind of an answer, an annotation, or LayoutFile (default: list them)",
-    metavar="KIND",
-    words=(
-        *("Acceptance", "AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
-        *("ClusterCapacity", "ClusterPlan"),
-        *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
-        *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "RequestAnnotation"),
-        *("Replay", "Rollout", "RolloutPreview"),
-        *("Simulation", "Status", "StatusAnnotation", "Validation", "Validations"),
-    ),
-    has_variable=False,
-    is_operand=True,
+ABOUT = """
+Every answer of '-o json' and '-o yaml', also by 'kubectl mig', has its schema's name in
+'kind'. Node annotations have names such as StatusAnnotation. Within an 'apiVersion' or
+'version' keys are only added.
+
+$ mig-manager schema
+List the names.
+
+$ mig-manager schema LayoutFile > layout-file.json
+For an editor: docs/config-file.md.
+
+$ mig-manager schema Plan > plan.json
+For a program that reads 'mig-manager plan -o json'.
+"""
+KINDS = (
+    *("Acceptance", "AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
+    *("ClusterCapacity", "ClusterPlan"),
+    *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
+    *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "RequestAnnotation"),
+    *("Replay", "Rollout", "RolloutPreview"),
+    *("Simulation", "Status", "StatusAnnotation", "Validation", "Validations"),
 )
 
 
-def run(parsed: program.Parsed, terminal: console.Console) -> int:
+class Settings(settings.DebugSettings):
+    """Settings of ``schema``."""
+
+    schema: str | None = options.text(
+        "the kind of an answer, an annotation, or LayoutFile (default: list them)",
+        metavar="KIND",
+        words=KINDS,
+        has_variable=False,
+        is_operand=True,
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
     """Print a schema, or the names of all; UsageError if the name is unknown."""
-    name, known = parsed["schema"], KIND.words
+    name = chosen.schema
     if name is None:
-        terminal.say("\n".join(known))
+        terminal.say("\n".join(KINDS))
         return console.DONE
-    if name not in known:
-        similar = program.closest(str(name), known)
+    if name not in KINDS:
+        similar = program.closest(name, KINDS)
         hint = f"; did you mean '{similar}'?" if similar else ""
         raise errors.UsageError(f"unknown schema {name!r}{hint}")
     try:

@@ -1,69 +1,91 @@
-"""``mig-manager support-bundle``: one archive for a person on call to attach to a report.
+"""``mig-manager support-bundle``."""
 
-Every source has its own thread; all have one deadline. If a source fails, only its file is
-missing, and the manifest has the reason. Everything is redacted before it is written.
+import dataclasses
+import pathlib
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.cli.commands import doctor_settings
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import host_settings, messages, node_settings, options
+
+ABOUT = """
+It has versions, status, doctor's report, settings, layouts, journal and logs; with
+credentials also the node's labels, annotations and Events, and its agent's log. Every
+source has a deadline; manifest.json lists what is missing, and why. Everything that is
+named or looks like a credential is removed, but some may be missed: review the archive
+before you share it. Other programs' variables, labels and annotations are not read;
+names of nodes, pods and processes stay. It changes nothing.
+
+$ mig-manager support-bundle
+On the node, as root.
+
+$ mig-manager support-bundle -n node-1
+From elsewhere, with your kubeconfig: what the agent has published, and its log.
+
+$ mig-manager support-bundle -o - > bundle.tar.gz
+In the agent's pod, with 'kubectl exec': uses its rights and leaves no file there.
+
+exit 0: the archive is written, even if it is incomplete
 """
 
-import contextlib
-import datetime as dt
-import gzip
-import io
-import json
-import pathlib
-import platform
-import tarfile
-import time
-from collections.abc import Callable, Mapping, Sequence
 
-import mig_manager
-from mig_manager import errors
-from mig_manager.adapters.host import call_thread, files, journald, programs
-from mig_manager.adapters.kubernetes import api, report
-from mig_manager.agent import settings
-from mig_manager.cli.commands import (
-    doctor,
-    doctor_facts,
-    doctor_report,
-    gpu_access,
-    redaction,
-)
-from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import console, gpu_report, program
-from mig_manager.core import bar, messages, node_settings, options
-from mig_manager.core.layout import plans
+class Settings(settings.TerminalSettings):
+    """Settings of ``support-bundle``."""
 
-MANIFEST = "manifest.json"
-_MAX_BYTES = 4 << 20  # of a file; a longer one keeps its end
-_MARGIN_S = 5.0
-"""Extra time for doctor to end a check that hangs: its checks have the same time-out."""
-_PLAIN = bar.Style()
-_VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # of our units
-_STANDARD_OUTPUT = pathlib.Path("-")
+    output_file: pathlib.Path | None = options.path(
+        "archive to write, '-' for standard output",
+        short="o",
+        default_text="mig-manager-support-NODE-TIME.tar.gz in this folder",
+    )
+    doctor: doctor_settings.DoctorSettings = options.nested(
+        tuple(
+            each
+            for each in options.of(doctor_settings.DoctorSettings)
+            if each.group != settings.OUTPUT
+        )
+    )
+    roots: host_settings.HostRoots  # where the machine's programs are
 
-_Read = Callable[[], str]
-Parse = Callable[[Sequence[str]], program.Parsed]
-"""Parses a command line of the program."""
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields."""
+        environ = source.environ
+        doctor = doctor_settings.DoctorSettings.read(source.parsed, environ)
+        home, is_in_pod = environ.get("HOME"), "KUBERNETES_SERVICE_HOST" in environ
+        if doctor.node_name and doctor.kubeconfig is None and home and not is_in_pod:
+            usual = pathlib.Path(home) / ".kube" / "config"
+            doctor = dataclasses.replace(doctor, kubeconfig=usual)
+        roots = host_settings.host_roots(source)
+        return super().values(source) | {"doctor": doctor, "roots": roots}
 
 
-def run(parsed: program.Parsed, terminal: console.Console, parse: Parse) -> int:
+def run(chosen: Settings, terminal: console.Console) -> int:
     """Collect the files, write the archive, and summarize it.
 
     Raises:
         UsageError: The archive cannot be written, or would be written to a terminal.
     """
-    chosen = command_settings.bundle_settings(parsed, terminal.environ)
+    import datetime as dt
+    import platform
+
+    from mig_manager.adapters.host import files
+    from mig_manager.cli.commands import bundle_content, gpu_access
+
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     gpu_access.prepare_simulation(chosen.doctor.gpus, terminal.note)
-    if chosen.output_file == _STANDARD_OUTPUT and terminal.stdout.isatty():
+    if chosen.output_file == console.STANDARD_OUTPUT and terminal.stdout.isatty():
         raise errors.UsageError("the archive is not for a terminal: redirect it to a file")
     now = dt.datetime.now(tz=dt.UTC)
     # The name is not validated: a slash would name another folder.
     node = messages.printable(chosen.doctor.node_name or platform.node(), "_").replace("/", "_")
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
-    members, missing = collect(chosen, terminal.environ, now=now, parse=parse)
-    content = archive(members, folder=name, now=now)
+    members, missing = bundle_content.collect(
+        chosen.doctor, chosen.roots, terminal.environ, now=now
+    )
+    content = bundle_content.archive(members, folder=name, now=now)
     path = chosen.output_file or pathlib.Path(f"{name}.tar.gz")
-    is_written = path == _STANDARD_OUTPUT
+    is_written = path == console.STANDARD_OUTPUT
     if is_written:
         terminal.write(content)
     else:
@@ -80,189 +102,3 @@ def run(parsed: program.Parsed, terminal: console.Console, parse: Parse) -> int:
         else:
             terminal.say(style.wrapped(messages.printable(line, " ")))
     return console.DONE
-
-
-def collect(
-    chosen: command_settings.BundleSettings,
-    environ: Mapping[str, str],
-    *,
-    now: dt.datetime,
-    parse: Parse,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the redacted files, the manifest first, and why others are missing."""
-    timeout_s = chosen.doctor.timeout_s + 2 * _MARGIN_S
-    deadline_s = time.monotonic() + timeout_s
-    secrets = _secrets(chosen, environ)
-    threads = {
-        name: call_thread.CallThread(read)
-        for name, read in _sources(chosen, environ, parse).items()
-    }
-    members: dict[str, str] = {}
-    missing: dict[str, str] = {}
-    for name, thread in threads.items():
-        try:
-            text = thread.result(max(0.0, deadline_s - time.monotonic()))
-        except TimeoutError:
-            missing[name] = f"no answer within {timeout_s:g} s"
-        except errors.MigManagerError as error:
-            missing[name] = redaction.redacted(error.message, secrets)
-        except doctor_facts.NotAskedError as error:
-            missing[name] = str(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the other sources go on
-            why = f"{type(error).__name__}: {error}"
-            missing[name] = redaction.redacted(why, secrets)
-        else:
-            clean = redaction.redacted(text, secrets).encode(errors="backslashreplace")
-            members[name] = clean[-_MAX_BYTES:].decode(errors="ignore")
-            if len(clean) > _MAX_BYTES:
-                missing[f"the start of {name}"] = f"longer than {_MAX_BYTES >> 20} MiB"
-    manifest = {
-        "version": 1,
-        "mig_manager": mig_manager.__version__,
-        "collected_at": now.isoformat(timespec="seconds"),
-        "collected_on": platform.node(),
-        "node": chosen.doctor.node_name or None,
-        "is_simulated": chosen.doctor.gpus.is_simulated,
-        "files": {name: len(text.encode()) for name, text in members.items()},
-        "missing": missing,
-    }
-    return {MANIFEST: _json(manifest), **members}, missing
-
-
-def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> bytes:
-    """Return a ``.tar.gz`` of these files in one folder."""
-    packed, at_s = io.BytesIO(), int(now.timestamp())
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=at_s) as stream,
-        tarfile.open(fileobj=stream, mode="w") as tar,
-    ):
-        for name, text in members.items():
-            content = text.encode()
-            entry = tarfile.TarInfo(f"{folder}/{name}")
-            entry.size, entry.mode, entry.mtime = len(content), 0o600, at_s
-            tar.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
-
-
-def _sources(
-    chosen: command_settings.BundleSettings, environ: Mapping[str, str], parse: Parse
-) -> Mapping[str, _Read]:
-    """Return the functions that read the files."""
-    node, name = chosen.doctor, chosen.doctor.node_name
-    facts, checks_s = doctor_facts.facts(node), node.timeout_s + _MARGIN_S
-    diagnosis = doctor_facts.Once(
-        lambda: doctor.examine(doctor.CHECKS, facts, timeout_s=checks_s), what="doctor"
-    )
-    agents = doctor_facts.Once(lambda: report.agents(kube(), name), what="the agent's pod")
-    installed = programs.Programs(
-        programs.roots(chosen.roots), search_path=environ.get("PATH", "")
-    )
-    journal, layout = node.journal_file, node.verified_layout_file
-
-    def kube() -> api.KubeApi:
-        connected = facts.kube.get()
-        if not name:
-            raise doctor_facts.NotAskedError("no --node-name")
-        return connected
-
-    def pods() -> Sequence[report.Object]:
-        if not (listed := agents.get()):
-            raise doctor_facts.NotAskedError(f"no pod of an agent on node {name}")
-        return listed
-
-    def status() -> plans.Status:
-        inspection = facts.inspection.if_known()
-        processes = dict(inspection.processes) if inspection else None
-        return plans.Status(gpus=facts.gpus.get(), processes=processes)
-
-    def journal_of(selection: tuple[str, ...]) -> str:
-        if node.gpus.is_simulated:
-            raise doctor_facts.NotAskedError("the GPUs are simulated")
-        return journald.read(installed, selection, timeout_s=node.timeout_s)
-
-    return {
-        "versions.json": lambda: _json(_versions(facts)),
-        "status.json": lambda: console.answered(status().to_data(), "json"),
-        "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
-        "doctor.json": lambda: console.answered(diagnosis.get().to_data(), "json"),
-        "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
-        "settings.json": lambda: _json(_settings(agents.if_known(), environ, parse)),
-        "layouts.yaml": files.ConfigFile(node.config_file).read,
-        "journal.json": lambda: _existing(files.JournalFile(journal).read, journal),
-        "verified-layout.json": lambda: _existing(files.VerifiedLayoutFile(layout).read, layout),
-        "node.json": lambda: _json(report.of_node(kube(), name)),
-        "events.json": lambda: _json(report.events(kube(), name)),
-        "agent.json": lambda: _json(report.of_agents(pods())),
-        "agent.log": lambda: report.logs(kube(), pods()),
-        "agent-previous.log": lambda: report.logs(kube(), pods(), previous="true"),
-        "agent-layouts.yaml": lambda: report.layout_file(kube(), pods()),
-        "units.log": lambda: journal_of(journald.OF_UNITS),
-        "kernel.log": lambda: journal_of(journald.OF_DRIVER),
-    }
-
-
-def _versions(facts: doctor_facts.Facts) -> dict[str, object]:
-    driver, server = facts.inspection.if_known(), None
-    if kube := facts.kube.if_known():
-        with contextlib.suppress(errors.ClusterError):
-            server = kube.get("/version").get("gitVersion")
-    return {
-        "mig_manager": mig_manager.__version__,
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "driver": driver.driver_version if driver else None,
-        "nvml": driver.nvml_version if driver else None,
-        "kubernetes": server,
-    }
-
-
-def _settings(
-    pods: Sequence[report.Object] | None, environ: Mapping[str, str], parse: Parse
-) -> dict[str, object]:
-    """Return the agent's options with value and origin, from its pod or else this machine."""
-    parsed: Mapping[str, object] = {}
-    place, variables = "the variables here", {**_unit_variables(), **environ}
-    if pods:
-        words, variables = report.command(pods)
-        after = words[words.index("agent") + 1 :] if "agent" in words else words
-        place = "the agent's pod"
-        parsed = parse(["agent", *after])
-    source = options.Source(parsed, variables, command="agent")
-    return {
-        "read_from": place,
-        "options": {
-            each.name: dict(zip(("value", "origin"), source.effective(each), strict=True))
-            for each in options.of(settings.AgentSettings, "agent")
-        },
-    }
-
-
-def _unit_variables() -> dict[str, str]:
-    try:
-        lines = files.ConfigFile(_VARIABLES).read().splitlines()
-    except errors.ConfigError:
-        return {}
-    pairs = (line.partition("=") for line in lines)
-    return {name: value.strip("\"'") for name, _, value in pairs}
-
-
-def _existing(read: Callable[[], str | None], path: pathlib.Path) -> str:
-    text = read()
-    if text is None:
-        raise doctor_facts.NotAskedError(f"{path} does not exist")
-    return text
-
-
-def _secrets(
-    chosen: command_settings.BundleSettings, environ: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Return the secrets of the kubeconfig, and of variables whose names suggest a secret."""
-    secrets = [value for name, value in environ.items() if redaction.is_secret(name)]
-    if chosen.doctor.kubeconfig:
-        with contextlib.suppress(errors.ConfigError):
-            secrets += redaction.values(files.ConfigFile(chosen.doctor.kubeconfig).read())
-    return tuple(secrets)
-
-
-def _json(data: object) -> str:
-    return json.dumps(data, indent=2) + "\n"

@@ -57,7 +57,7 @@ def answer(of: program.Program, words: Sequence[str], values: Values) -> str:
         candidates = ((flag, each.help) for flag, each in flags if flag.startswith(word))
     elif not line.command:
         rows = (row for row in of.rows if row.name.startswith(word))
-        candidates = ((row.name, row.text.summary) for row in rows)
+        candidates = ((row.name, row.purpose) for row in rows)
     lines = [f"{lead}{name}\t{meaning}".rstrip("\t") for name, meaning in candidates]
     return "\n".join([*lines, f":{directive}"])
 

@@ -34,6 +34,7 @@ _INPUT_REASONS = frozenset(
         errors.Reason.UNKNOWN_CONFIG,
     }
 )
+STANDARD_OUTPUT = pathlib.Path("-")  # instead of a file to write
 _MOST_DIGITS = 5  # of COLUMNS
 _MOST_ERRORS = 20  # of a document, before the rest is counted
 _DRAWN_WITH = "┌─┬│·→✓░"

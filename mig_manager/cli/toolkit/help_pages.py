@@ -31,9 +31,7 @@ def page(of: program.Program, command: str) -> Page:
     ]
     if not command and of.other_statuses:
         meanings.append(wrapped(of.other_statuses, _INDENT))
-    commands = [
-        wrapped(f"  {row.name:<17} {row.text.summary}", further=" " * 20) for row in of.rows
-    ]
+    commands = [wrapped(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in of.rows]
     blocks = {
         "commands": [] if command else commands,
         "examples": examples,

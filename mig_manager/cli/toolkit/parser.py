@@ -30,10 +30,12 @@ def run(of: program.Program, argv: Sequence[str], terminal: console.Console) -> 
         return console.DONE
     command = of.command(str(parsed["command"]))
     if of.environment and command.notes_variables:
-        for name, closest in of.unknown_variables(terminal.environ).items():
+        for name, closest in of.unknown_variables(terminal.environ, command.name).items():
             hint = f"; did you mean {closest}?" if closest else ""
             terminal.note(f"warning: {name} is ignored: no option has this variable{hint}")
-    return command.run(parsed, terminal)
+    chosen = of.settings(parsed, terminal.environ)
+    status: int = of.module(command.name).run(chosen, terminal)
+    return status
 
 
 def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:

@@ -1,18 +1,21 @@
 """A program and its commands, as rows of a registry.
 
-Parser, help, completion, manual pages, documentation and dispatch follow from the rows.
+Parser, help, completion, manual pages, documentation and dispatch follow from the rows. A row
+names a module, which is loaded only for its command: ``ABOUT`` is the rest of its help,
+``Settings`` declares its options, and ``run`` runs it and returns the exit status.
 """
 
 import dataclasses
 import functools
+import importlib
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.cli.toolkit import console
 from mig_manager.core import options
 
 HELP = options.Option(name="help", short="h", help="show this help and exit", has_variable=False)
@@ -85,22 +88,19 @@ def closest(word: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(NamedTuple):
     """A row of the registry."""
 
     name: str
-    about: str  # for ``parse_text``
-    options: Callable[[], type | Sequence[options.Option]]
-    """Loads the settings class or the options, so that a command imports only its own."""
-    run: Callable[[Parsed, console.Console], int]  # returns the exit status
+    summary: str  # a sentence, the first of its help
+    module: str  # its name in the program's folder
     operands: str = ""  # for the usage line, if the operands' names are not clear enough
     notes_variables: bool = True  # whether it warns of variables that no option has
 
     @property
-    def text(self) -> Text:
-        """The help text."""
-        return parse_text(self.about)
+    def purpose(self) -> str:
+        """The summary for a list; it loads nothing."""
+        return parse_text(self.summary).summary
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +111,7 @@ class Program:
     title: str  # in the version and before remarks
     about: str  # for ``parse_text``
     rows: tuple[Command, ...]
+    folder: str  # the package of the rows' modules
     leading: tuple[options.Option, ...] = (VERSION,)  # allowed only before the command
     anywhere: tuple[options.Option, ...] = ()  # options of commands, also allowed before it
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of commands
@@ -141,17 +142,24 @@ class Program:
             )
         return known[name]
 
+    def module(self, command: str) -> ModuleType:
+        """Load the module of a command."""
+        return importlib.import_module(f"{self.folder}.{self.commands[command].module}")
+
+    def settings(self, parsed: Parsed, environ: Mapping[str, str]) -> Any:
+        """Read the settings of a parsed command line's command."""
+        return self.module(str(parsed["command"])).Settings.read(parsed, environ)
+
     def text(self, command: str = "") -> Text:
         """Return the help text about a command, or about the program without a command."""
-        return parse_text(self.commands[command].about if command else self.about)
+        if not command:
+            return parse_text(self.about)
+        about = getattr(self.module(command), "ABOUT", "")
+        return parse_text(f"{self.commands[command].summary}\n\n{about.strip()}")
 
     def options_of(self, command: str = "") -> tuple[options.Option, ...]:
         """Return the options and operands of a command, or those allowed before a command."""
-        declared: type | Sequence[options.Option] = self.leading
-        if command:
-            declared = self.commands[command].options()
-        if isinstance(declared, type):
-            declared = options.of(declared, command)
+        declared = options.of(self.module(command).Settings) if command else self.leading
         last = len(_FIRST_GROUPS)
         rank = {name: number for number, name in enumerate(_FIRST_GROUPS)} | {"output": last + 1}
         return tuple(sorted((HELP, *declared), key=lambda each: rank.get(each.group, last)))
@@ -172,19 +180,20 @@ class Program:
         command = next((word for word in argv if is_known and word in self.commands), "")
         return f"See '{' '.join(filter(None, (self.name, command, '--help')))}'."
 
-    def unknown_variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+    def unknown_variables(self, environ: Mapping[str, str], command: str) -> Mapping[str, str]:
         """Return variables with our prefix that no option has, with the most similar known one.
 
-        Ignores variables that Kubernetes sets for a Service with such a name.
+        Ignores variables that Kubernetes sets for a Service with such a name. Loads the modules of
+        other commands only if ``command`` does not know a variable.
         """
         prefixed = {
             name
             for name, value in environ.items()
             if name.startswith(options.PREFIX) and not _OF_A_SERVICE.search(f"{name}={value}")
         }
-        if prefixed <= _OTHER_VARIABLES:
-            return {}
         known = set(_OTHER_VARIABLES)
-        for command in ("", *self.commands):
-            known.update(name for each in self.options_of(command) for name in each.variables)
+        for name in (command, "", *self.commands):
+            if prefixed <= known:
+                return {}
+            known.update(each for option in self.options_of(name) for each in option.variables)
         return {name: closest(name, sorted(known)) for name in sorted(prefixed - known)}

@@ -67,7 +67,7 @@ class Process:
         self.box = _Mailbox(rig, self._heard)
         self._heard.box = self.box
         agent = main.Service(
-            settings.agent_settings(dict(_OPTIONS) | {"heal_drift": heals}, {}),
+            settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,
             overrides=main.Overrides(

@@ -1,0 +1,132 @@
+"""The report of ``acceptance``: this machine's GPUs beside what mig-manager expects."""
+
+import collections
+import functools
+import json
+import pathlib
+from typing import TYPE_CHECKING
+
+import mig_manager
+from mig_manager.cli.commands import acceptance_course
+from mig_manager.cli.toolkit import tables
+from mig_manager.core import bar, messages
+from mig_manager.core.acceptance import differences as compared
+from mig_manager.core.acceptance import stages
+from mig_manager.core.acceptance import survey as surveys
+from mig_manager.sandbox import replay, twin
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+_SLOWEST = 5  # functions that the summary lists
+_VERDICTS = {
+    compared.Verdict.AS_EXPECTED: (bar.Tone.GOOD, "these GPUs behave as expected"),
+    compared.Verdict.DIFFERS: (bar.Tone.WARN, "no difference affects layouts on these GPUs"),
+    compared.Verdict.REVIEW: (bar.Tone.BAD, "a difference may affect layouts: see below"),
+}
+
+
+def catalogue_rows(path: pathlib.Path) -> str:
+    """Return a row of the catalogue for each product of a capture, one a line.
+
+    Raises:
+        ConfigError: The file cannot be read.
+        UsageError: It is no capture.
+    """
+    return "\n".join(dict.fromkeys(map(json.dumps, replay.rows(path))))
+
+
+def report(
+    survey: surveys.Survey,
+    course: acceptance_course.Played | None = None,
+    *,
+    is_simulated: bool = False,
+    timeout_s: float,
+) -> "answers.Acceptance":
+    """Compare surveyed GPUs with simulated ones.
+
+    Raises:
+        HardwareError: The simulated driver failed.
+    """
+    captured = surveys.capture(survey)
+    if course is not None:
+        rows = course.result.compute_profiles
+        captured[course.gpu] = surveys.completed(captured[course.gpu], rows)
+    expected = twin.of(captured, timeout_s=timeout_s)
+    latencies = survey.latencies(course.calls if course else ())
+    called = {each["function"] for each in latencies}
+    library = surveys.answers_of(survey.calls)
+    found = [
+        *compared.of_library(library, expected.library),
+        *(
+            difference
+            for number, gpu in enumerate(captured)
+            for difference in compared.of_gpu(
+                number,
+                gpu,
+                expected.gpus[number],
+                instance_ids=functools.partial(expected.instance_ids, number),
+            )
+        ),
+        *(stages.failed(course.gpu, course.result.stages) if course else ()),
+    ]
+    return {
+        "kind": "Acceptance",
+        "version": mig_manager.__version__,
+        "driver_version": surveys.plain(survey.driver_version),
+        "nvml_version": surveys.plain(survey.nvml_version),
+        "is_simulated": is_simulated,
+        "verdict": compared.verdict(found).value,
+        "differences": found,
+        "latencies": latencies,
+        "not_called": {
+            function: why for function, why in surveys.NOT_CALLED.items() if function not in called
+        },
+        "course": [each.to_data() for each in course.result.stages] if course else None,
+        "library": library,
+        "gpus": captured,
+    }
+
+
+def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) -> str:
+    """Return verdict, differences and the slowest functions for people."""
+    names: dict[str, int] = {}
+    for gpu in answer["gpus"]:
+        names[gpu["name"]] = names.get(gpu["name"], 0) + 1
+    tone, meaning = _VERDICTS[compared.Verdict(answer["verdict"])]
+    gpus = ", ".join(f"{count} {name}" for name, count in names.items()) or "no GPU"
+    lines = [
+        f"{'simulated: ' * answer['is_simulated']}{gpus}; driver {answer['driver_version']}",
+        f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
+        tables.count(len(answer["differences"]), "difference"),
+    ]
+    lines += [style.wrapped(each, indent="  ", further="    ") for each in _notes(answer)]
+    if answer["course"] is not None:
+        counts = collections.Counter(each["outcome"] for each in answer["course"])
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        lines.append(f"course: {outcomes}")
+    slowest = sorted(answer["latencies"], key=lambda each: -each["median_ms"])[:_SLOWEST]
+    lines.append("slowest functions, median in ms:")
+    lines += [f"  {each['median_ms']:9.3f}  {each['function']}" for each in slowest]
+    lines.append(f"{path} has everything, without UUIDs, addresses and host names")
+    return "\n".join(lines)
+
+
+def _notes(answer: "answers.Acceptance") -> list[str]:
+    """Return one text for each difference or fabric that several GPUs share."""
+    notes = [
+        (
+            "NVML" if each["gpu"] is None else f"GPU {each['gpu']}",
+            "{what}: {actual}, expected {expected}. {consequence}".format_map(each),
+        )
+        for each in answer["differences"]
+    ]
+    notes += [
+        (f"GPU {number}", f"NVSwitch fabric completed. {fabric['consequence']}")
+        for number, gpu in enumerate(answer["gpus"])
+        if (fabric := gpu["fabric"]) and fabric["state"] == surveys.Fabric.COMPLETED.value
+    ]
+    groups: dict[str, list[str]] = {}
+    for where, text in notes:
+        groups.setdefault(messages.printable(text, " "), []).append(where)
+    return [f"{', '.join(where)}: {text}" for text, where in groups.items()]

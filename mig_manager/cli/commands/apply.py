@@ -1,0 +1,85 @@
+"""``mig-manager apply``."""
+
+import dataclasses
+
+from mig_manager import errors
+from mig_manager.cli.commands import gpu_settings, plan
+from mig_manager.cli.toolkit import console
+from mig_manager.core import options
+
+ABOUT = """
+Instances that are also in the layout keep their UUIDs and their processes. The change
+is planned before any GPU is touched, verified at the end, and rolled back if it fails.
+If the layout is already active, nothing is changed.
+
+Instances that 'apply' destroys must not be in use. If a process uses one, 'apply' names
+the process and fails before any change; --wait-for-idle waits for it first. On a cluster
+node use the agent instead: it drains first.
+
+$ mig-manager apply all-1g.5gb
+A built-in layout.
+
+$ mig-manager apply -f layouts.yaml -c night
+Your own layout, in nvidia-mig-parted's spelling.
+
+$ generate-layout | mig-manager apply -f -
+The only layout of a document on standard input.
+
+$ mig-manager apply all-1g.5gb -k hooks.yaml
+With your own programs around the change: docs/hooks.md.
+
+$ mig-manager apply all-balanced --mode-only --skip-reset
+Only MIG mode, to be completed by a later reset or reboot.
+
+exit 1: not applied; the message gives the reason and the present state of the GPUs
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes="layout selected-config config-file mode-only skip-reset dry-run hooks-file lenient "
+    f"hook-timeout-s wait-for-idle {gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``apply``."""
+
+    is_reset_skipped: bool = options.switch(
+        "leave a MIG mode change pending if it needs a GPU reset; with --mode-only this is no "
+        "failure",
+        name="skip-reset",
+        short="s",
+        variable="MIG_PARTED_SKIP_RESET",
+    )
+    is_dry_run: bool = options.switch(
+        "show what would change, like 'plan', and change nothing", name="dry-run"
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Apply a layout, or show what would change."""
+    from mig_manager.adapters.host import process
+    from mig_manager.change import apply
+    from mig_manager.cli.commands import gpus
+
+    if chosen.is_dry_run:
+        if chosen.is_reset_skipped:
+            raise errors.UsageError("--dry-run shows no effect of --skip-reset; give one")
+        return plan.run(chosen, terminal)
+    here = gpus.GpuCommand(chosen, terminal)
+    dependencies = here.access.dependencies(
+        {
+            "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(process.packaged_config()),
+            "MIG_PARTED_SKIP_RESET": str(chosen.is_reset_skipped).lower(),
+        }
+    )
+    result = apply.apply(
+        dataclasses.replace(dependencies, may_reset=not chosen.is_reset_skipped),
+        here.layout,
+        scope=here.scope,
+    )
+    status = here.answer(result.to_data, lambda: "MIG configuration applied successfully")
+    here.warn(result.overlooked)
+    here.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
+    here.note_changes(result.rounds)
+    if not result.is_changed:
+        terminal.note(f"layout '{result.layout}' is already active")
+    return status

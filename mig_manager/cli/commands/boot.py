@@ -1,0 +1,70 @@
+"""``mig-manager boot``."""
+
+from typing import Any
+
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console
+from mig_manager.core import options
+
+ABOUT = """
+MIG instances do not survive a reboot. This waits for the driver, then creates the same
+instances with the same placements. The unit mig-manager-boot.service runs it.
+
+$ mig-manager boot
+Restores the last verified layout, if there is one.
+
+$ mig-manager boot -c all-balanced
+The same, or all-balanced on a node without a verified layout.
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes="selected-config config-file hooks-file driver-timeout-s lenient "
+    f"{gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``boot``."""
+
+    driver_timeout_s: float = options.seconds(
+        "how long to wait for the driver to be loaded", default=120.0
+    )
+
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields.
+
+        A boot must not depend on another program's variable, and no person can run it again.
+        """
+        values = super().values(source)
+        values["idle_timeout_s"] = values["in_use_timeout_s"]
+        own = source.field(cls, "config_file")
+        return values | {"config_file": own, "pods_layouts": None}
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Restore the last verified layout, or the named one on a node without."""
+    from mig_manager.adapters.host import log
+    from mig_manager.change import boot
+    from mig_manager.cli.commands import gpus
+
+    here = gpus.GpuCommand(chosen, terminal)
+    if chosen.hooks_file:
+        terminal.note(f"{chosen.hooks_file} is ignored: boot runs no hooks")
+    result = boot.boot(
+        here.access.dependencies(),
+        here.layout if chosen.layouts or chosen.config_file else None,
+        driver_timeout_s=chosen.driver_timeout_s,
+    )
+    if not result.layout:
+        text = "No layout is saved for the boot: nothing to do."
+    elif result.rounds:
+        text = f"Layout {result.layout} is restored{' in part' * bool(result.problems)}."
+    elif result.problems:
+        text = f"Layout {result.layout} was not restored: nothing was changed."
+    else:
+        text = f"Layout {result.layout} is already active: nothing to do."
+    status = here.answer(result.to_data, lambda: text, is_good=not result.problems)
+    here.note_changes(result.rounds)
+    for problem in result.problems:
+        terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)
+    return status

@@ -1,0 +1,225 @@
+"""The content of a support bundle: one archive for a person on call to attach to a report.
+
+Every source has its own thread; all have one deadline. If a source fails, only its file is
+missing, and the manifest has the reason. Everything is redacted before it is written.
+"""
+
+import contextlib
+import datetime as dt
+import gzip
+import io
+import json
+import pathlib
+import platform
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import mig_manager
+from mig_manager import errors
+from mig_manager.adapters.host import call_thread, files, journald, programs
+from mig_manager.adapters.kubernetes import api, report
+from mig_manager.agent import settings
+from mig_manager.cli import registry
+from mig_manager.cli.commands import (
+    doctor_examination,
+    doctor_facts,
+    doctor_report,
+    doctor_settings,
+    redaction,
+)
+from mig_manager.cli.toolkit import console, gpu_report, parser
+from mig_manager.core import bar, host_settings, options
+from mig_manager.core.layout import plans
+
+MANIFEST = "manifest.json"
+_MAX_BYTES = 4 << 20  # of a file; a longer one keeps its end
+_MARGIN_S = 5.0
+"""Extra time for doctor to end a check that hangs: its checks have the same time-out."""
+_PLAIN = bar.Style()
+_VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # of our units
+
+_Read = Callable[[], str]
+
+
+def collect(
+    node: doctor_settings.DoctorSettings,
+    roots: host_settings.HostRoots,
+    environ: Mapping[str, str],
+    *,
+    now: dt.datetime,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the redacted files, the manifest first, and why others are missing."""
+    timeout_s = node.timeout_s + 2 * _MARGIN_S
+    deadline_s = time.monotonic() + timeout_s
+    secrets = _secrets(node, environ)
+    threads = {
+        name: call_thread.CallThread(read) for name, read in _sources(node, roots, environ).items()
+    }
+    members: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name, thread in threads.items():
+        try:
+            text = thread.result(max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            missing[name] = f"no answer within {timeout_s:g} s"
+        except errors.MigManagerError as error:
+            missing[name] = redaction.redacted(error.message, secrets)
+        except doctor_facts.NotAskedError as error:
+            missing[name] = str(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the other sources go on
+            why = f"{type(error).__name__}: {error}"
+            missing[name] = redaction.redacted(why, secrets)
+        else:
+            clean = redaction.redacted(text, secrets).encode(errors="backslashreplace")
+            members[name] = clean[-_MAX_BYTES:].decode(errors="ignore")
+            if len(clean) > _MAX_BYTES:
+                missing[f"the start of {name}"] = f"longer than {_MAX_BYTES >> 20} MiB"
+    manifest = {
+        "version": 1,
+        "mig_manager": mig_manager.__version__,
+        "collected_at": now.isoformat(timespec="seconds"),
+        "collected_on": platform.node(),
+        "node": node.node_name or None,
+        "is_simulated": node.gpus.is_simulated,
+        "files": {name: len(text.encode()) for name, text in members.items()},
+        "missing": missing,
+    }
+    return {MANIFEST: _json(manifest), **members}, missing
+
+
+def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> bytes:
+    """Return a ``.tar.gz`` of these files in one folder."""
+    packed, at_s = io.BytesIO(), int(now.timestamp())
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=at_s) as stream,
+        tarfile.open(fileobj=stream, mode="w") as tar,
+    ):
+        for name, text in members.items():
+            content = text.encode()
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mode, entry.mtime = len(content), 0o600, at_s
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _sources(
+    node: doctor_settings.DoctorSettings,
+    roots: host_settings.HostRoots,
+    environ: Mapping[str, str],
+) -> Mapping[str, _Read]:
+    """Return the functions that read the files."""
+    name, facts, checks_s = node.node_name, doctor_facts.facts(node), node.timeout_s + _MARGIN_S
+    diagnosis = doctor_facts.Once(
+        lambda: doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=checks_s),
+        what="doctor",
+    )
+    agents = doctor_facts.Once(lambda: report.agents(kube(), name), what="the agent's pod")
+    installed = programs.Programs(programs.roots(roots), search_path=environ.get("PATH", ""))
+    journal, layout = node.journal_file, node.verified_layout_file
+
+    def kube() -> api.KubeApi:
+        connected = facts.kube.get()
+        if not name:
+            raise doctor_facts.NotAskedError("no --node-name")
+        return connected
+
+    def pods() -> Sequence[report.Object]:
+        if not (listed := agents.get()):
+            raise doctor_facts.NotAskedError(f"no pod of an agent on node {name}")
+        return listed
+
+    def status() -> plans.Status:
+        inspection = facts.inspection.if_known()
+        processes = dict(inspection.processes) if inspection else None
+        return plans.Status(gpus=facts.gpus.get(), processes=processes)
+
+    def journal_of(selection: tuple[str, ...]) -> str:
+        if node.gpus.is_simulated:
+            raise doctor_facts.NotAskedError("the GPUs are simulated")
+        return journald.read(installed, selection, timeout_s=node.timeout_s)
+
+    return {
+        "versions.json": lambda: _json(_versions(facts)),
+        "status.json": lambda: console.answered(status().to_data(), "json"),
+        "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
+        "doctor.json": lambda: console.answered(diagnosis.get().to_data(), "json"),
+        "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
+        "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
+        "layouts.yaml": files.ConfigFile(node.config_file).read,
+        "journal.json": lambda: _existing(files.JournalFile(journal).read, journal),
+        "verified-layout.json": lambda: _existing(files.VerifiedLayoutFile(layout).read, layout),
+        "node.json": lambda: _json(report.of_node(kube(), name)),
+        "events.json": lambda: _json(report.events(kube(), name)),
+        "agent.json": lambda: _json(report.of_agents(pods())),
+        "agent.log": lambda: report.logs(kube(), pods()),
+        "agent-previous.log": lambda: report.logs(kube(), pods(), previous="true"),
+        "agent-layouts.yaml": lambda: report.layout_file(kube(), pods()),
+        "units.log": lambda: journal_of(journald.OF_UNITS),
+        "kernel.log": lambda: journal_of(journald.OF_DRIVER),
+    }
+
+
+def _versions(facts: doctor_facts.Facts) -> dict[str, object]:
+    driver, server = facts.inspection.if_known(), None
+    if kube := facts.kube.if_known():
+        with contextlib.suppress(errors.ClusterError):
+            server = kube.get("/version").get("gitVersion")
+    return {
+        "mig_manager": mig_manager.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "driver": driver.driver_version if driver else None,
+        "nvml": driver.nvml_version if driver else None,
+        "kubernetes": server,
+    }
+
+
+def _settings(
+    pods: Sequence[report.Object] | None, environ: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the agent's options with value and origin, from its pod or else this machine."""
+    parsed: Mapping[str, object] = {}
+    place, variables = "the variables here", {**_unit_variables(), **environ}
+    if pods:
+        words, variables = report.command(pods)
+        after = words[words.index("agent") + 1 :] if "agent" in words else words
+        place = "the agent's pod"
+        parsed = parser.parse(registry.PROGRAM, ["agent", *after])
+    source = options.Source(parsed, variables)
+    return {
+        "read_from": place,
+        "options": {
+            each.name: dict(zip(("value", "origin"), source.effective(each), strict=True))
+            for each in options.of(settings.AgentSettings)
+        },
+    }
+
+
+def _unit_variables() -> dict[str, str]:
+    try:
+        lines = files.ConfigFile(_VARIABLES).read().splitlines()
+    except errors.ConfigError:
+        return {}
+    pairs = (line.partition("=") for line in lines)
+    return {name: value.strip("\"'") for name, _, value in pairs}
+
+
+def _existing(read: Callable[[], str | None], path: pathlib.Path) -> str:
+    text = read()
+    if text is None:
+        raise doctor_facts.NotAskedError(f"{path} does not exist")
+    return text
+
+
+def _secrets(node: doctor_settings.DoctorSettings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the secrets of the kubeconfig, and of variables whose names suggest a secret."""
+    secrets = [value for name, value in environ.items() if redaction.is_secret(name)]
+    if node.kubeconfig:
+        with contextlib.suppress(errors.ConfigError):
+            secrets += redaction.values(files.ConfigFile(node.kubeconfig).read())
+    return tuple(secrets)
+
+
+def _json(data: object) -> str:
+    return json.dumps(data, indent=2) + "\n"

@@ -1,0 +1,63 @@
+"""``mig-manager assert``: the word itself cannot name a module."""
+
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import options
+
+ABOUT = """
+GPUs that the layout does not select are ignored.
+
+$ mig-manager assert all-1g.5gb || echo not yet
+Modes and instances of all GPUs.
+
+$ mig-manager assert all-enabled --mode-only
+Only MIG mode.
+
+$ mig-manager assert -f layouts.yaml -c night --valid-config
+Only that the file is valid and has the layout; needs neither GPU nor driver.
+
+exit 0: active
+
+exit 1: not active, or the GPUs could not be read
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes="layout selected-config config-file mode-only valid-config lenient "
+    f"{gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``assert``."""
+
+    is_valid_config_only: bool = options.switch(
+        "only check that the file is valid and has the layout",
+        name="valid-config",
+        short="a",
+        variable="MIG_PARTED_VALID_CONFIG",
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Compare the GPUs with a layout; 1 if they differ."""
+    from mig_manager.cli.commands import gpus
+    from mig_manager.cli.toolkit import gpu_report
+    from mig_manager.core.layout import plans
+
+    here = gpus.GpuCommand(chosen, terminal)
+    layout = here.layout()
+    if chosen.is_valid_config_only:
+        terminal.say("Selected MIG configuration is valid")
+        return console.DONE
+    result = plans.plan(here.access.gpus().observe(), layout, scope=here.scope)
+    here.warn(result.overlooked)
+    here.warn_unreachable(result.gpus.unreachable, "it was not compared")
+    if result.is_applied:
+        kind = "mode settings from configuration" if chosen.is_mode_only else "configuration"
+        return here.answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
+    if chosen.output_format is not settings.OutputFormat.TEXT:
+        here.answer(result.to_data, lambda: "")
+    terminal.note(
+        f"layout '{layout.name}' is not applied: {gpu_report.difference(result)}",
+        remedy="'mig-manager plan' shows all differences, 'mig-manager apply' removes them.",
+    )
+    return console.FAILED

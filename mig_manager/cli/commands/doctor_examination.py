@@ -1,0 +1,49 @@
+"""All checks of ``doctor``, in parallel."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from mig_manager import errors
+from mig_manager.adapters.host import call_thread
+from mig_manager.cli.commands import doctor_cluster, doctor_machine
+from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError
+from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fail, skipped
+
+CHECKS = (*doctor_machine.CHECKS, *doctor_cluster.CHECKS)
+"""All checks, in the order of the report."""
+MARGIN_S = 3.0
+"""Extra time beyond a check's time-out, to start a process and to kill a hanging one."""
+_VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
+"""For these reasons the check's own remedy is better: it names the file or the option."""
+
+
+def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Report:
+    """Run checks in parallel within one time-out; a failing check does not affect the others."""
+    deadline = time.monotonic() + timeout_s
+    answers = {
+        check: call_thread.CallThread(lambda check=check: tuple(check.run(facts)))  # type: ignore[misc]
+        for check in checks
+    }
+
+    def findings(check: Check) -> Sequence[Finding]:
+        try:
+            return answers[check].result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return (fail(f"no answer within {timeout_s:g} s"),)
+        except NotAskedError as why:
+            return (skipped(str(why)),)
+        except errors.MigManagerError as error:
+            remedy = "" if error.reason in _VAGUE else error.reason.remedy_at_shell
+            return (fail(error.message, remedy),)
+        except Exception as error:  # noqa: BLE001 - a failing check must not hide the others
+            what = f"the check failed: {type(error).__name__}: {error}"
+            return (fail(what, errors.Reason.INTERNAL.remedy),)
+
+    listed = []
+    for check in checks:
+        for finding in findings(check):
+            is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
+            remedy = (finding.remedy or check.remedy) if is_problem else ""
+            listed.append((check.name, dataclasses.replace(finding, remedy=remedy)))
+    return Report(findings=tuple(listed))

@@ -1,0 +1,64 @@
+"""Settings of ``doctor``, which ``support-bundle`` has too."""
+
+import pathlib
+from typing import Any
+
+from mig_manager.agent import settings as agent_settings
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import settings
+from mig_manager.core import host_settings, node_settings, options
+
+_PROC = pathlib.Path("/proc")
+
+
+class DoctorSettings(
+    settings.AnswerSettings,
+    node_settings.LocalSettings,
+    takes="node-name kubeconfig config-file pod-resources-socket timeout-s pod-uid lenient "
+    f"lock-file journal-file verified-layout-file {gpu_settings.GPUS} "
+    "color debug output-format",
+):
+    """Settings of ``doctor``."""
+
+    node_name: str = options.text(
+        "this node in the cluster", short="n", variable="NODE_NAME", default=""
+    )
+    """Empty: the node is not checked."""
+    kubeconfig: pathlib.Path | None = options.path(
+        "credentials",
+        variable="KUBECONFIG",
+        default_text="the pod's ServiceAccount; without credentials, the cluster is not checked",
+    )
+    config_file: pathlib.Path = options.path(
+        "config document to check", short="f", variable="CONFIG_FILE"
+    )
+    pod_resources_socket: pathlib.Path = options.path(
+        "kubelet's PodResources socket",
+        default_text="/var/lib/kubelet/pod-resources/kubelet.sock",
+    )
+    timeout_s: float = options.seconds("how long a check may take", default=10.0, least=0.1)
+    own_pod_uid: str | None = options.text(
+        "UID of this pod", name="pod-uid", variable="POD_UID", has_flag=False
+    )
+    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
+    proc: pathlib.Path | None  # None: the kernel knows nothing of simulated GPUs
+    dev: pathlib.Path = options.nested(host_settings.RootOptions, "driver-root", group="GPUs")
+    has_cluster: bool  # whether a missing cluster is a failure
+    has_kubelet: bool  # whether a missing kubelet is a failure
+
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields."""
+        values = super().values(source)
+        gpus, socket = node_settings.gpu_access(source), values["pod_resources_socket"]
+        return {
+            **values,
+            **node_settings.node_files(values, gpus),
+            "config_file": agent_settings.agent_config_file(source),
+            "pod_resources_socket": socket or host_settings.pod_resources_socket(source),
+            "gpus": gpus,
+            "proc": None if gpus.is_simulated else _PROC,
+            "dev": host_settings.host_roots(source).dev_here / "dev",
+            "has_cluster": bool(source.parsed.get("node_name") or source.parsed.get("kubeconfig")),
+            "has_kubelet": socket is not None,
+        }

@@ -1,0 +1,53 @@
+"""``mig-manager export``."""
+
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import options
+
+ABOUT = """
+The document has one layout, which 'apply' and nvidia-mig-parted accept. Identical GPUs
+share a rule; rules have a device filter only if they need one.
+
+$ mig-manager export > now.yaml
+As YAML, named 'current'.
+
+$ mig-manager export -l monday -o json
+As JSON, under another name.
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes=f"config-label placements {gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``export``."""
+
+    config_label: str = options.text(
+        "name of the exported layout",
+        short="l",
+        variable="MIG_PARTED_CONFIG_LABEL",
+        default="current",
+    )
+    has_placements: bool = options.switch(
+        "write each instance's placement, as in 1g.5gb@4, which nvidia-mig-parted cannot read",
+        name="placements",
+    )
+    output_format: settings.OutputFormat = settings.output_format(
+        "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Write the GPUs' state as a config document."""
+    from mig_manager.cli.commands import gpus
+    from mig_manager.core.layout import layouts
+
+    here = gpus.GpuCommand(chosen, terminal)
+    observed = here.access.observed
+    layout = layouts.export(
+        observed, name=chosen.config_label, has_placements=chosen.has_placements
+    )
+    here.warn_unreachable(observed.unreachable, "it is not in the document")
+    document = layouts.render([layout])
+    terminal.say(console.rendered(document, chosen.output_format.value))
+    return console.DONE

@@ -1,0 +1,64 @@
+"""``mig-manager generate-config``."""
+
+import pathlib
+
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import options
+
+ABOUT = """
+These are all-disabled, all-enabled, all-balanced (small, medium and large instances
+that use every slice), and all-PROFILE for every profile, with as many as fit. A '+' in a
+profile becomes a '.' in the name, as Kubernetes labels require.
+
+--all-maximal adds every maximal mixed layout: no further instance fits. Names list the
+instances, such as max-3g.20gb_4x1g.5gb, and are the same on every run.
+
+$ mig-manager generate-config -f /etc/mig-manager/config.yaml
+For the GPUs of this machine.
+
+$ mig-manager generate-config --gpu H100-SXM5-80GB --gpu A30
+For a cluster with these products; needs no GPU.
+
+$ mig-manager generate-config --gpu A100-SXM4-40GB --all-maximal
+With every maximal mixed layout.
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes=f"output-file all-maximal gpu {gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``generate-config``."""
+
+    output_file: pathlib.Path | None = options.path(
+        "file to write atomically",
+        short="f",
+        variable="MIG_PARTED_OUTPUT_FILE",
+        default_text="standard output",
+    )
+    has_all_maximal: bool = options.switch("add every maximal mixed layout", name="all-maximal")
+    output_format: settings.OutputFormat = settings.output_format(
+        "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Write a config document with the layouts that GPUs support."""
+    from mig_manager.adapters.host import files
+    from mig_manager.catalogue import hardware
+    from mig_manager.cli.commands import gpus
+    from mig_manager.core.layout import generator, layouts
+
+    here = gpus.GpuCommand(chosen, terminal)
+    if chosen.products:
+        kinds = hardware.kinds(chosen.products, warn=terminal.note)
+    else:
+        kinds = generator.kinds_of(here.access.observed)
+    generated = generator.layouts_of(kinds, has_all_maximal=chosen.has_all_maximal)
+    text = console.rendered(layouts.render(generated.values()), chosen.output_format.value)
+    if chosen.output_file is None or chosen.output_file == console.STANDARD_OUTPUT:
+        terminal.say(text)
+    else:
+        files.write_output(chosen.output_file, text)
+    return console.DONE

@@ -1,0 +1,44 @@
+"""``mig-manager plan``."""
+
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console, settings
+
+ABOUT = """
+The plan names the instances to destroy, to create and to keep, the GPUs to reset, and the
+MIG devices that must be idle.
+
+$ mig-manager plan all-balanced
+With a built-in layout.
+
+$ mig-manager plan -f layouts.yaml night -o wide
+With your own layout, and every step.
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes="layout selected-config config-file pod-resources-socket lenient "
+    f"{gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``plan``."""
+
+    output_format: settings.OutputFormat = settings.output_format(
+        "text wide json yaml", default_text="text; wide lists every instance"
+    )
+
+
+def run(chosen: gpu_settings.GpuSettings, terminal: console.Console) -> int:
+    """Show what a layout would change."""
+    from mig_manager.cli.commands import gpus
+    from mig_manager.cli.toolkit import gpu_report
+    from mig_manager.core.layout import plans
+
+    here = gpus.GpuCommand(chosen, terminal)
+    layout, users = here.layout(), here.access.pods_by_device()
+    observed = here.access.gpus().observe()
+    result = plans.plan(observed, layout, scope=here.scope, users=users)
+    status = here.answer(
+        result.to_data, lambda: gpu_report.plan(result, is_wide=here.is_wide, style=here.style)
+    )
+    here.warn(result.warnings)
+    return status

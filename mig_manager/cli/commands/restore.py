@@ -1,0 +1,45 @@
+"""``mig-manager restore``."""
+
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console
+
+ABOUT = """
+GPUs are matched by UUID and get the same instances with the same placements. Instances
+that match stay, and GPUs missing from the checkpoint are not touched. As with 'apply',
+the change is checked first, verified, and rolled back if it fails.
+
+$ mig-manager restore -f /var/lib/mig-manager/monday.json
+From a checkpoint by mig-manager or nvidia-mig-parted.
+
+$ mig-manager restore -f monday.json --mode-only
+Only MIG mode.
+
+exit 2: wrong usage, or a checkpoint of other GPUs
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes="mode-only checkpoint-file hooks-file hook-timeout-s wait-for-idle "
+    f"{gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``restore``."""
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Restore the instances of a checkpoint."""
+    from mig_manager.adapters.host import files
+    from mig_manager.change import apply
+    from mig_manager.cli.commands import gpus
+
+    here = gpus.GpuCommand(chosen, terminal)
+    file = here.checkpoint_file()
+    source = files.ConfigFile(file)
+    dependencies = here.access.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
+    result = apply.restore(dependencies, source, scope=here.scope)
+    status = here.answer(result.to_data, lambda: "MIG configuration restored successfully")
+    here.warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
+    here.note_changes(result.rounds)
+    if not result.is_changed:
+        terminal.note(f"{source.name} is already active; nothing to do")
+    return status

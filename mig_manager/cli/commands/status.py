@@ -1,0 +1,67 @@
+"""``mig-manager status``."""
+
+import dataclasses
+
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import options
+
+ABOUT = """
+Identical GPUs are drawn once. It changes nothing and needs only access to the driver.
+
+$ mig-manager status
+A picture of every GPU's slices.
+
+$ mig-manager status -o wide
+Also instance ids, UUIDs, PCI ids and the processes using the GPUs.
+
+$ mig-manager status -o json | jq '.gpus[].profiles | keys'
+The profiles of every GPU.
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes=f"watch pod-resources-socket {gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``status``."""
+
+    is_watched: bool = options.declared(settings.WATCH)
+    output_format: settings.OutputFormat = settings.output_format(
+        "text wide json yaml",
+        default_text="text; wide adds ids, UUIDs and the pods and processes using the GPUs",
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Show the GPUs, once or until q is pressed."""
+    from mig_manager.cli.commands import gpus
+    from mig_manager.cli.toolkit import gpu_report
+    from mig_manager.core.layout import plans
+
+    here = gpus.GpuCommand(chosen, terminal)
+    if not chosen.is_watched:
+        result = plans.Status(gpus=here.access.gpus().observe())
+        if chosen.output_format is not settings.OutputFormat.TEXT:
+            result = dataclasses.replace(result, processes=here.access.processes())
+        return here.answer(
+            result.to_data,
+            lambda: gpu_report.status(result, is_wide=here.is_wide, style=here.style),
+        )
+    from mig_manager.adapters.host import lock_file
+    from mig_manager.cli.toolkit import live
+
+    live.require_text(chosen.output_format.value)
+    reader = here.access.gpus()
+
+    def refresh() -> live.View:
+        text, lines = gpu_report.live_status(
+            plans.Status(gpus=reader.observe(), processes=here.access.processes()),
+            pods=here.access.pods_by_device() or {},
+            changed_by=lock_file.owner(chosen.lock_file),
+            is_wide=here.is_wide,
+            style=terminal.style(chosen.colour),
+        )
+        return live.View(text, lines)
+
+    return live.run(terminal, refresh)

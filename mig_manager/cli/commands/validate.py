@@ -1,0 +1,111 @@
+"""``mig-manager validate``."""
+
+import functools
+from collections.abc import Sequence
+
+from mig_manager import errors
+from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import console
+from mig_manager.core import options
+
+ABOUT = """
+$ mig-manager validate -f layouts.yaml --gpu 'NVIDIA H100 80GB HBM3'
+In a pipeline without a GPU.
+
+$ mig-manager validate -f layouts.yaml --gpu '*A100*' --gpu A30 -o json
+For several products, as JSON.
+
+$ mig-manager validate all-balanced
+For the GPUs of this machine.
+
+exit 1: a layout does not fit a GPU that it selects
+"""
+
+
+class Settings(
+    gpu_settings.GpuSettings,
+    takes="layout config-file gpu must-fit portable files lenient "
+    f"{gpu_settings.ON_GPUS} output-format",
+):
+    """Settings of ``validate``."""
+
+    layouts: tuple[str, ...] = options.nested(
+        (
+            options.Option(
+                name="layout",
+                help="layouts to check (default: all in the file)",
+                metavar=options.LAYOUT,
+                is_operand=True,
+                has_variable=False,
+                is_repeatable=True,
+            ),
+        )
+    )
+    must_fit: bool = options.switch(
+        "also fail for layouts that fit only other GPU models; named layouts must always fit"
+    )
+    is_portable: bool = options.switch(
+        "fail if nvidia-mig-parted does not understand the file, and show where; checks only GPUs "
+        "named with --gpu",
+        name="portable",
+    )
+    has_files: bool = options.switch(
+        "the operands are documents, not layouts, as pre-commit passes them", name="files"
+    )
+
+
+def run(chosen: Settings, terminal: console.Console) -> int:
+    """Check layouts of one file, or with ``--files`` all layouts of several."""
+    from mig_manager.catalogue import hardware
+    from mig_manager.cli.commands import gpus
+    from mig_manager.cli.toolkit import validation
+    from mig_manager.core.layout import validate
+
+    here = gpus.GpuCommand(chosen, terminal)
+    templates = functools.cache(lambda: hardware.templates(chosen.products, warn=terminal.note))
+
+    def validated(file: str | None, names: Sequence[str]) -> validation.ValidatedFile:
+        """Compare layouts with the named products, or else with this machine's GPUs."""
+        document = here.read(file)
+        for diagnostic in (*document.warnings, *validation.unknown_names(document)):
+            terminal.note(f"warning: {diagnostic}")
+        selected = [document.layout(name) for name in names or document.layouts]
+        # Named layouts must fit these GPUs; the others may be for other known products.
+        others = None if names or chosen.must_fit else hardware.known_gpus
+        source, fits = document.source, None
+        if chosen.products:
+            fits = validate.against_products(
+                selected, source=source, templates=templates(), others=others
+            )
+        elif not chosen.is_portable:
+            fits = validate.against_node(
+                selected, source=source, gpus=here.access.observed, others=others
+            )
+        return validation.ValidatedFile(
+            document=document, fits=fits, checks_portability=chosen.is_portable
+        )
+
+    if not chosen.has_files:
+        result = validated(chosen.config_file, chosen.layouts)
+        return here.answer(result.to_data, lambda: result.text(here.style), is_good=result.is_good)
+    if not chosen.layouts:
+        raise errors.UsageError("--files: name the layout files to check")
+    results = []
+    for file in chosen.layouts:
+        try:
+            results.append(validated(file, ()))
+        except errors.ConfigError as error:
+            terminal.note_error(error, error.own_remedy)
+    is_good = len(results) == len(chosen.layouts) and all(each.is_good for each in results)
+    return here.answer(
+        lambda: {
+            "kind": "Validations",
+            "is_valid": is_good,
+            "files": [each.to_data() for each in results],
+        },
+        lambda: "\n\n".join(
+            f"{here.style.fitted(each.document.source)}\n{each.text(here.style)}"
+            for each in results
+        ),
+        is_good=is_good,
+    )

@@ -1,0 +1,93 @@
+"""What the settings of all commands share, in both programs."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, dataclass_transform
+
+from mig_manager.core import node_settings, options
+
+OUTPUT = "output"  # heading in help
+WATCH = options.Option(
+    name="watch",
+    help="refresh until q is pressed; in a pipe, a line for each change",
+    short="w",
+    parse=options.parse_switch,
+    default=False,
+)
+
+
+class OutputFormat(enum.Enum):
+    """How a command answers."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def output_format(words: str, **more: Any) -> Any:
+    """Declare the format of the answer: one of these words, by default the first."""
+    default = OutputFormat(words.split(maxsplit=1)[0])
+    shown = {"short": "o", "metavar": "FORMAT", "group": OUTPUT} | more
+    return options.choice(words.replace(" ", "|"), words=words, default=default, **shown)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandSettings:
+    """Settings of a command; the class ``Settings`` of its module extends it.
+
+    Extensions are frozen dataclasses. ``takes`` names the options that the command takes, in the
+    order of help; without it, the command takes all that are declared.
+    """
+
+    takes: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, takes: str = "") -> None:
+        cls.takes = takes
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+    @classmethod
+    def read(cls, parsed: Mapping[str, object], environ: Mapping[str, str]) -> Self:
+        """Read the settings from a parsed command line and variables.
+
+        Raises:
+            UsageError: A value is missing, cannot be used, or contradicts another.
+        """
+        return cls(**cls.values(options.Source(parsed, environ)))
+
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields."""
+        return source.values(cls)
+
+
+class DebugSettings(CommandSettings):
+    """Settings of a command with a plain answer."""
+
+    is_debug: bool = options.declared(node_settings.DEBUG)
+
+
+class TerminalSettings(CommandSettings):
+    """Settings of a command that draws for people."""
+
+    colour: node_settings.Colour = options.declared(
+        dataclasses.replace(node_settings.COLOUR, group=OUTPUT)
+    )
+    is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, group=OUTPUT))
+
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields; by default, colours only if the terminal has them."""
+        values, environ = super().values(source), source.environ
+        is_plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb"
+        if is_plain and not source.is_set(node_settings.COLOUR):
+            values["colour"] = node_settings.Colour.NEVER
+        return values
+
+
+class AnswerSettings(TerminalSettings):
+    """Settings of a command that also answers programs."""
+
+    output_format: OutputFormat = output_format("text json yaml")

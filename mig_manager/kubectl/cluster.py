@@ -1,0 +1,84 @@
+"""What the plugin's commands on a cluster share."""
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.adapters import cluster_reader, kubectl
+from mig_manager.cli.toolkit import console
+from mig_manager.cli.toolkit.settings import OutputFormat
+from mig_manager.core import bar
+from mig_manager.core.fleet import node_reports
+from mig_manager.core.layout.layouts import Document
+from mig_manager.kubectl import settings
+
+
+class ClusterCommand:
+    """A command on a cluster, with its settings and its terminal."""
+
+    def __init__(self, chosen: settings.PluginSettings, terminal: console.Console) -> None:
+        self._chosen = chosen
+        self._terminal = terminal
+        self.kubectl = kubectl.Kubectl(chosen.kubectl, note=terminal.note)
+        self.reader = cluster_reader.ClusterReader(self.kubectl)
+
+    @property
+    def style(self) -> bar.Style:
+        """The terminal's present style."""
+        return self._terminal.style(self._chosen.colour)
+
+    @property
+    def now(self) -> dt.datetime:
+        """The present time."""
+        return dt.datetime.now(tz=dt.UTC)
+
+    def answer(
+        self, data: Callable[[], Mapping[str, object]], text: Callable[[], str], *, is_good: bool
+    ) -> int:
+        """Write the answer in the chosen format, and return the exit status."""
+        self._terminal.answer(self._chosen.output_format.value, data, text)
+        return console.DONE if is_good else console.FAILED
+
+    def nodes(self, names: Sequence[str] = ()) -> cluster_reader.Search:
+        """Return the selected nodes, and name the missing ones on standard error."""
+        search = self.find(names)
+        for message in search.missing:
+            self._terminal.note(message)
+        return search
+
+    def find(self, names: Sequence[str]) -> cluster_reader.Search:
+        """Return the selected nodes; without names, all that the selector matches."""
+        return self.reader.find(names, self._chosen.selector, now=self.now)
+
+    def node(self, name: str) -> node_reports.Report:
+        """Return one node."""
+        (report,) = self.reader.find([name], None, now=self.now).reports
+        return report
+
+    def is_drawn(self, search: cluster_reader.Search) -> bool:
+        """Return whether nodes are drawn, not listed."""
+        return len(search.reports) == 1 or self._chosen.output_format is OutputFormat.WIDE
+
+    def document(self, default: Document | None = None) -> Document:
+        """Return the layouts of the chosen file or ConfigMap, or of the agents'.
+
+        Raises:
+            ClusterError: A ConfigMap cannot be read.
+            ConfigError: The document is invalid.
+            UsageError: A file and a ConfigMap are chosen, or its name is incomplete.
+        """
+        file, config_map = self._chosen.filename, self._chosen.config_map
+        if file is not None and config_map is not None:
+            raise errors.UsageError("name a file or a ConfigMap with layouts, not both")
+        if file is not None:
+            document = self._terminal.layout_file(file)
+        elif config_map is None:
+            document = self.reader.document(None, default)
+        else:
+            namespace, slash, name = config_map.partition("/")
+            if not (namespace and slash and name):
+                raise errors.UsageError(f"--config-map {config_map}: write NAMESPACE/NAME")
+            document = self.reader.document((namespace, name))
+        for remark in document.warnings:
+            self._terminal.note(f"warning: {remark}")
+        return document

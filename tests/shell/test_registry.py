@@ -1,0 +1,65 @@
+"""Rows name modules, and no type checker follows a name."""
+
+import dataclasses
+import importlib
+import pkgutil
+import typing
+
+import pytest
+
+from mig_manager.cli import go_spellings
+from mig_manager.cli import registry as cli
+from mig_manager.cli.toolkit import console, program
+from mig_manager.core import options
+from mig_manager.kubectl import registry as plugin
+
+ROWS = [
+    pytest.param(of, row, id=f"{of.name} {row.name}")
+    for of in (cli.PROGRAM, plugin.PROGRAM)
+    for row in of.rows
+]
+
+
+@pytest.mark.parametrize(("of", "row"), ROWS)
+def test_a_row_names_a_module_with_settings_and_their_runner(
+    of: program.Program, row: program.Command
+) -> None:
+    module = of.module(row.name)
+    settings = module.Settings
+    taken, *others = typing.get_type_hints(module.run).values()
+
+    assert issubclass(settings, taken)
+    assert others == [console.Console, int]
+    own = [each for each in dataclasses.fields(settings) if each.name in settings.__annotations__]
+    declared = {option.name for field in own for option in options._of_field(field)}
+    assert declared <= {option.name for option in options.of(settings)}
+
+
+@pytest.mark.parametrize(
+    ("of", "folder"),
+    [(cli.PROGRAM, "mig_manager.cli.commands"), (plugin.PROGRAM, "mig_manager.kubectl")],
+)
+def test_rows_name_all_commands_of_their_programs_layer(of: program.Program, folder: str) -> None:
+    path = importlib.import_module(folder).__path__
+    modules = {
+        name: importlib.import_module(f"{folder}.{name}")
+        for _, name, _ in pkgutil.iter_modules(path)
+    }
+    commands = {name for name, each in modules.items() if {"Settings", "run"} <= vars(each).keys()}
+
+    assert of.folder == folder
+    assert {row.module for row in of.rows} == commands
+
+
+def test_go_spellings_are_known_of_every_option_of_mig_parted() -> None:
+    of = cli.PROGRAM
+    declared = {
+        option
+        for command in of.commands
+        for option in of.options_of(command)
+        if option.variable.startswith("MIG_PARTED_")
+    }
+    switches = {each.name: each.short for each in declared if not each.metavar and each.short}
+
+    assert switches == go_spellings.SWITCHES
+    assert {each.name for each in declared} - switches.keys() == go_spellings.OPTIONS
