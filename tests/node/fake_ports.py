@@ -212,21 +212,17 @@ class FakeAllocations(_Port):
         rig, now_s = self._rig, self._rig.clock.now_s
         if now_s < rig.kubelet_lists_from_s:
             return ()
+        drivers = {well_known.GPU_CLAIM_DRIVER}
+        hidden = {uid for uid, listed_s in rig.listed_from_s.items() if now_s < listed_s}
         return tuple(
             pod_object.PodDevices(
                 namespace="default",
                 name=rig.pods[uid].name,
-                device_ids=(
-                    rig.assigned.get(uid, frozenset())
-                    if now_s >= rig.listed_from_s.get(uid, 0.0)
-                    else frozenset()
-                ),
-                claim_drivers=frozenset(
-                    {well_known.GPU_CLAIM_DRIVER} if uid in rig.claims else ()
-                ),
+                device_ids=rig.assigned.get(uid, frozenset()),
+                claim_drivers=frozenset(drivers if uid in rig.claims else ()),
             )
             for uid in rig.pods
-            if uid in rig.assigned or uid in rig.claims
+            if uid in (rig.assigned.keys() | rig.claims) - hidden
         ) + tuple(
             pod_object.PodDevices(namespace="default", name=name, device_ids=ids)
             for name, ids in rig.unlisted.items()

@@ -1,8 +1,12 @@
 """Which pods a change affects, on a node in memory."""
 
+import math
+
+import pytest
+
 from mig_manager.core import steps
 from mig_manager.errors import Reason
-from tests.node import scenes
+from tests.node import fakes, scenes
 from tests.node.scenes import assert_ends
 
 SIX = """
@@ -73,3 +77,74 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
     assert rig.log.count("workloads.delete") == 0
     assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+
+
+def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: float) -> str:
+    """Bind a pod whose devices kubelet does not list yet."""
+    devices = frozenset({scenes.device(rig, gpu, profile)})
+    uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
+    rig.listed_from_s[uid] = rig.clock.now_s + listed_after_s
+    return uid
+
+
+@pytest.mark.parametrize("is_bound_late", [False, True], ids=["before", "after the taint"])
+@pytest.mark.parametrize(
+    ("gpu", "profile", "listed_after_s", "stays"),
+    [(1, "1g.5gb", 1.5, True), (0, "2g.10gb", 1.5, False), (1, "1g.5gb", math.inf, False)],
+    ids=["device stays", "device goes", "never listed"],
+)
+def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
+    gpu: int, profile: str, listed_after_s: float, *, stays: bool, is_bound_late: bool
+) -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+    bound: list[str] = []
+
+    def bind() -> None:
+        if not bound and (rig.has_hold_taint or not is_bound_late):
+            bound.append(
+                starting_pod(rig, gpu=gpu, profile=profile, listed_after_s=listed_after_s)
+            )
+
+    rig.on_call = bind
+    assert_ends(rig, Reason.APPLIED)
+
+    assert (bound[0] in rig.pods) is stays
+    assert rig.log.count("workloads.evict") == 1 + (not stays)
+    assert rig.clock.now_s < 10
+
+
+@pytest.mark.parametrize(
+    ("resource", "stays"),
+    [
+        ("nvidia.com/mig-1g.5gb", True),
+        ("nvidia.com/mig-1g.5gb.shared", True),
+        ("nvidia.com/mig-2g.10gb", False),
+        ("nvidia.com/gpu", False),
+    ],
+)
+def test_a_starting_pod_of_a_profile_that_stays_is_not_evicted(
+    resource: str, *, stays: bool
+) -> None:
+    rig = scenes.busy_node()
+    uid = rig.add_pod("starting", phase="Pending", gpu_resources={resource: 1})
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert (uid in rig.pods) is stays
+    assert (rig.clock.now_s < 2) is stays
+
+
+def test_no_pod_is_evicted_that_a_kubelet_silent_since_the_survey_cannot_name() -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+
+    def bind() -> None:
+        if rig.has_hold_taint and not rig.kubelet_is_silent:
+            rig.kubelet_is_silent = True
+            starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=0.0)
+
+    rig.on_call = bind
+    assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", "kubelet does not answer")
+
+    assert "workloads.evict" not in rig.log

@@ -23,7 +23,7 @@ from tests.pipeline.custom_requests import (
 )
 
 
-def assert_refused(rig: fakes.NodeRig, *texts: str, **options: Any) -> None:
+def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **options: Any) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
     rig.on_call = lambda: taken.append(rig.has_hold_taint)
@@ -41,7 +41,7 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, **options: Any) -> None:
     assert published(rig).reason == "InUse"
     assert published(rig).retry_at is None
     assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
-    assert rig.clock.now_s == started_s
+    assert rig.clock.now_s == started_s + waits_s
     assert not any(taken)
     scenes.assert_nothing_taken(rig)
 
@@ -70,7 +70,7 @@ def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
 def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> None:
     rig = idle_node()
     rig.add_pod("starting", gpu_resources={"nvidia.com/mig-2g.10gb": 1}, phase="Pending")
-    assert_refused(rig, "default/starting")
+    assert_refused(rig, "default/starting", waits_s=3.0)
 
 
 def used_by(rig: fakes.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict[str, Any]:

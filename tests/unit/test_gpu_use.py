@@ -339,16 +339,19 @@ def test_undecided_are_the_pods_whose_devices_only_a_silent_kubelet_knows(
 
 
 @pytest.mark.parametrize(
-    ("pods", "assigned", "is_incomplete"),
+    ("pods", "assigned", "is_incomplete", "undecided"),
     [
-        ([pod()], (), True),
-        ([pod()], (using(),), True),
-        ([pod()], (using(OTHER),), False),
-        ([pod(), pod("q")], (using(OTHER),), False),
-        ([], (), False),
-        ([pod(gpu_resources={})], (), False),
-        ([pod(phase="Pending")], (), False),
-        ([pod(has_gpu_init=True)], (using(),), False),  # it may have had its device at the start
+        ([pod()], (), True, ["p"]),
+        ([pod()], (using(),), True, ["p"]),
+        ([pod()], (using(OTHER),), False, []),
+        ([pod(), pod("q")], (using(OTHER),), False, ["q"]),
+        ([], (), False, []),
+        ([pod(gpu_resources={})], (), False, []),
+        ([pod(phase="Pending")], (), False, ["p"]),
+        ([pod(phase="Pending", is_terminating=True)], (), False, []),
+        ([pod(phase="Pending", has_gpu_init=True)], (), False, []),
+        # Its init container may have had its only device.
+        ([pod(has_gpu_init=True)], (using(),), False, []),
     ],
 )
 def test_kubelets_answer_is_incomplete_without_a_device_of_a_running_pod(
@@ -356,7 +359,32 @@ def test_kubelets_answer_is_incomplete_without_a_device_of_a_running_pod(
     assigned: tuple[pod_object.PodDevices, ...],
     *,
     is_incomplete: bool,
+    undecided: list[str],
 ) -> None:
     usage = gpu_use.Usage(pods=tuple(pods), assigned=assigned)
     assert bool(usage.why_incomplete) is is_incomplete
-    assert bool(usage.undecided(ONE)) is is_incomplete
+    assert [each.name for each in usage.undecided(ONE)] == undecided
+
+
+@pytest.mark.parametrize(
+    ("requested", "affected", "is_user"),
+    [
+        (["mig-2g.10gb"], ONE, True),
+        (["mig-2g.10gb"], ONE | OTHER | {GPU}, True),
+        (["mig-2g.10gb"], OTHER | {GPU}, False),
+        (["mig-1g.5gb.shared"], OTHER, True),
+        (["mig-1g.5gb", "mig-2g.10gb"], ONE, True),
+        (["mig-1g.5gb", "gpu"], ONE, True),
+        (["mig-1g.5gb", "hostdev"], ONE, False),
+        (["mig-1g.5gb"], frozenset({"unknown"}), True),
+        (["mig-1g.5gb"], None, True),
+    ],
+)
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_pod_without_a_listed_device_may_have_those_of_its_profile(
+    requested: list[str], affected: frozenset[str] | None, *, is_user: bool, is_silent: bool
+) -> None:
+    starting = pod(gpu_resources={f"nvidia.com/{name}": 1 for name in requested})
+    names = gpu_use.resource_names([gpu()])
+    assigned = None if is_silent else ()
+    assert bool(users([starting], assigned, affected, resource_names=names)) is is_user

@@ -17,6 +17,9 @@ from mig_manager.agent.pods import dra_driver, eviction
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import client_table, clients, gpu_use, pod_object, policies
 
+LISTED_WITHIN_S = 3.0
+"""How long kubelet may take to list the devices of a pod that was just bound."""
+
 _log = structlog.get_logger()
 
 
@@ -48,7 +51,7 @@ class Order:
         return usage.users(affected, daemons=self.extra_clients)
 
     def undecided_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        """Return the pods that may be affected: kubelet, which knows, does not answer."""
+        """Return the affected pods for which kubelet may still list other devices."""
         if self.is_whole_node:
             return ()
         return usage.undecided(self.affected, daemons=self.extra_clients)
@@ -175,6 +178,7 @@ class Drain:
             now: The use now; None: pause first.
         """
         deadline_s = self._new_deadline_s()
+        listed_s = self.evictions.clock.monotonic() + LISTED_WITHIN_S
         pauses_s = map(self.order.limits.backoff.delay_s, itertools.count())
         while True:
             if now is None:
@@ -186,7 +190,9 @@ class Drain:
             cancel.check()
             if now:
                 evicted = self.evictions.evicted
-                blocked = act(remaining)
+                may_be_spared = now.no_answer or self.evictions.clock.monotonic() < listed_s
+                is_undecided = may_be_spared and self.order.undecided_pods(now)
+                blocked = {} if is_undecided else act(remaining)
                 if self.evictions.evicted > evicted and self.evictions.is_rolling:
                     # A rolling drain lasts until successors are ready: every eviction is progress.
                     deadline_s = self._new_deadline_s()
@@ -231,11 +237,13 @@ class Drain:
     def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
             return dataclasses.replace(before, pods=pods)
-        # Kubelet answered before: if it is silent now, the drain waits and affects no more pods.
+        # If kubelet is silent now, the drain waits and affects no more pods.
+        no_answer = ""
         try:
             assigned = self.allocations.assigned()
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
+            no_answer = error.message
             gone = {pod.key for pod in before.pods} - {pod.key for pod in pods}
             assigned = tuple(one for one in before.assigned if one.key not in gone)
         # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
@@ -243,7 +251,9 @@ class Drain:
         unlisted = {pod.key for pod in pods if pod.uid in earlier_uids}
         unlisted -= {one.key for one in assigned if one.device_ids}
         kept = (one for one in before.assigned if one.key in unlisted)
-        return dataclasses.replace(before, pods=pods, assigned=(*assigned, *kept))
+        return dataclasses.replace(
+            before, pods=pods, assigned=(*assigned, *kept), no_answer=no_answer
+        )
 
     def _timeout(self, end: _End, *, is_forced: bool) -> errors.DrainError:
         def cause(pod: pod_object.Pod) -> str:

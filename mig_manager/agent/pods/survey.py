@@ -23,7 +23,7 @@ def wait_for_usage(
     order: drain.Order,
     cancel: ports.Cancellation,
 ) -> gpu_use.Usage:
-    """Return the usage of devices; wait for kubelet if only it knows the affected pods.
+    """Return the usage of devices; wait until kubelet lists the devices of starting pods.
 
     Raises:
         ClusterError: The API refused or does not answer; POD_RESOURCES_UNAVAILABLE: kubelet does
@@ -37,14 +37,16 @@ def wait_for_usage(
         sleep=cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
+    listed_s = deps.clock.monotonic() + drain.LISTED_WITHIN_S
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
         usage = usage_now(deps.workloads.list, deps.allocations, gpus, deps.processes)
         undecided = order.undecided_pods(usage)
-        if is_last or not undecided:
+        is_over = is_last if usage.why_incomplete else deps.clock.monotonic() >= listed_s
+        if is_over or not undecided:
             break
-    if undecided:
+    if undecided and usage.why_incomplete:
         names = messages.listed([pod.key for pod in undecided])
         raise errors.ClusterError(
             f"{usage.why_incomplete}; no pod is evicted, because these may use other devices than "
@@ -103,15 +105,19 @@ def usage_now(
         ClusterError: The API refused or does not answer. A silent kubelet is no error.
         HardwareError: From ``processes``.
     """
-    known_ids = None if gpus is None else gpu_use.device_ids(gpus)
+    assigned, no_answer = None, ""
     try:
         assigned = allocations.assigned()
     except errors.ClusterError as error:
         _log.info("pod_resources_unavailable", error=error.message)
-        return gpu_use.Usage(
-            pods=list_pods(), assigned=None, no_answer=error.message, known_ids=known_ids
-        )
-    usage = gpu_use.Usage(pods=list_pods(), assigned=assigned, known_ids=known_ids)
+        no_answer = error.message
+    usage = gpu_use.Usage(
+        pods=list_pods(),
+        assigned=assigned,
+        no_answer=no_answer,
+        known_ids=None if gpus is None else gpu_use.device_ids(gpus),
+        resource_names=gpu_use.resource_names(gpus or ()),
+    )
     if usage.has_unknown_ids and processes is not None:
         return dataclasses.replace(usage, processes=processes())
     return usage

@@ -4,7 +4,7 @@
 demand and rollback all use it.
 
 A device that may be in use counts as in use: kubelet does not show the devices of a pod that
-starts, or of a running init container, so such a pod may have any.
+starts, or of a running init container, so such a pod may have any that its resource stands for.
 """
 
 import dataclasses
@@ -35,15 +35,26 @@ def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
     return frozenset(uuid for uuid in uuids if uuid)
 
 
+def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
+    """Return the resource of each device, by its id, that a plugin with strategy mixed names."""
+    names = {gpu.uuid: resources.GPU for gpu in gpus}
+    for device in (device for gpu in gpus for device in gpu.devices):
+        if device.uuid and (name := resources.of_profile(device.profile)):
+            names[device.uuid] = name
+    return names
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """The pods of a node, the devices that they use, and the processes that use its GPUs."""
 
     pods: tuple[pod_object.Pod, ...]  # all pods of the node, as the API lists them
     assigned: tuple[pod_object.PodDevices, ...] | None
-    """Kubelet's allocations; None: kubelet does not answer."""
-    no_answer: str = ""  # why kubelet does not answer
+    """Kubelet's allocations, or its last answer if it is silent now; None: it never answered."""
+    no_answer: str = ""  # why kubelet does not answer now
     known_ids: frozenset[str] | None = None  # see ``device_ids``
+    resource_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """See ``resource_names``; a device without a name here may have any."""
     processes: Processes | None = None  # None: unknown
 
     def users(
@@ -56,12 +67,12 @@ class Usage:
 
         ``daemons`` are paused or deleted for a change, and do not count.
 
-        A pod that requests a GPU and has no device in ``assigned`` counts: kubelet does not list
-        devices of ordinary init containers (PodResources v1). So does every pod that requests a
-        GPU where kubelet does not answer, and one whose device's id is unknown or no UUID. A pod
-        with ResourceClaims counts if they have such a device, or may have one because their
-        devices are not known. A pod that only kubelet knows counts as ``is_unlisted``: it was
-        deleted by force, or is static and has no mirror.
+        A pod that requests a GPU and has no device in ``assigned`` counts, unless its resource is
+        of another MIG profile: kubelet does not list devices of ordinary init containers
+        (PodResources v1). So does a pod whose device's id is unknown or no UUID, and one with
+        ResourceClaims if they have such a device, or if their devices are not known. A pod that
+        only kubelet knows counts as ``is_unlisted``: it was deleted by force, or is static and has
+        no mirror.
         """
         if affected is not None and not affected:
             return ()
@@ -81,15 +92,14 @@ class Usage:
     def undecided(
         self, affected: Collection[str], *, daemons: Sequence[client_table.ExtraClient] = ()
     ) -> tuple[pod_object.Pod, ...]:
-        """Return the pods that may or may not be users while kubelet's answer is incomplete.
+        """Return the users that kubelet may still exclude, because it lists no device of them yet.
 
         Empty if all devices are affected: then every pod with a GPU is a user.
         """
-        is_total = self.known_ids is not None and self.known_ids <= frozenset(affected)
-        if is_total or not self.why_incomplete:
+        if self.known_ids is not None and self.known_ids <= frozenset(affected):
             return ()
         users = self.users(affected, daemons=daemons)
-        return tuple(pod for pod in users if self.why_uncertain(pod))
+        return tuple(pod for pod in users if self.why_uncertain(pod) and self._may_be_listed(pod))
 
     @property
     def why_incomplete(self) -> str:
@@ -97,7 +107,7 @@ class Usage:
 
         A kubelet that starts lists no pod at first, and without its checkpoint no device.
         """
-        if self.assigned is None:
+        if self.no_answer or self.assigned is None:
             return self.no_answer or "kubelet does not answer"
         running = {
             pod.key
@@ -132,7 +142,7 @@ class Usage:
         if pod.claimed_ids and not _plugin_resources(pod):
             return ""
         if allocated is None or not allocated.device_ids:
-            is_silent = self.assigned is None
+            is_silent = self.no_answer or self.assigned is None
             return "kubelet does not answer" if is_silent else "kubelet lists no device of it yet"
         if pod.may_run_gpu_init:
             return "its init container may use any GPU"
@@ -204,11 +214,30 @@ class Usage:
             return True
         has_gpu = any(map(resources.is_device_or_shared, _plugin_resources(pod)))
         if not ids or pod.may_run_gpu_init or affected is None:
-            return has_gpu
+            return has_gpu and self._may_get(pod, affected)
         if not ids.isdisjoint(affected):
             return True
         # The ids of one pod can belong to several plugins, such as one for network cards.
         return has_gpu and not any(map(_DEVICE_UUID.fullmatch, ids))
+
+    def _may_get(self, pod: pod_object.Pod, affected: Collection[str] | None) -> bool:
+        """Return whether the resources of a pod may stand for one of the devices; None: any GPU.
+
+        A resource with the name of a MIG profile has devices of this profile only: NVIDIA's plugin
+        ignores other names (k8s-device-plugin, ``DisableResourceNamingInConfig``).
+        """
+        devices = filter(resources.is_device_or_shared, _plugin_resources(pod))
+        names = {*map(resources.base, devices)}
+        if affected is None or not all(map(resources.profile_of, names)):
+            return True
+        return any(self.resource_names.get(one) in {None, *names} for one in affected)
+
+    def _may_be_listed(self, pod: pod_object.Pod) -> bool:
+        """Return whether kubelet may list the devices of a pod later, and lists none now."""
+        allocated = self._allocations().get(pod.key)
+        is_listed = allocated is not None and (allocated.device_ids or allocated.claim_drivers)
+        is_starting = not (pod.has_gpu_init or pod.is_terminating)
+        return not is_listed and (is_starting or bool(self.why_incomplete))
 
     def _may_claim_gpu(self, pod: pod_object.Pod, allocated: pod_object.PodDevices | None) -> bool:
         """Return whether a pod has ResourceClaims for unknown devices that may be GPUs."""
