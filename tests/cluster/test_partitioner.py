@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, events, leader, partitioning
 from mig_manager.core.node import well_known
+from mig_manager.partitioner import announcer
 from tests import waiting
 from tests.cluster import clusters
 
@@ -79,10 +81,10 @@ def annotations(**values: str | None) -> clusters.Object:
     return {"metadata": {"annotations": values}}
 
 
-def publishing(kind: str) -> Act:
+def publishing(kind: str, name: str = "x") -> Act:
     event = {
         "metadata": {"generateName": "test-"},
-        "involvedObject": {"apiVersion": "v1", "kind": kind, "name": "x", "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name, "namespace": "default"},
         "reason": "Test",
     }
     return lambda kube: kube.post(clusters.EVENTS, event)
@@ -108,6 +110,12 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
         clock=host.SystemClock(),
     )
     assert own.campaign()
+    cluster = partitioning.Cluster(
+        kube, clock=host.SystemClock(), reporter="a", on_demand=lambda: None
+    )
+    with structlog.testing.capture_logs() as logs:
+        assert announcer.Announcer(cluster, own, host.SystemClock()).announce("Test", "sums")
+    assert logs == []
     own.release()
     lease = kube.get(f"{clusters.LEASES}/{NAME}")
     assert not lease["spec"].get("holderIdentity")
@@ -164,7 +172,10 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
                 patching({"metadata": {"finalizers": ["example.com/keep"]}}),
             ],
         ),
-        ("writes Events about nodes and pods alone", [publishing("Namespace")]),
+        (
+            "writes Events about nodes, pods and its own Lease alone",
+            [publishing("Namespace"), publishing("Lease"), publishing("Secret", NAME)],
+        ),
         (
             "writes its own Lease alone",
             [lambda kube: kube.post(clusters.LEASES, {"metadata": {"name": "other"}})],

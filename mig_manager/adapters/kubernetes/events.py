@@ -1,4 +1,4 @@
-"""Events about nodes and pods, as ``kubectl describe`` finds them."""
+"""Events about nodes, pods and Leases, as ``kubectl describe`` finds them."""
 
 import dataclasses
 from collections.abc import Mapping
