@@ -137,21 +137,24 @@ def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> tuple[model.GpuS
 
 
 def restore_persistence(job: jobs.Job, gpus: model.ObservedGpus) -> None:
-    """Switch on the persistence mode that a killed agent switched off for a reset."""
+    """Switch on the persistence mode that a killed agent switched off for a reset.
+
+    The journal keeps the GPUs where that fails, is not allowed, or that are unreachable.
+    """
     uuids = job.journal.entries.persistent_gpus
-    if uuids and job.deps.reset:
-        job.deps.reset.restore_persistence([gpu for gpu in gpus if gpu.uuid in uuids])
-    job.journal.note(persistent_gpus=())
+    present = [gpu for gpu in gpus if gpu.uuid in uuids]
+    if present and job.deps.reset and job.deps.reset.restore_persistence(present):
+        job.transaction().note_persistence([gpu.uuid for gpu in present], is_on=True)
 
 
 def roll_back(job: jobs.Job) -> str:
-    """Restore the snapshot in the journal, if there is one and no pod is affected.
+    """Restore the snapshot and the persistence mode in the journal, if no pod is affected.
 
     Returns:
         The result as part of a sentence; empty if there was nothing to do.
     """
     snapshot = job.journal.entries.snapshot
-    if not snapshot:
+    if not (snapshot or job.journal.entries.persistent_gpus):
         return ""
     try:
         now = job.deps.gpus.observe()

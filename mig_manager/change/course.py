@@ -251,11 +251,8 @@ class _Course:
         if self.deps.reset is None:
             raise _NotTriedError("no program resets a simulated GPU")
         try:
-            self.deps.reset.reset(
-                [self.gpu],
-                lambda uuids: self.journal.announce(persistent_gpus=uuids),
-                is_repair=True,
-            )
+            note = local.new_transaction(self.deps, self.journal).note_persistence
+            self.deps.reset.reset([self.gpu], note, is_repair=True)
         except errors.HostError as error:
             if error.reason in _CANNOT_RESET:
                 raise _NotTriedError(error.reason.value) from error

@@ -9,7 +9,7 @@ programs.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 import structlog
@@ -231,7 +231,7 @@ class Transaction:
             _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
             try:
                 if pending:
-                    self.reset.reset(pending, self._note_persistence_off)
+                    self.reset.reset(pending, self.note_persistence)
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
@@ -242,11 +242,13 @@ class Transaction:
     def _repair(self, uuids: frozenset[str]) -> Observed:
         faulty = self.gpus.observe().only(uuids)
         if self.reset is not None and faulty:
-            self.reset.reset(faulty, self._note_persistence_off, is_repair=True)
+            self.reset.reset(faulty, self.note_persistence, is_repair=True)
         return self.gpus.observe()
 
-    def _note_persistence_off(self, uuids: tuple[str, ...]) -> None:
-        self.journal.announce(persistent_gpus=uuids)
+    def note_persistence(self, uuids: Collection[str], *, is_on: bool) -> None:
+        """Note that the persistence mode of GPUs will be switched off, or is on again."""
+        others = [uuid for uuid in self.journal.entries.persistent_gpus if uuid not in uuids]
+        self.journal.announce(persistent_gpus=(*others, *(() if is_on else uuids)))
 
 
 @dataclasses.dataclass(slots=True)

@@ -262,13 +262,20 @@ class KeptFile(KeptText, Protocol):
         """Rename the file of an invalid text; return the new path."""
 
 
+class NotePersistence(Protocol):
+    """Notes which GPUs a reset has without persistence mode."""
+
+    def __call__(self, uuids: Collection[str], *, is_on: bool) -> object:
+        """Note that the persistence mode of GPUs will be switched off, or is on again."""
+
+
 class GpuReset(Protocol):
     """Resets GPUs with a pending MIG mode, or with a fault."""
 
     def reset(
         self,
         gpus: Sequence[model.Gpu],
-        note_persistence_off: Callable[[tuple[str, ...]], object],
+        note_persistence: NotePersistence,
         *,
         is_repair: bool = False,
     ) -> None:
@@ -276,8 +283,8 @@ class GpuReset(Protocol):
 
         Without ``is_repair``, a GPU without a pending mode or with instances is refused.
 
-        ``note_persistence_off`` is called with the UUIDs of GPUs before their persistence mode is
-        switched off, and with none once it is on again.
+        ``note_persistence`` is called before a persistence mode is switched off, and once it is on
+        again.
 
         Raises:
             HostError: IN_USE: processes use a GPU; the message names the known ones.
@@ -285,8 +292,8 @@ class GpuReset(Protocol):
                 this machine cannot reset a GPU.
         """
 
-    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
-        """Switch persistence mode on; a failure is only logged."""
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
+        """Switch persistence mode on; a failure is logged. Return whether it is on."""
 
 
 class HostServices(Protocol):

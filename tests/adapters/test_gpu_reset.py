@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import pytest
 
@@ -34,7 +34,7 @@ class Machine:
         self.tool = folder / "bin/nvidia-smi"
         self.proc = proc_tree.ProcTree(folder / "proc")
         self.noted: list[tuple[tuple[str, ...], bool]] = []
-        """GPUs about to be without persistence mode, and whether one has it then."""
+        """GPUs whose persistence mode is noted as on or off."""
         nvidia_smi.install(self.tool.parent, rig.state.path)
 
     def switch(self, *indices: int, mode: model.MigMode = ON) -> tuple[model.Gpu, ...]:
@@ -49,9 +49,10 @@ class Machine:
         smi = gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root)
         smi.reset(gpus, self._note, is_repair=is_repair)
 
-    def _note(self, uuids: tuple[str, ...]) -> None:
+    def _note(self, uuids: Collection[str], *, is_on: bool) -> None:
         kinds = {client.kind for client in self.state.read().clients}
-        self.noted.append((uuids, states.ClientKind.PERSISTENCE_MODE in kinds))
+        assert states.ClientKind.PERSISTENCE_MODE in kinds
+        self.noted.append((tuple(uuids), is_on))
 
     def refusal(self, gpus: Gpus, *, timeout_s: float = 60.0) -> errors.HostError:
         """Return the error of a reset that must reset no GPU."""
@@ -312,7 +313,18 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) ->
 
     kinds = {client.kind for client in machine.state.read().clients}
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
-    assert machine.noted == [((uuid,), True), ((), True)]
+    assert machine.noted == [((uuid,), False), ((uuid,), True)]
+
+
+def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: Machine) -> None:
+    uuid = machine.state.boards[0].uuid
+    machine.state.add_client(uuid, name="", kind=states.ClientKind.PERSISTENCE_MODE)
+    gpus = machine.switch(0)
+    machine.wrap('case "$*" in "-pm 1"*) exit 4;; esac')
+
+    machine.reset(gpus[:1])
+
+    assert machine.noted == [((uuid,), False)]
 
 
 # What the tool answers.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import hook_files, model, steps
+from mig_manager.core import hook_files, model, ports, steps
 from mig_manager.core.node import (
     claims,
     clients,
@@ -324,23 +324,25 @@ class FakeHost(_Port):
             )
         self._rig.services[name] = is_on
 
-    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
-        self._rig.without_persistence -= {gpu.uuid for gpu in gpus}
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
+        if not self._rig.refuses_persistence:
+            self._rig.without_persistence -= {gpu.uuid for gpu in gpus}
+        return not self._rig.refuses_persistence
 
     def reset(
         self,
         gpus: Sequence[model.Gpu],
-        note_persistence_off: Callable[[tuple[str, ...]], object],
+        note_persistence: ports.NotePersistence,
         *,
         is_repair: bool = False,
     ) -> None:
         assert is_repair or not any(gpu.gpu_instances for gpu in gpus)
         if self._rig.has_persistence:
-            note_persistence_off(tuple(gpu.uuid for gpu in gpus))
+            note_persistence([gpu.uuid for gpu in gpus], is_on=False)
             self._rig.without_persistence |= {gpu.uuid for gpu in gpus}
         self._rig.called("host.reset")
-        self._rig.without_persistence.clear()
-        note_persistence_off(())
+        if self._rig.has_persistence and self.restore_persistence(gpus):
+            note_persistence([gpu.uuid for gpu in gpus], is_on=True)
         if self._rig.reset_refusal:
             raise errors.HostError(self._rig.reset_refusal, reason=errors.Reason.RESET_REQUIRED)
         chosen = {gpu.uuid for gpu in gpus}

@@ -230,6 +230,8 @@ class NodeRig:
     refreshed: int = 0
     has_persistence: bool = False
     """Whether GPUs have persistence mode, without which they are reset."""
+    refuses_persistence: bool = False
+    """Whether it cannot be switched on."""
     without_persistence: set[str] = dataclasses.field(default_factory=set)
     """GPUs that have lost it."""
     saved: list[str] = dataclasses.field(default_factory=list)

@@ -228,6 +228,37 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resu
     assert rig.without_persistence == set()
 
 
+@pytest.mark.parametrize("obstacle", ["refused", "unreachable", "not allowed"])
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_persistence_mode_is_restored_once_that_is_possible(
+    obstacle: str, *, is_resumed: bool
+) -> None:
+    rig = scenes.node(layout="all-balanced")
+    uuid = rig.gpus[0].uuid
+    rig.without_persistence = {uuid}
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
+        config="all-balanced", boot_id=rig.boot_id, persistent_gpus=(uuid,)
+    ).to_json()
+    rig.has_reset = obstacle != "not allowed"
+    rig.refuses_persistence = obstacle == "refused"
+    rig.lost = {uuid} if obstacle == "unreachable" else set()
+
+    def serve() -> None:
+        if is_resumed:
+            scenes.resume(rig, "all-balanced")
+        else:
+            scenes.undo(rig)
+
+    serve()
+    assert rig.without_persistence == {uuid}
+    rig.has_reset, rig.refuses_persistence = True, False
+    rig.lost.clear()
+    serve()
+
+    assert rig.without_persistence == set()
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+
+
 def test_outdated_device_files_are_refreshed_by_a_new_agent() -> None:
     rig = scenes.node(layout="all-balanced")
     rig.refusing["host.refresh"] = errors.HostError(

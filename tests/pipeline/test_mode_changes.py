@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import outcomes, reconcile
-from mig_manager.core import model
+from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import library as simulated
@@ -65,14 +65,14 @@ class Node:
         )
 
     def reset(
-        self, gpus: Sequence[model.Gpu], note: gpu_reset.Note, *, is_repair: bool = False
+        self, gpus: Sequence[model.Gpu], note: ports.NotePersistence, *, is_repair: bool = False
     ) -> None:
         self.asked_to_reset.append([gpu.index for gpu in gpus])
         self.before_reset()
         self._reset.reset(gpus, note, is_repair=is_repair)
 
-    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
-        self._reset.restore_persistence(gpus)
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
+        return self._reset.restore_persistence(gpus)
 
     def request(self, why: str) -> None:
         assert why

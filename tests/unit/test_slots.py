@@ -1,9 +1,13 @@
 """Who may have which slot, decided from what was seen."""
 
+from typing import Any
+
 import pytest
 
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import node_object, well_known
+from mig_manager.core.records import journals
+from tests.unit import samples
 
 
 def slot(
@@ -50,10 +54,15 @@ def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
     assert index is None or slot(index).name == name
 
 
+def journal(**entries: Any) -> dict[str, str]:
+    return {well_known.JOURNAL_ANNOTATION: journals.Journal(config="a", **entries).to_json()}
+
+
 @pytest.mark.parametrize(
     "mark",
     [
         {"annotations": {well_known.JOURNAL_ANNOTATION: "{}"}},
+        {"annotations": journal(rebooted_from="boot-1")},
         {"taint_keys": frozenset({well_known.HOLD_TAINT})},
         {"labels": {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE}},
     ],
@@ -72,6 +81,8 @@ def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, object]) -
 
     assert slots.is_disrupted(view(mark))
     assert not slots.is_disrupted(view({}))
+    waiting = journal(snapshot=tuple(gpu.snapshot for gpu in samples.balanced()))
+    assert not slots.is_disrupted(view({"annotations": waiting}))
 
 
 def test_a_denial_names_the_nodes_that_hold_and_counts_the_rest() -> None:

@@ -8,13 +8,13 @@ import os
 import pathlib
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, programs
-from mig_manager.core import host_settings, messages, model, steps
+from mig_manager.core import host_settings, messages, model, ports, steps
 
 _MAX_BYTES = 4 * 2**20
 """Ten times the output for a GPU with seven instances and hundreds of processes."""
@@ -29,9 +29,6 @@ _NO_PERMISSION = 4
 _IN_USE = re.compile(r"in use by another|being used by", re.IGNORECASE)
 _UNSUPPORTED = re.compile(r"not supported", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\b", re.IGNORECASE)
-
-Note = Callable[[tuple[str, ...]], object]
-"""As ``note_persistence_off`` of ``ports.GpuReset``."""
 
 _log = structlog.get_logger()
 
@@ -94,13 +91,16 @@ class SmiReset:
     """For every reset command."""
     proc: pathlib.Path = procfs.ROOT
 
-    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
-        """Switch persistence mode on; a failure is only logged."""
-        if gpus:
-            self._set_persistence(gpus, is_on=True)
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
+        """Switch persistence mode on; a failure is logged. Return whether it is on."""
+        return not gpus or self._set_persistence(gpus, is_on=True)
 
     def reset(
-        self, gpus: Sequence[model.Gpu], note_persistence_off: Note, *, is_repair: bool = False
+        self,
+        gpus: Sequence[model.Gpu],
+        note_persistence: ports.NotePersistence,
+        *,
+        is_repair: bool = False,
     ) -> None:
         """Reset the GPUs whose MIG mode is still pending; for a repair all of them.
 
@@ -114,7 +114,7 @@ class SmiReset:
         for gpu in pending:
             self._require_free(gpu, statuses[gpu.uuid], is_repair=is_repair)
         if len(pending) > 1:
-            answer = self._try_reset(pending, note_persistence_off)
+            answer = self._try_reset(pending, note_persistence)
             after = self._query(pending)
             is_left = is_repair and answer.status != 0
             pending = [gpu for gpu in pending if is_left or after[gpu.uuid].is_pending]
@@ -126,7 +126,7 @@ class SmiReset:
                     output=answer.output,
                 )
         while pending:
-            done = self._reset(pending[:1], pending, note_persistence_off)
+            done = self._reset(pending[:1], pending, note_persistence)
             pending = [gpu for gpu in pending if gpu not in done]
 
     def _run(self, *arguments: str, timeout_s: float = _QUERY_TIMEOUT_S) -> programs.Finished:
@@ -183,7 +183,10 @@ class SmiReset:
         return [name for _, name in sorted({**status.processes, **openers}.items())]
 
     def _reset(
-        self, chosen: Sequence[model.Gpu], pending: Sequence[model.Gpu], note: Note
+        self,
+        chosen: Sequence[model.Gpu],
+        pending: Sequence[model.Gpu],
+        note: ports.NotePersistence,
     ) -> Sequence[model.Gpu]:
         """Reset GPUs and connected GPUs of ``pending`` in one command; return the reset GPUs."""
         done = self._try_reset(chosen, note)
@@ -211,7 +214,9 @@ class SmiReset:
             )
         return self._reset([*chosen, *linked_pending], pending, note)
 
-    def _try_reset(self, gpus: Sequence[model.Gpu], note: Note) -> programs.Finished:
+    def _try_reset(
+        self, gpus: Sequence[model.Gpu], note: ports.NotePersistence
+    ) -> programs.Finished:
         """Run one reset command; first switch off persistence mode that keeps a GPU open."""
         command = ("--gpu-reset", "-i", _bus_ids(gpus))
         done = self._run(*command, timeout_s=self.timeout_s)
@@ -221,17 +226,18 @@ class SmiReset:
             statuses = self._query(gpus)
             persistent = [gpu for gpu in gpus if statuses[gpu.uuid].is_persistent]
             if persistent:
-                note(tuple(gpu.uuid for gpu in persistent))
+                uuids = [gpu.uuid for gpu in persistent]
+                note(uuids, is_on=False)
                 self._set_persistence(persistent, is_on=False)
                 try:
                     done = self._run(*command, timeout_s=self.timeout_s)
                 finally:
-                    self._set_persistence(persistent, is_on=True)
-                    note(())
+                    if self._set_persistence(persistent, is_on=True):
+                        note(uuids, is_on=True)
         return done
 
-    def _set_persistence(self, gpus: Sequence[model.Gpu], *, is_on: bool) -> None:
-        """Set persistence mode; only log a failure: the reset shows whether it matters."""
+    def _set_persistence(self, gpus: Sequence[model.Gpu], *, is_on: bool) -> bool:
+        """Set persistence mode; log a failure, and return whether it was set."""
         uuids = [gpu.uuid for gpu in gpus]
         try:
             done = self._run("-pm", str(int(is_on)), "-i", _bus_ids(gpus))
@@ -239,8 +245,9 @@ class SmiReset:
                 raise done.failure(_REASON)
         except errors.HostError as error:
             _log.warning("persistence_mode_unchanged", gpus=uuids, error=error.message)
-        else:
-            _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
+            return False
+        _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
+        return True
 
     def _refusal(self, chosen: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
         if _IN_USE.search(done.output):

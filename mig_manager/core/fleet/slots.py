@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import messages
 from mig_manager.core.node import node_object, well_known
+from mig_manager.core.records import journals
 
 PREFIX = "mig-manager-slot-"
 _MOST_NAMED = 10  # nodes in a message before it counts the rest
@@ -125,9 +126,18 @@ def judge(
 
 
 def is_disrupted(view: node_object.NodeView) -> bool:
-    """Return whether a node has the marks of a running or interrupted change."""
+    """Return whether a node has the marks of a running or interrupted change.
+
+    A journal that only keeps what cannot be restored yet, such as the instances of an unreachable
+    GPU, is none.
+    """
+    text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
+    try:
+        is_blocked = bool(text) and journals.Journal.from_json(text or "").blocks_workloads
+    except ValueError:
+        is_blocked = True
     return (
-        bool(view.annotations.get(well_known.JOURNAL_ANNOTATION))
+        is_blocked
         or well_known.HOLD_TAINT in view.taint_keys
         or well_known.PAUSED_VALUE in view.labels.values()
     )
