@@ -45,13 +45,13 @@ DAEMON_SET = {
 
 
 class Driver:
-    """A node's driver: each new pod of it publishes the GPUs that it finds, once."""
+    """A node's driver: each new pod of it publishes the devices that it finds, once."""
 
     def __init__(
         self,
         cluster: cluster_view.ClusterView,
         kube: api.KubeApi,
-        observe: Callable[[], Iterable[model.Gpu]],
+        observe: Callable[[], Iterable[dict[str, Any]]],
         *,
         node: str = stages.NODE_NAME,
     ) -> None:
@@ -79,25 +79,23 @@ class Driver:
     def _publish(self, generation: int) -> None:
         with contextlib.suppress(responses.ApiError):
             self._kube.delete(f"{SLICES}/{self._node}-{NAME}")
-        listed = a_slice(self._node, *devices(self._observe()), generation=generation)
+        listed = a_slice(self._node, *self._observe(), generation=generation)
         self._kube.post(SLICES, listed)
 
 
 def devices(gpus: Iterable[model.Gpu]) -> list[dict[str, Any]]:
-    """Return the devices of the GPUs with the names that the driver gives them."""
+    """Return the devices of the GPUs, named by GPU and first slice."""
     return [
-        {
-            "name": f"gpu-{gpu.index}-mig-{instance.placement.start}",
-            "attributes": {
-                "uuid": {"string": ci.uuid},
-                "type": {"string": "mig"},
-                "profile": {"string": str(ci.profile)},
-            },
-        }
+        device(f"gpu-{gpu.index}-mig-{instance.placement.start}", ci.uuid or "", ci.profile)
         for gpu in gpus
         for instance in gpu.gpu_instances
         for ci in instance.compute_instances
     ]
+
+
+def device(name: str, uuid: str, profile: model.Profile) -> dict[str, Any]:
+    attributes = {"uuid": uuid, "type": "mig", "profile": str(profile)}
+    return {"name": name, "attributes": {key: {"string": it} for key, it in attributes.items()}}
 
 
 def a_slice(

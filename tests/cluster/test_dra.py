@@ -7,6 +7,7 @@ import contextlib
 import functools
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,13 @@ def run_with_limit(stage: agent_stage.Stage, name: str, device: str) -> None:
     stage.api.post(f"{path}/binding", {"metadata": {"name": name}, "target": target})
 
 
+def driver_of(stage: agent_stage.Stage) -> dra_driver.Driver:
+    def observe() -> list[dict[str, Any]]:
+        return dra_driver.devices(stage.gpus.observe())
+
+    return dra_driver.Driver(stage.cluster, stage.api, observe)
+
+
 def delete_all(kube: api.KubeApi, path: str) -> None:
     for each in kube.get(path)["items"]:
         kube.delete(f"{path}/{objects.name(each)}")
@@ -88,7 +96,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
     run: Callable[[agent_stage.Stage, str, str], None],
 ) -> None:
     with dra_stage(where, tmp_path) as stage:
-        driver = dra_driver.Driver(stage.cluster, stage.api, stage.gpus.observe)
+        driver = driver_of(stage)
         stage.wait(driver.play, "the DRA driver")
         for name, start in (("low", 0), ("high", 6)):
             run(stage, name, f"gpu-0-mig-{start}")
