@@ -255,6 +255,8 @@ class _Demand:
     others: demand.Amounts
     slices: int  # compute slices
     nodes: tuple[_Node, ...]
+    queue: list[tuple[tuple[int, float, int], Job]] = dataclasses.field(default_factory=list)
+    """Pending pods, the first in order first: by priority, then by age."""
 
 
 @functools.cache
@@ -285,7 +287,7 @@ class _Run:
         self._limits = limits
         self._times = times = cluster.times
         self._draw = random.Random(cluster.seed)  # noqa: S311 - no secret
-        self._pending: list[Job] = []
+        self._pending: dict[str, Job] = {}
         self._events: list[tuple[float, int, _EventKind, tuple[str, ...]]] = []
         self._sequence = itertools.count()
         self._burst = timing.Burst(quiet_s=times.quiet_s, longest_s=times.longest_wait_s)
@@ -320,7 +322,7 @@ class _Run:
     def _handle(self, kind: _EventKind, names: tuple[str, ...]) -> None:
         match kind:
             case _EventKind.ARRIVE:
-                bisect.insort(self._pending, self._jobs[names[0]], key=_rank)
+                self._enqueue(self._jobs[names[0]])
             case _EventKind.END:
                 self._end_pod(*names)
             case _EventKind.BEGIN:
@@ -355,27 +357,41 @@ class _Run:
             ),
         )
 
+    def _enqueue(self, job: Job) -> None:
+        rank = -job.pod.priority, job.at_s, next(self._sequence)
+        bisect.insort(self._demand[job.pod.uid].queue, (rank, job), key=lambda each: each[0])
+        self._pending[job.pod.uid] = job
+
     def _schedule(self) -> None:
-        failed: set[int] = set()
-        still = []
-        for job in self._pending:
-            uid, demanded = job.pod.uid, self._demand[job.pod.uid]
-            node = None if id(demanded) in failed else self._choose(demanded)
+        """Place pending pods in order; a pod that does not fit keeps back only its equals."""
+        heads = [
+            (demanded.queue[0][0], demanded)
+            for demanded in self._demands.values()
+            if demanded.queue
+        ]
+        heapq.heapify(heads)
+        while heads:
+            _, demanded = heapq.heappop(heads)
+            node = self._choose(demanded)
             if node is None:
-                failed.add(id(demanded))
-                still.append(job)
                 continue
-            node.used[uid] = [
-                idle.pop(self._draw.randrange(len(idle)))
-                for name, count in demanded.devices
-                for idle in itertools.repeat(node.idle[name], count)
-            ]
-            node.taken.update(dict(job.pod.needs.amounts))
-            node.slices += demanded.slices
-            node.known = None
-            self._result.waits[uid] = self._now_s - job.at_s
-            self._add(self._now_s + job.run_s, _EventKind.END, uid, node.origin.name)
-        self._pending = still
+            self._place(demanded.queue.pop(0)[1], demanded, node)
+            if demanded.queue:
+                heapq.heappush(heads, (demanded.queue[0][0], demanded))
+
+    def _place(self, job: Job, demanded: _Demand, node: _Node) -> None:
+        uid = job.pod.uid
+        node.used[uid] = [
+            idle.pop(self._draw.randrange(len(idle)))
+            for name, count in demanded.devices
+            for idle in itertools.repeat(node.idle[name], count)
+        ]
+        node.taken.update(dict(job.pod.needs.amounts))
+        node.slices += demanded.slices
+        node.known = None
+        del self._pending[uid]
+        self._result.waits[uid] = self._now_s - job.at_s
+        self._add(self._now_s + job.run_s, _EventKind.END, uid, node.origin.name)
 
     def _choose(self, demanded: _Demand) -> _Node | None:
         able = [node for node in demanded.nodes if node.has_room(demanded)]
@@ -430,7 +446,7 @@ class _Run:
         self._burst.clear()
         now = self._time()
         nodes = [node.publish() for node in self._nodes.values()]
-        pending = [job.pod for job in self._pending]
+        pending = [job.pod for job in self._pending.values()]
         decision = partitioning.decide(nodes, pending, limits, now=now, history=self._history)
         self._history = partitioning.remember(self._history, nodes, pending, decision, now=now)
         for change in decision.changes:
@@ -451,10 +467,6 @@ def _node(origin: partitioned.PartitionedNode) -> _Node:
     node = _Node(origin=origin, gpus=origin.gpus, others=others)
     node.list_idle()
     return node
-
-
-def _rank(job: Job) -> tuple[int, float]:
-    return -job.pod.priority, job.at_s
 
 
 def _goals(node: _Node, change: partitioning.Change) -> dict[str, model.DesiredGpu]:
