@@ -1,9 +1,7 @@
 """The commands of ``mig-manager``, a row for every command; ``program`` says what a row is."""
 
-from collections.abc import Sequence
-
 from mig_manager.cli import go_spellings
-from mig_manager.cli.toolkit import parser, program
+from mig_manager.cli.toolkit import program
 from mig_manager.core import node_settings
 
 _ENVIRONMENT = (
@@ -116,8 +114,3 @@ PROGRAM = program.Program(
     Everything about one command.
     """,
 )
-
-
-def parse(argv: Sequence[str]) -> dict[str, object]:
-    """Parse a command line, without the program's name; see ``parser.parse``."""
-    return parser.parse(PROGRAM, argv)

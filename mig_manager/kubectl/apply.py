@@ -20,8 +20,7 @@ _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
 
 class Settings(
-    settings.NodeSettings,
-    takes=f"layout node filename dry-run output {settings.COMMON}",
+    settings.NodeSettings, takes=f"layout node filename dry-run output {settings.COMMON}"
 ):
     """Settings of ``apply``."""
 

@@ -37,10 +37,7 @@ _OLD = (
 )
 
 
-class Settings(
-    settings.NodesSettings,
-    takes=f"node selector output {settings.COMMON}",
-):
+class Settings(settings.NodesSettings, takes=f"node selector output {settings.COMMON}"):
     """Settings of ``capacity``."""
 
 

@@ -24,10 +24,7 @@ With '-o yaml' it prints them for 'kubectl apply -f -'.
 """
 
 
-class Settings(
-    settings.NodesSettings,
-    takes=f"node selector output {settings.COMMON}",
-):
+class Settings(settings.NodesSettings, takes=f"node selector output {settings.COMMON}"):
     """Settings of ``device-classes``."""
 
 

@@ -24,10 +24,7 @@ _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
 """Moments that no Event shows, in chronological order."""
 
 
-class Settings(
-    settings.NodeSettings,
-    takes=f"node output {settings.COMMON}",
-):
+class Settings(settings.NodeSettings, takes=f"node output {settings.COMMON}"):
     """Settings of ``history``."""
 
 

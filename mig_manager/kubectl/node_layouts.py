@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 Document = Callable[[], layouts.Document]
 
 
-class Settings(
-    settings.NodeSettings,
-    takes=f"node filename config-map output {settings.COMMON}",
-):
+class Settings(settings.NodeSettings, takes=f"node filename config-map output {settings.COMMON}"):
     """Settings of ``layouts``."""
 
 

@@ -22,10 +22,7 @@ LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
 
-class Settings(
-    settings.NodesSettings,
-    takes=f"node selector watch output {settings.COMMON}",
-):
+class Settings(settings.NodesSettings, takes=f"node selector watch output {settings.COMMON}"):
     """Settings of ``status``."""
 
     is_watched: bool = options.declared(toolkit_settings.WATCH)
@@ -34,38 +31,27 @@ class Settings(
 def run(chosen: Settings, terminal: console.Console) -> int:
     """Show nodes, once or until q is pressed."""
     here = cluster.ClusterCommand(chosen, terminal)
-    if chosen.is_watched:
-        return _watch(chosen, terminal, here)
-    search = here.nodes(chosen.nodes)
-    result = _status_of(search, chosen, here)
-    draw = pictures if here.is_drawn(search) else table
-    return here.answer(
-        result.to_data,
-        lambda: draw(result, style=here.style),
-        is_good=result.is_good and not search.missing,
-    )
 
+    def status_of(search: cluster_reader.Search) -> tuple[Status, str]:
+        pods, is_drawn = cluster_reader.Pods(by_node=None), here.is_drawn(search)
+        # A table has no room for the pods of many nodes, and listing them is slow.
+        if is_drawn or chosen.output_format is not toolkit_settings.OutputFormat.TEXT:
+            pods = here.reader.pods(search.names)
+        result = Status(reports=search.reports, pods=pods, now=here.now)
+        return result, (pictures if is_drawn else table)(result, style=here.style)
 
-def _status_of(
-    search: cluster_reader.Search, chosen: Settings, here: cluster.ClusterCommand
-) -> "Status":
-    pods = cluster_reader.Pods(by_node=None)
-    # A table has no room for the pods of many nodes, and listing them is slow.
-    if here.is_drawn(search) or chosen.output_format is not toolkit_settings.OutputFormat.TEXT:
-        pods = here.reader.pods(search.names)
-    return Status(reports=search.reports, pods=pods, now=here.now)
-
-
-def _watch(chosen: Settings, terminal: console.Console, here: cluster.ClusterCommand) -> int:
+    if not chosen.is_watched:
+        search = here.nodes(chosen.nodes)
+        result, text = status_of(search)
+        is_good = result.is_good and not search.missing
+        return here.answer(result.to_data, lambda: text, is_good=is_good)
     from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
 
     live.require_text(chosen.output_format.value)
 
     def refresh() -> live.View:
         style, search = here.style, here.find(chosen.nodes)
-        result = _status_of(search, chosen, here)
-        draw = pictures if here.is_drawn(search) else table
-        blocks = [draw(result, style=style)]
+        blocks = [status_of(search)[1]]
         # Events cost a request per node, and their table does not name it.
         if len(search.reports) == 1:
             past = history.history(here.reader, search.reports[0], now=here.now)

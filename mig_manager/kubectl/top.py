@@ -26,8 +26,7 @@ status' prints all nodes once.
 
 
 class Settings(
-    settings.NodesSettings,
-    takes=f"node selector filename config-map {settings.COMMON}",
+    settings.NodesSettings, takes=f"node selector filename config-map {settings.COMMON}"
 ):
     """Settings of ``top``."""
 

@@ -6,8 +6,7 @@ from mig_manager.kubectl import cluster, plan, settings
 
 
 class Settings(
-    settings.PluginSettings,
-    takes=f"layout selector filename config-map output {settings.COMMON}",
+    settings.PluginSettings, takes=f"layout selector filename config-map output {settings.COMMON}"
 ):
     """Settings of ``validate``."""
 

@@ -9,13 +9,14 @@ from mig_manager.cli.commands import (
     doctor_report,
     doctor_settings,
 )
+from mig_manager.cli.toolkit import parser
 
 pytestmark = pytest.mark.gpu
 
 
 def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
     settings = doctor_settings.DoctorSettings.read(
-        registry.parse(["doctor", "--timeout-s", "60"]), {}
+        parser.parse(registry.PROGRAM, ["doctor", "--timeout-s", "60"]), {}
     )
 
     report = doctor_examination.examine(

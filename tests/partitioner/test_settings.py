@@ -6,6 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.cli import registry
+from mig_manager.cli.toolkit import parser
 from mig_manager.core.fleet import partitioning
 from mig_manager.core.node import selectors
 from mig_manager.partitioner import settings
@@ -13,7 +14,9 @@ from tests.unit import samples
 
 
 def read(*words: str, **environ: str) -> settings.PartitionerSettings:
-    return settings.PartitionerSettings.read(registry.parse(["partitioner", *words]), environ)
+    return settings.PartitionerSettings.read(
+        parser.parse(registry.PROGRAM, ["partitioner", *words]), environ
+    )
 
 
 def test_defaults_recommend_on_a_tenth_of_the_opted_in_nodes() -> None:

@@ -14,6 +14,7 @@ from mig_manager.adapters.host import process
 from mig_manager.agent import settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import gpu_settings
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import options
 from mig_manager.core.node import policies
 
@@ -66,7 +67,7 @@ def declared() -> Iterator[Any]:
 
 
 def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
-    parsed = registry.parse([name, *argv])
+    parsed = parser.parse(registry.PROGRAM, [name, *argv])
     found = registry.PROGRAM.settings(parsed, {"HOME": "/h", **environ})
     # A flag of doctor also demands that there is a cluster.
     if name == "support-bundle":
@@ -150,7 +151,9 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
 def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
     both = frozenset({"a.b/c", "d"})
     variable = {"MIG_MANAGER_STARTUP_TAINT": "a.b/c, d"}
-    parsed = registry.parse(["agent", "--startup-taint", "a.b/c", "--startup-taint=d"])
+    parsed = parser.parse(
+        registry.PROGRAM, ["agent", "--startup-taint", "a.b/c", "--startup-taint=d"]
+    )
 
     assert agent(variable).policy.startup_taints == both
     assert settings.AgentSettings.read(parsed, AGENT).policy.startup_taints == both

@@ -12,6 +12,7 @@ from mig_manager.cli.commands import (
     doctor_report,
     doctor_settings,
 )
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -64,7 +65,8 @@ class Patient:
 
     def settings(self, *argv: str, **changes: object) -> doctor_settings.DoctorSettings:
         settings = doctor_settings.DoctorSettings.read(
-            registry.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
+            parser.parse(registry.PROGRAM, ["doctor", *self.argv, *argv]),
+            {"HOME": str(self.folder)},
         )
         return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 

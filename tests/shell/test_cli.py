@@ -7,6 +7,7 @@ import pytest
 
 from mig_manager.agent import settings
 from mig_manager.cli import registry
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import yaml_tree
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -286,7 +287,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
     argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
 
-    chosen = settings.AgentSettings.read(registry.parse(argv), {})
+    chosen = settings.AgentSettings.read(parser.parse(registry.PROGRAM, argv), {})
 
     assert chosen.node_name == "n1"
     assert len(chosen.not_needed) == 5

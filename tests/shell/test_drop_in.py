@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.toolkit import settings
+from mig_manager.cli.toolkit import parser, settings
 from tests import programs
 from tests.shell.commandline import Shell
 
@@ -101,7 +101,9 @@ TYPED: Mapping[str, Callable[[str], object]] = {
 
 
 def settings_of(argv: list[str], environ: Mapping[str, str]) -> Any:
-    return registry.PROGRAM.settings(registry.parse(argv), {"HOME": "/"} | dict(environ))
+    return registry.PROGRAM.settings(
+        parser.parse(registry.PROGRAM, argv), {"HOME": "/"} | dict(environ)
+    )
 
 
 @pytest.mark.parametrize(("row", "argv", "environ"), SPELLINGS)

@@ -7,6 +7,7 @@ import pytest
 
 from mig_manager.agent import settings
 from mig_manager.cli import registry
+from mig_manager.cli.toolkit import parser
 from tests.shell.commandline import Shell
 
 LINES = [
@@ -65,4 +66,4 @@ def test_an_example_is_a_command_line_that_the_program_takes(line: str) -> None:
     if words[1] == "help":
         registry.PROGRAM.command(words[2])
     else:
-        assert registry.parse(words[1:])["command"] == words[1]
+        assert parser.parse(registry.PROGRAM, words[1:])["command"] == words[1]

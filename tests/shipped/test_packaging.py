@@ -18,6 +18,7 @@ import pytest
 
 import mig_manager
 from mig_manager.cli import registry
+from mig_manager.cli.toolkit import parser
 from tests import contract, programs
 from tests.shipped import conftest, locks
 from tests.shipped.dockerfile import instructions
@@ -176,7 +177,7 @@ def test_image_starts_the_agent_and_has_nvidias_names() -> None:
     stages = instructions("FROM")
 
     assert instructions("ENTRYPOINT") == ['["mig-manager"]']
-    assert registry.parse(json.loads(command))["command"] == "agent"
+    assert parser.parse(registry.PROGRAM, json.loads(command))["command"] == "agent"
     assert made.endswith("&& ln -s mig-manager /opt/mig-manager/bin/nvidia-mig-parted")
     assert image_labels["org.opencontainers.image.version"] == mig_manager.__version__
     assert image_labels["org.opencontainers.image.licenses"] == "Apache-2.0"

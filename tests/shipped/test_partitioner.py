@@ -8,6 +8,7 @@ import yaml
 import mig_manager
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.cli import registry
+from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import settings
 from tests.shipped.overlays import kustomize, overlay
 from tests.shipped.unit_files import Asked
@@ -42,7 +43,7 @@ def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
             for each in container["env"]
         }
     )
-    parsed = registry.parse(container["args"])
+    parsed = parser.parse(registry.PROGRAM, container["args"])
     assert parsed["command"] == "partitioner"
     return settings.PartitionerSettings.read(parsed, environ), environ
 

@@ -14,6 +14,7 @@ import pytest
 from mig_manager.agent import settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import boot
+from mig_manager.cli.toolkit import parser
 from tests.programs import run
 from tests.shipped.unit_files import (
     BOOT,
@@ -37,7 +38,7 @@ NO_SYSTEMD = pytest.mark.skipif(
 
 
 def boot_settings(environ: Mapping[str, str]) -> boot.Settings:
-    parsed = registry.parse(unit_command_line(BOOT))
+    parsed = parser.parse(registry.PROGRAM, unit_command_line(BOOT))
     assert parsed["command"] == "boot"
     return boot.Settings.read(parsed, environ)
 

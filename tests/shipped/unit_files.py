@@ -8,6 +8,7 @@ from typing import Any
 
 from mig_manager.agent import settings
 from mig_manager.cli import registry
+from mig_manager.cli.toolkit import parser
 from mig_manager.kubectl import registry as plugin
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,7 +33,7 @@ class Asked(dict[str, str]):
 
 
 def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
-    parsed = registry.parse(command_line)
+    parsed = parser.parse(registry.PROGRAM, command_line)
     assert parsed["command"] == "agent"
     return settings.AgentSettings.read(parsed, environ)
 

@@ -65,7 +65,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
             raise errors.UsageError("--dry-run shows no effect of --skip-reset; give one")
         return plan.run(chosen, terminal)
     here = gpus.GpuCommand(chosen, terminal)
-    dependencies = here.access.dependencies(
+    dependencies = here.dependencies(
         {
             "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(process.packaged_config()),
             "MIG_PARTED_SKIP_RESET": str(chosen.is_reset_skipped).lower(),

@@ -51,7 +51,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if chosen.hooks_file:
         terminal.note(f"{chosen.hooks_file} is ignored: boot runs no hooks")
     result = boot.boot(
-        here.access.dependencies(),
+        here.dependencies(),
         here.layout if chosen.layouts or chosen.config_file else None,
         driver_timeout_s=chosen.driver_timeout_s,
     )

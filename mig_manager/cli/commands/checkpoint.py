@@ -14,10 +14,7 @@ Replaces the file atomically.
 """
 
 
-class Settings(
-    gpu_settings.GpuSettings,
-    takes=f"checkpoint-file {gpu_settings.ON_GPUS}",
-):
+class Settings(gpu_settings.GpuSettings, takes=f"checkpoint-file {gpu_settings.ON_GPUS}"):
     """Settings of ``checkpoint``."""
 
 
@@ -28,7 +25,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.core.records import checkpoint
 
     here = gpus.GpuCommand(chosen, terminal)
-    file, observed = here.checkpoint_file(), here.access.observed
+    file, observed = here.checkpoint_file(), here.observed
     files.write_output(pathlib.Path(file), checkpoint.render(observed))
     here.warn_unreachable(observed.unreachable, "it is not in the checkpoint")
     terminal.say("MIG configuration checkpointed successfully")

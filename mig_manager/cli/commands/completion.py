@@ -27,10 +27,7 @@ For fish.
 """
 
 
-class Settings(
-    gpu_settings.GpuSettings,
-    takes="shell layouts config-file lenient debug",
-):
+class Settings(gpu_settings.GpuSettings, takes="shell layouts config-file lenient debug"):
     """Settings of ``completion``."""
 
     shell: str | None = options.text(

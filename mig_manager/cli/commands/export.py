@@ -17,8 +17,7 @@ As JSON, under another name.
 
 
 class Settings(
-    gpu_settings.GpuSettings,
-    takes=f"config-label placements {gpu_settings.ON_GPUS} output-format",
+    gpu_settings.GpuSettings, takes=f"config-label placements {gpu_settings.ON_GPUS} output-format"
 ):
     """Settings of ``export``."""
 
@@ -43,7 +42,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.core.layout import layouts
 
     here = gpus.GpuCommand(chosen, terminal)
-    observed = here.access.observed
+    observed = here.observed
     layout = layouts.export(
         observed, name=chosen.config_label, has_placements=chosen.has_placements
     )

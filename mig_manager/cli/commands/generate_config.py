@@ -54,7 +54,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if chosen.products:
         kinds = hardware.kinds(chosen.products, warn=terminal.note)
     else:
-        kinds = generator.kinds_of(here.access.observed)
+        kinds = generator.kinds_of(here.observed)
     generated = generator.layouts_of(kinds, has_all_maximal=chosen.has_all_maximal)
     text = console.rendered(layouts.render(generated.values()), chosen.output_format.value)
     if chosen.output_file is None or chosen.output_file == console.STANDARD_OUTPUT:

@@ -14,14 +14,12 @@ from mig_manager.core.planner import vgpus
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
 
-class GpuCommand:
-    """A command on this machine's GPUs, with its settings and its terminal."""
+class GpuCommand(gpu_access.GpuAccess):
+    """A command on this machine's GPUs, with its adapters."""
 
     def __init__(self, chosen: gpu_settings.GpuSettings, terminal: console.Console) -> None:
-        self._chosen = chosen
-        self._terminal = terminal
+        super().__init__(chosen, terminal)
         terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
-        self.access = gpu_access.GpuAccess(chosen, terminal)
         self.style = terminal.style(chosen.colour)
         self.is_wide = chosen.output_format is settings.OutputFormat.WIDE
         self.scope = plans.Scope.MODE_ONLY if chosen.is_mode_only else plans.Scope.ALL
@@ -34,7 +32,7 @@ class GpuCommand:
         is_good: bool = True,
     ) -> int:
         """Write the answer in the chosen format, and return the exit status."""
-        self._terminal.answer(self._chosen.output_format.value, data, text)
+        self._terminal.answer(self.settings.output_format.value, data, text)
         return console.DONE if is_good else console.FAILED
 
     def layout(self) -> layouts.Layout:
@@ -45,13 +43,13 @@ class GpuCommand:
             LayoutError: The name is unknown (UNKNOWN_CONFIG).
             UsageError: No layout is named, and the document has several.
         """
-        chosen = self._chosen
+        chosen = self.settings
         if chosen.pods_layouts and chosen.layouts:
             layout, warnings = served_layouts.find(
                 chosen.layouts[0],
                 files.ConfigFile(str(chosen.config_file)),
                 chosen.pods_layouts,
-                lambda: self.access.observed,
+                lambda: self.observed,
             )
             self.warn(warnings)
             return layout
@@ -70,7 +68,7 @@ class GpuCommand:
     def _generated(self, name: str, source: layouts.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
         try:
-            gpus = self.access.observed
+            gpus = self.observed
         except errors.HardwareError:
             return source.layout(name)
         every = served.merged(source, served.generated(gpus), is_default=False)
@@ -82,14 +80,14 @@ class GpuCommand:
         return self._terminal.layout_file(
             file or str(packaged),
             source=file or f"built-in {packaged.name}",
-            is_lenient=self._chosen.is_lenient,
+            is_lenient=self.settings.is_lenient,
         )
 
     def checkpoint_file(self) -> str:
         """Return the named checkpoint; UsageError without one."""
-        if self._chosen.checkpoint_file is None:
+        if self.settings.checkpoint_file is None:
             raise errors.UsageError("name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE")
-        return self._chosen.checkpoint_file
+        return self.settings.checkpoint_file
 
     def note_changes(self, rounds: Sequence[plans.Planned]) -> None:
         """Summarize what was changed, for people."""

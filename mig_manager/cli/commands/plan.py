@@ -34,8 +34,8 @@ def run(chosen: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     from mig_manager.core.layout import plans
 
     here = gpus.GpuCommand(chosen, terminal)
-    layout, users = here.layout(), here.access.pods_by_device()
-    observed = here.access.gpus().observe()
+    layout, users = here.layout(), here.pods_by_device()
+    observed = here.gpus().observe()
     result = plans.plan(observed, layout, scope=here.scope, users=users)
     status = here.answer(
         result.to_data, lambda: gpu_report.plan(result, is_wide=here.is_wide, style=here.style)

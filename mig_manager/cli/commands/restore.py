@@ -35,7 +35,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     here = gpus.GpuCommand(chosen, terminal)
     file = here.checkpoint_file()
     source = files.ConfigFile(file)
-    dependencies = here.access.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
+    dependencies = here.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
     result = apply.restore(dependencies, source, scope=here.scope)
     status = here.answer(result.to_data, lambda: "MIG configuration restored successfully")
     here.warn_unreachable(result.gpus.unreachable, "nothing was restored on it")

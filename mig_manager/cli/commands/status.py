@@ -41,9 +41,9 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
     here = gpus.GpuCommand(chosen, terminal)
     if not chosen.is_watched:
-        result = plans.Status(gpus=here.access.gpus().observe())
+        result = plans.Status(gpus=here.gpus().observe())
         if chosen.output_format is not settings.OutputFormat.TEXT:
-            result = dataclasses.replace(result, processes=here.access.processes())
+            result = dataclasses.replace(result, processes=here.processes())
         return here.answer(
             result.to_data,
             lambda: gpu_report.status(result, is_wide=here.is_wide, style=here.style),
@@ -52,12 +52,12 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.cli.toolkit import live
 
     live.require_text(chosen.output_format.value)
-    reader = here.access.gpus()
+    reader = here.gpus()
 
     def refresh() -> live.View:
         text, lines = gpu_report.live_status(
-            plans.Status(gpus=reader.observe(), processes=here.access.processes()),
-            pods=here.access.pods_by_device() or {},
+            plans.Status(gpus=reader.observe(), processes=here.processes()),
+            pods=here.pods_by_device() or {},
             changed_by=lock_file.owner(chosen.lock_file),
             is_wide=here.is_wide,
             style=terminal.style(chosen.colour),

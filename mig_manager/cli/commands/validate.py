@@ -79,7 +79,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
             )
         elif not chosen.is_portable:
             fits = validate.against_node(
-                selected, source=source, gpus=here.access.observed, others=others
+                selected, source=source, gpus=here.observed, others=others
             )
         return validation.ValidatedFile(
             document=document, fits=fits, checks_portability=chosen.is_portable
