@@ -16,7 +16,7 @@ from mig_manager.agent import host, jobs, publish
 from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import clients, node_object, well_known
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, requests, status
 
@@ -120,7 +120,7 @@ def is_possible(
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
     try:
-        return not _name_affected(deps, planner.restore(now, snapshot), now)
+        return not survey.name_users(deps, planner.restore(now, snapshot), now)
     except errors.LayoutError as error:
         _log.warning("rollback_impossible", error=error.message)
         return False
@@ -169,7 +169,10 @@ def roll_back(job: jobs.Job) -> str:
         job.journal.begin_rollback()
         pods = job.deps.workloads.list()
         paused = pausing.pause(
-            dataclasses.replace(job, cancel=Uninterrupted(job.deps)), plan, pods
+            dataclasses.replace(job, cancel=Uninterrupted(job.deps)),
+            plan,
+            pods,
+            survey.extra_clients(job.deps),
         )
         try:
             # From now on kubelet cannot assign a device.
@@ -191,15 +194,9 @@ def roll_back(job: jobs.Job) -> str:
 
 
 def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
-    pods = _name_affected(deps, plan, now)
+    pods = survey.name_users(deps, plan, now)
     if pods:
         raise errors.DrainError(f"pods use devices that would be removed: {pods}")
-
-
-def _name_affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
-    """Name the pods that use, or may use, devices to be destroyed."""
-    usage = survey.usage_now(deps.workloads.list, deps.allocations, now, deps.processes)
-    return usage.named(usage.users(clients.affected_ids(plan, now)))
 
 
 class Uninterrupted:

@@ -11,7 +11,7 @@ from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
 from tests.node.scenes import LAYOUT, assert_ends
-from tests.node.swept_scenes import IMPOSSIBLE, assert_says_the_truth
+from tests.node.swept_scenes import EXTRA_CLIENTS, IMPOSSIBLE, assert_says_the_truth
 
 
 def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
@@ -115,9 +115,10 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
 
 
-def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
+def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
+    """Return a node whose rollback has failed, its GPUs before, and a device of the change."""
     rig = scenes.busy_node()
-    had = {gi.placement for gi in rig.gpus[0].gpu_instances}
+    before, had = rig.gpus, {gi.placement for gi in rig.gpus[0].gpu_instances}
     created: list[steps.Step] = []
 
     def refuse_after_one_creation(step: steps.Step) -> Exception | None:
@@ -136,6 +137,11 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
         if gi.placement not in had
         for ci in gi.compute_instances
     )
+    return rig, before, odd
+
+
+def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
+    rig, _, odd = odd_node()
     rig.add_pod("newcomer", devices=frozenset({odd}))
     gpus = rig.gpus
 
@@ -145,6 +151,29 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     assert "default/newcomer" in outcome.message
     assert outcome.should_retry
     assert "newcomer" in rig.pod_names
+
+
+def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
+    rig, before, odd = odd_node()
+    rig.extra_clients = EXTRA_CLIENTS
+    uid = rig.add_pod(
+        "watcher", devices=frozenset({odd}), labels={"app": "watcher"}, owner_kind="DaemonSet"
+    )
+
+    scenes.resume(rig, "too-much")
+
+    assert scenes.is_as_before(rig, before)
+    assert uid not in rig.pods
+    scenes.assert_nothing_taken(rig)
+
+
+def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None:
+    rig, before, _ = odd_node()
+    rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
+
+    assert not scenes.undo(rig)
+
+    assert scenes.is_as_before(rig, before)
 
 
 def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:

@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent.pods import drain
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.node import gpu_use, pod_object
+from mig_manager.core.node import client_table, clients, gpu_use, pod_object
 
 _log = structlog.get_logger()
 
@@ -89,6 +89,27 @@ def require_idle(
     wait.retry(check, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
     # The query has used the worker that was started ahead.
     deps.standby.expect_change()
+
+
+def name_users(deps: ports.Dependencies, plan: steps.Plan, gpus: Sequence[model.Gpu]) -> str:
+    """Name the pods that use, or may use, devices that a plan destroys, if none may be evicted.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        HardwareError: The driver does not list the processes of pods whose devices no GPU has.
+    """
+    usage = usage_now(deps.workloads.list, deps.allocations, gpus, deps.processes)
+    affected = clients.affected_ids(plan, gpus)
+    return usage.named(usage.users(affected, daemons=extra_clients(deps)))
+
+
+def extra_clients(deps: ports.Dependencies) -> tuple[client_table.ExtraClient, ...]:
+    """Return the owner's GPU clients; none if the list is invalid, so that a rollback can run."""
+    try:
+        return deps.extra_clients()
+    except errors.ConfigError as error:
+        _log.warning("extra_clients_not_read", error=error.message)
+        return ()
 
 
 def usage_now(
