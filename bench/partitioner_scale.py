@@ -2,9 +2,10 @@
 
     python -m bench.partitioner_scale [--sizes 1000x1000 10000x10000] [--profile]
 
-Every node has eight A100 with random maximal layouts. One pod uses each of nine in ten instances,
-so hardly two nodes are equal. The pending pods request one to three devices, in three pools, with
-a few amounts of CPU; ``--unequal`` gives each pod its own.
+Every node has eight A100 with random maximal layouts, so hardly two nodes are equal. One pod uses
+each instance of a profile that pending pods request, and half of the others; one GPU in twenty is
+idle. The pending pods request one to three devices, in three pools, with a few amounts of CPU;
+``--unequal`` gives each pod its own.
 
 ``read`` is the time to parse all objects, ``first`` the first decision of a leader, ``next`` the
 decision after one node and one pod of a hundred have changed. ``peak`` is of the whole process.
@@ -34,7 +35,9 @@ from mig_manager.core.records import capacity, gpu_codec
 
 _PRODUCT = "A100-SXM4-40GB"
 _GPUS = 8
-_IN_USE = 0.9
+_IDLE_GPUS = 0.05
+_IN_USE = 0.5
+"""Of the profiles that no pending pod requests."""
 _CHURN = 0.01
 _POOLS = ("a", "b", "c")
 _PROFILES = ("1g.5gb", "1g.5gb", "1g.5gb", "2g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
@@ -74,16 +77,24 @@ class Objects:
             pending_mode=model.MigMode.ENABLED,
         )
         self._layouts = planning.maximal(self._gpu)
+        self._idle = [
+            layout
+            for layout in self._layouts
+            if not any(str(spec.profile) in _PROFILES for spec, _ in layout)
+        ]
 
     def node(self, number: int) -> Object:
         """Return a node, whose instances in use have pods (``bound``)."""
-        gpus = [self._gpu_of(number, index) for index in range(_GPUS)]
-        in_use = {
-            gpu.uuid: frozenset(
-                gi.placement for gi in gpu.gpu_instances if self._draw.random() < _IN_USE
+        gpus, in_use = [], {}
+        for index in range(_GPUS):
+            is_idle = self._draw.random() < _IDLE_GPUS
+            gpu = self._gpu_of(number, index, self._idle if is_idle else self._layouts)
+            in_use[gpu.uuid] = frozenset(
+                gi.placement
+                for gi in gpu.gpu_instances
+                if str(gi.profile) in _PROFILES or (not is_idle and self._draw.random() < _IN_USE)
             )
-            for gpu in gpus
-        }
+            gpus.append(gpu)
         counts: dict[str, int] = {"cpu": 128, "memory": 1 << 40, "pods": 110}
         for gpu in gpus:
             for device in gpu.devices:
@@ -159,8 +170,8 @@ class Objects:
             "status": status,
         }
 
-    def _gpu_of(self, number: int, index: int) -> model.Gpu:
-        layout = self._draw.choice(self._layouts)
+    def _gpu_of(self, number: int, index: int, layouts: Sequence[planning.Layout]) -> model.Gpu:
+        layout = self._draw.choice(layouts)
         uuid = f"GPU-{number:08x}-0000-0000-0000-{index:012x}"
         gpu = dataclasses.replace(self._gpu, index=index, uuid=uuid)
         return planning.filled(gpu, layout)

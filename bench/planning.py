@@ -21,7 +21,7 @@ _NODES = 15
 _SLOWEST = 40
 _RETRIES = 4
 
-_Layout = tuple[tuple[model.GpuInstanceProfile, model.Placement], ...]
+Layout = tuple[tuple[model.GpuInstanceProfile, model.Placement], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,10 @@ def measure() -> Iterator[Planned]:
         yield _measure(f"{name}{more}", gpu, chance)
 
 
-def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
+def maximal(gpu: model.Gpu) -> tuple[Layout, ...]:
     """Return every maximal layout of a GPU, one arrangement for each set of profiles."""
     capacity = placement.Capacity(gpu.profiles or ())
-    layouts: dict[tuple[str, ...], _Layout] = {}
+    layouts: dict[tuple[str, ...], Layout] = {}
     spots = [(spec, place) for spec in capacity.specs for place in spec.placements]
 
     def grow(chosen: tuple[int, ...], occupied: int) -> None:
@@ -87,7 +87,7 @@ def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
 def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
     layouts = maximal(gpu)
 
-    def pair_s(before: _Layout, after: _Layout) -> float:
+    def pair_s(before: Layout, after: Layout) -> float:
         return _timed([filled(gpu, before)], {gpu.uuid: _desired(after)}, frozenset())
 
     pairs = list(itertools.permutations(layouts, 2))
@@ -110,7 +110,7 @@ def _measure(name: str, gpu: model.Gpu, chance: random.Random) -> Planned:
     )
 
 
-def _node(gpu: model.Gpu, layouts: Sequence[_Layout], chance: random.Random) -> float:
+def _node(gpu: model.Gpu, layouts: Sequence[Layout], chance: random.Random) -> float:
     """Plan a node whose GPUs differ, so that no result of one serves another."""
     gpus, desired = [], {}
     for index in range(_NODE_GPUS):
@@ -130,7 +130,7 @@ def _timed(
     return time.perf_counter() - since
 
 
-def filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
+def filled(gpu: model.Gpu, layout: Layout) -> model.Gpu:
     """Return a GPU with the instances of a layout."""
     instances = tuple(
         model.GpuInstance(
@@ -152,10 +152,10 @@ def filled(gpu: model.Gpu, layout: _Layout) -> model.Gpu:
     return dataclasses.replace(gpu, gpu_instances=instances)
 
 
-def _desired(layout: _Layout) -> model.DesiredGpu:
+def _desired(layout: Layout) -> model.DesiredGpu:
     devices = collections.Counter(spec.profile for spec, _ in layout)
     return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
 
-def _described(layout: _Layout) -> str:
+def _described(layout: Layout) -> str:
     return " ".join(str(spec.profile) for spec, _ in layout)
