@@ -1,6 +1,6 @@
 """Keep messages for people short: name a few of many, and cut at a word."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def printable(text: str, instead: str = "?") -> str:
@@ -44,6 +44,11 @@ def by_cause(causes: Iterable[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = {}
     for name, cause in causes:
         names.setdefault(cause, []).append(name)
+    return grouped(names)
+
+
+def grouped(names: Mapping[str, Sequence[str]]) -> str:
+    """Name things, which are grouped by their cause, as ``by_cause``."""
     groups = [listed(each) + (f" ({cause})" if cause else "") for cause, each in names.items()]
     more = sum(map(len, list(names.values())[_MOST_NAMED:]))
     return "; ".join(groups[:_MOST_NAMED]) + (f"; {more} more" if more else "")

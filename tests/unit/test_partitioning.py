@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import batch, partitioning, waiting
+from mig_manager.core.fleet import batch, offers, partitioning, waiting
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import well_known
 from tests.unit import partitions, samples
@@ -426,8 +426,9 @@ def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:
     ]
     storm = batch.Batch(*partitions.seen(nodes, pods), {})
     assert len(storm.needs) == (5 if are_alike else 500)
-    for each in storm.nodes:
-        offer = storm.offer(each, range(500))
+    found = offers.Offers(storm)
+    for position in range(100):
+        offer = found.offer(position, storm.queue(range(500)), refused={})
         assert offer is not None
         assert len(offer.pods) == 19
     assert storm.search.count < 60

@@ -3,37 +3,17 @@
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, node_room, partitioned
+from mig_manager.core.fleet import demand, node_index, node_room, node_sets, partitioned
 from mig_manager.core.node import resources
 from mig_manager.core.planner import placement
 
+_MOST_CERTAIN = 300
+"""Devices of a pod times GPUs; the search ends after as many tries (``node_room``)."""
 _LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """GPUs on which only pods up to a rank get new room, so that a large pod is served."""
-
-    rank: int
-    node: str
-    indices: frozenset[int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """The pods for which a change of a node would make room."""
-
-    node: partitioned.PartitionedNode
-    pods: tuple[int, ...]  # ranks, ascending
-    room: node_room.NodeRoom
-
-    @property
-    def rank(self) -> tuple[object, ...]:
-        """Lower is better: the first pod in order, then most pods, then least destruction."""
-        return self.pods[0], -len(self.pods), self.room.destroyed, self.node.name
 
 
 class Batch:
@@ -44,9 +24,13 @@ class Batch:
         nodes: Iterable[partitioned.PartitionedNode],
         pending: Iterable[demand.Pending],
         reserved: Mapping[model.Profile, int],
+        cache: node_index.NodeCache | None = None,
     ) -> None:
         """Sort both, so that their order does not matter."""
-        self.nodes = sorted(nodes, key=lambda node: node.name)
+        cache = cache or node_index.NodeCache()
+        self.index = node_index.NodeIndex(nodes, cache)
+        self.nodes = self.index.nodes
+        self.search = cache.search
         self.pods = sorted(
             pending, key=lambda pod: (-pod.priority, pod.created_at or _LAST, pod.uid)
         )
@@ -60,79 +44,223 @@ class Batch:
             kinds.setdefault(model.in_order(profiles), len(kinds)) for profiles in self.profiles
         ]
         """By group: the number of its devices; groups of equal devices differ in other needs."""
-        self._others = [needs.others for needs in self.needs]
+        self.others = [needs.others for needs in self.needs]
         self._is_known = [not needs.unknown for needs in self.needs]
-        self.available = {node.name: node.available for node in self.nodes}
+        self._available: list[Mapping[str, int]] = [each.available for each in self.index.facts]
+        self.amounts = node_sets.Amounts(self._available)
+        self._positive: dict[str, int] = {}
+        """By resource that a pod claims: the nodes that have any left."""
+        self._hosts: dict[int, int] = {}
+        """By group: nodes that had room when the first pod of the group was considered."""
         self._claims: dict[str, collections.Counter[model.Profile]] = {}
-        self._excluded: dict[tuple[int, str], str] = {}
-        self._possible: dict[tuple[object, ...], bool] = {}
-        self.search = node_room.Search()
-        self._empty = {
-            node.name: {gpu.index: self.search.empty(gpu) for gpu in node.gpus}
-            for node in self.nodes
-        }
-        self._states = {node.name: self._states_of(node) for node in self.nodes}
+        self._possible: dict[int, int] = {}
+        self._excluded: dict[int, int] = {}
+        self._tried: dict[int, tuple[int, int]] = {}
+        """By kind: nodes for which the search for room has ended, and those of them with room."""
 
-    def why_excluded(self, group: int, node: partitioned.PartitionedNode) -> str:
-        """Return why pods of a group can never run on a node; empty if they can."""
-        key = group, node.name
-        if key not in self._excluded:
-            self._excluded[key] = demand.why_excluded(
-                self.needs[group], node.name, node.labels, node.taints
-            ) or demand.why_unclaimable(self.needs[group], node.claimable)
-        return self._excluded[key]
+    # -- room without a change -----------------------------------------------------------------
 
     def has_room(self, group: int, node: partitioned.PartitionedNode) -> bool:
         """Return whether the scheduler can place a pod of a group on a node as it is."""
-        if not node.is_ready or self.why_excluded(group, node):
+        position = self.index.position[node.name]
+        if not node.is_ready or self.excluded(group) >> position & 1:
             return False
-        available = self.available[node.name]
-        return all(available[name] >= count for name, count in self.needs[group].amounts)
+        available = self._available[position]
+        return all(available.get(name, 0) >= count for name, count in self.needs[group].amounts)
+
+    def hosts(self, group: int, preferred: Iterable[str]) -> Iterator[partitioned.PartitionedNode]:
+        """Yield the nodes with room for a pod: preferred ones, then those not opted in."""
+        names = sorted(set(preferred) & self.index.position.keys())
+        first = sorted((self.nodes[self.index.position[name]] for name in names), key=_is_opted_in)
+        yield from (node for node in first if self.has_room(group, node))
+        amounts = self.needs[group].amounts
+        if group not in self._hosts:
+            short = self.amounts.short(amounts)
+            self._hosts[group] = self.index.ready & ~(self.excluded(group) | short)
+        for name, _ in amounts:
+            # Claims only take away room.
+            self._hosts[group] &= self._positive.get(name, self.index.every)
+        for part in (~self.index.opted_in, self.index.opted_in):
+            for position in node_sets.each(self._hosts[group] & part):
+                node = self.nodes[position]
+                if not self.has_room(group, node):
+                    self._hosts[group] &= ~(1 << position)
+                elif node.name not in names:
+                    yield node
 
     def claim(self, group: int, node: partitioned.PartitionedNode) -> None:
         """Reserve a node's room for a pod."""
-        self.available[node.name].subtract(dict(self.needs[group].amounts))
+        position = self.index.position[node.name]
+        available = self._available[position] = dict(self._available[position])
+        for name, count in self.needs[group].amounts:
+            available[name] -= count
+            if not available[name]:
+                others = self._positive.get(name, self.index.every)
+                self._positive[name] = others & ~(1 << position)
         claims = self._claims.setdefault(node.name, collections.Counter())
         claims.update(self.profiles[group])
+
+    def end_claims(self) -> None:
+        """Compare amounts with what the claims leave; there is no claim afterwards."""
+        if self._claims:
+            self.amounts = node_sets.Amounts(self._available)
 
     def is_claimed(self, node: partitioned.PartitionedNode) -> bool:
         """Return whether a node has reserved room."""
         return node.name in self._claims
 
-    def room(self, node: partitioned.PartitionedNode) -> node_room.NodeRoom:
-        """Return the room of a node beside claims."""
-        states = self._states[node.name]
-        claims = self._claims.get(node.name, collections.Counter())
-        total = self.devices(node)
-        idle = collections.Counter(p for state in states.values() for p, _ in state.idle)
-        schedulable = collections.Counter(claims)
-        for profile in total:
-            schedulable[profile] += max(
-                0, self.available[node.name][resources.of_profile(profile) or ""]
+    # -- room after a change -------------------------------------------------------------------
+
+    def excluded(self, group: int) -> int:
+        """Return the nodes on which pods of a group can never run."""
+        if group not in self._excluded:
+            exclusions = self.index.exclusions(self.needs[group])
+            self._excluded[group] = node_index.sum_of(exclusions)
+        return self._excluded[group]
+
+    def short(self, needs: demand.Amounts) -> int:
+        """Return the nodes on which too little of any of these resources is available."""
+        return self.amounts.short(needs)
+
+    def never(self, group: int) -> int:
+        """Return the nodes that could not serve pods of a group even if idle, or must not change.
+
+        A node with unknown GPUs could.
+        """
+        possible = self.possible(group) | ~self.index.published
+        short = self.index.allocatable.short(self.others[group])
+        able = self.index.opted_in & possible & ~(self.excluded(group) | short)
+        return self.index.every & ~able
+
+    def possible(self, group: int) -> int:
+        """Return the nodes whose idle GPUs could have the devices of a group."""
+        if not self._is_known[group]:
+            return 0
+        kind = self.kind[group]
+        if kind not in self._possible:
+            self._possible[kind] = node_index.sum_of(
+                nodes
+                for empty, nodes in self.index.hardware.items()
+                if node_room.NodeRoom(
+                    self.search,
+                    dict(enumerate(empty)),
+                    idle={},
+                    schedulable={},
+                    claimed={},
+                    floor={},
+                ).add(self.profiles[group])
             )
-        floor = {
-            profile: min(count, total[profile]) - (total[profile] - idle[profile])
-            for profile, count in self._reserved.items()
-        }
-        return node_room.NodeRoom(
-            self.search,
-            states,
-            schedulable=schedulable,
-            claimed=claims,
-            floor=dict(model.in_order(floor)),
+        return self._possible[kind]
+
+    def serving(self, group: int, nodes: int) -> int:
+        """Return the nodes of a set that a change lets serve a pod of a group."""
+        if not self._is_known[group]:
+            return 0
+        nodes &= ~(self.excluded(group) | self.short(self.others[group]))
+        return self.with_devices(group, nodes)
+
+    def with_devices(self, group: int, nodes: int) -> int:
+        """Return the nodes of a set that have room for a group's devices alone."""
+        kind = self.kind[group]
+        tried, able = self._tried.get(kind, (0, 0))
+        fresh = nodes & ~tried
+        if fresh:
+            profiles = self.profiles[group]
+            added = (i for i in node_sets.each(fresh) if self._has_devices(i, profiles))
+            able |= node_sets.of(added)
+            self._tried[kind] = tried | fresh, able
+        return nodes & able
+
+    def _has_devices(self, position: int, profiles: Mapping[model.Profile, int]) -> bool:
+        facts, is_certain = self.index.facts[position], len(profiles) == 1
+        for profile, count in profiles.items():
+            most, free = self.most_new(position, profile), self.free(position, profile)
+            if count > most + free:
+                return False
+            is_certain = is_certain and not free and count * len(facts.states) < _MOST_CERTAIN
+        if is_certain and facts.node.name not in self._claims and not self._floor(facts):
+            return True
+        return self.room(facts.node).add(profiles)
+
+    def is_servable(self, group: int, position: int) -> bool:
+        """Return whether a node might serve pods of a group, by a quick comparison."""
+        return (
+            self._is_known[group]
+            and not self.excluded(group) >> position & 1
+            and all(
+                count <= self.most_new(position, profile) + self.free(position, profile)
+                for profile, count in self.profiles[group].items()
+            )
         )
 
-    def devices(self, node: partitioned.PartitionedNode) -> "collections.Counter[model.Profile]":
-        """Count the MIG devices of a node."""
-        return collections.Counter(device.profile for gpu in node.gpus for device in gpu.devices)
+    def likeness(self, position: int) -> object:
+        """Return a key that is equal for nodes with equal room for all pods."""
+        facts = self.index.facts[position]
+        if facts.node.name in self._claims:
+            return position
+        return (
+            tuple(facts.states.items()),
+            tuple(facts.devices.items()),
+            tuple(self._available[position].items()),
+            tuple(nodes >> position & 1 for nodes in self._distinct_exclusions),
+        )
 
-    def states(
-        self, node: partitioned.PartitionedNode
-    ) -> Iterator[tuple[model.Gpu, node_room.GpuState]]:
-        """Yield the GPUs that a change can include."""
-        for gpu in node.gpus:
-            if gpu.index in self._states[node.name]:
-                yield gpu, self._states[node.name][gpu.index]
+    @functools.cached_property
+    def _distinct_exclusions(self) -> tuple[int, ...]:
+        return tuple({self.excluded(group) for group in range(len(self.needs))})
+
+    def queue(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        """Return ascending ranks by group."""
+        queue: dict[int, list[int]] = {}
+        for rank in ranks:
+            queue.setdefault(self.group[rank], []).append(rank)
+        return queue
+
+    def most_new(self, position: int, profile: model.Profile) -> int:
+        """Return how many devices of a profile fit beside the instances of a node that stay."""
+        facts = self.index.facts[position]
+        if profile not in facts.most:
+            states = facts.states.values()
+            facts.most[profile] = sum(self.search.most_beside(state, profile) for state in states)
+        return facts.most[profile]
+
+    def free(self, position: int, profile: model.Profile) -> int:
+        """Return how many idle devices of a profile the scheduler can give to further pods."""
+        if profile not in self.index.facts[position].devices:
+            return 0
+        return max(0, self._available[position].get(_resource(profile), 0))
+
+    def available(self, position: int) -> Mapping[str, int]:
+        """Return the resources of a node beside its pods and claims."""
+        return self._available[position]
+
+    def room(self, node: partitioned.PartitionedNode) -> node_room.NodeRoom:
+        """Return the room of a node beside claims."""
+        position = self.index.position[node.name]
+        facts = self.index.facts[position]
+        claims = self._claims.get(node.name, collections.Counter())
+        schedulable = dict(claims)
+        for profile in facts.devices:
+            free = self.free(position, profile)
+            schedulable[profile] = schedulable.get(profile, 0) + free
+        return node_room.NodeRoom(
+            self.search,
+            facts.states,
+            idle=facts.idle,
+            schedulable=schedulable,
+            claimed=claims,
+            floor=self._floor(facts),
+        )
+
+    def _floor(self, facts: node_index.NodeFacts) -> dict[model.Profile, int]:
+        """Return how many idle devices of each profile a change keeps."""
+        floor = {}
+        for profile, count in self._reserved.items():
+            total = facts.devices.get(profile, 0)
+            least = min(count, total) - (total - facts.idle.get(profile, 0))
+            if least > 0:
+                floor[profile] = least
+        return floor
 
     def present(self, node: partitioned.PartitionedNode) -> dict[str, model.DesiredGpu]:
         """Return the current state of those GPUs, by UUID; fixed instances have placements."""
@@ -180,111 +308,27 @@ class Batch:
             for profile, count in self._reserved.items()
         )
 
-    def offer(
-        self,
-        node: partitioned.PartitionedNode,
-        ranks: Sequence[int],
-        *,
-        hold: Hold | None = None,
-        refused: frozenset[tuple[str, str]] = frozenset(),
-    ) -> Offer | None:
-        """Return the pods that a change of the node can serve; None if it serves none.
+    def states(
+        self, node: partitioned.PartitionedNode
+    ) -> Iterator[tuple[model.Gpu, node_room.GpuState]]:
+        """Yield the GPUs that a change can include."""
+        states = self.index.facts[self.index.position[node.name]].states
+        for gpu in node.gpus:
+            if gpu.index in states:
+                yield gpu, states[gpu.index]
 
-        ``refused`` are pairs of a pod's UID and a node to skip.
-        """
-        room, available = self.room(node), collections.Counter(self.available[node.name])
-        failed: set[int] = set()
-        full: set[int] = set()  # kinds
-        served = []
-        for rank in ranks:
-            group = self.group[rank]
-            if group in failed or (self.pods[rank].uid, node.name) in refused:
-                continue
-            is_behind = hold is not None and hold.node == node.name and rank > hold.rank
-            without = hold.indices if hold and is_behind else frozenset()
-            if (
-                self.kind[group] in full
-                or not self._is_known[group]
-                or self.why_excluded(group, node)
-                or any(available[name] < count for name, count in self._others[group])
-            ):
-                failed.add(group)
-            elif room.add(self.profiles[group], without=without):
-                served.append(rank)
-                available.subtract(dict(self._others[group]))
-            else:
-                full.add(self.kind[group])
-            if len(failed) == len(self.needs):
-                break
-        return Offer(node=node, pods=tuple(served), room=room) if served else None
+    def devices(self, node: partitioned.PartitionedNode) -> "collections.Counter[model.Profile]":
+        """Count the MIG devices of a node."""
+        return collections.Counter(device.profile for gpu in node.gpus for device in gpu.devices)
 
-    def alike(
-        self, node: partitioned.PartitionedNode, refused: frozenset[tuple[str, str]]
-    ) -> object:
-        """Return a key that is equal for nodes with equal offers."""
-        return (
-            tuple(sorted((index, id(state)) for index, state in self._states[node.name].items())),
-            demand.to_amounts(self.available[node.name]),
-            demand.to_amounts({str(p): n for p, n in self._claims.get(node.name, {}).items()}),
-            tuple(not self.why_excluded(group, node) for group in range(len(self.needs))),
-            frozenset(uid for uid, name in refused if name == node.name),
-            tuple(sorted((str(p), n) for p, n in self.devices(node).items())),
-        )
 
-    def is_possible(self, group: int, node: partitioned.PartitionedNode) -> bool:
-        """Return whether an idle node's GPUs could have the devices of a group."""
-        empty = self._empty[node.name]
-        key = self.kind[group], tuple(state.kind for state in empty.values())
-        if key not in self._possible:
-            room = node_room.NodeRoom(self.search, empty, schedulable={}, claimed={}, floor={})
-            self._possible[key] = room.add(self.profiles[group])
-        return self._is_known[group] and self._possible[key]
+def _is_opted_in(node: partitioned.PartitionedNode) -> bool:
+    return node.is_opted_in
 
-    def most(self, node: partitioned.PartitionedNode, profile: model.Profile) -> int:
-        """Return how many devices of a profile an idle node's GPUs could have."""
-        return sum(self.search.most(state, profile) for state in self._empty[node.name].values())
 
-    def hold_for(self, rank: int, nodes: Iterable[partitioned.PartitionedNode]) -> Hold | None:
-        """Return the least used GPUs that can serve a pod when they are idle."""
-        profiles = self.profiles[self.group[rank]]
-        if not profiles:
-            return None
-        largest = min(profiles)
-        options = []
-        for node in nodes:
-            indices, in_use, missing = [], 0, profiles[largest]
-            for used, index, most in sorted(
-                (sum(place.size for _, place in state.fixed), gpu.index, most)
-                for gpu, state in self.states(node)
-                if (most := self.search.most(state, largest))
-            ):
-                if missing > 0:
-                    indices.append(index)
-                    in_use, missing = in_use + used, missing - most
-            if indices and missing <= 0:
-                options.append((in_use, node.name, frozenset(indices)))
-        if not options:
-            return None
-        _, name, indices_to_hold = min(options, key=lambda each: each[:2])
-        return Hold(rank=rank, node=name, indices=indices_to_hold)
-
-    def _states_of(self, node: partitioned.PartitionedNode) -> dict[int, node_room.GpuState]:
-        in_use = collections.Counter(
-            ci.profile
-            for gpu in node.gpus
-            for gi in gpu.gpu_instances
-            if gi.placement in node.in_use.get(gpu.uuid, ())
-            for ci in gi.compute_instances
-        )
-        requests = ((resources.profile_of(name), count) for name, count in node.allocated)
-        # A pod that has not started yet has an idle instance of these profiles.
-        allocated = frozenset(p for p, count in requests if p and count > in_use[p])
-        return {
-            gpu.index: state
-            for gpu in node.gpus
-            if gpu.uuid in node.in_use
-            and (state := self.search.state(gpu, node.in_use[gpu.uuid], allocated))
-        }
+@functools.cache
+def _resource(profile: model.Profile) -> str:
+    return resources.of_profile(profile) or ""
 
 
 def desired(

@@ -258,6 +258,11 @@ def why_excluded(
     return ""
 
 
+def names(requirement: selectors.Requirement, name: str) -> bool:
+    """Return whether a requirement about fields, which are only the name, holds for a node."""
+    return requirement.matches({_NAME_FIELD: name})
+
+
 def why_unclaimable(needs: Needs, claimable: Collection[str] | None) -> str:
     """Return why a node cannot serve a pod by ResourceClaims; empty if it can.
 
@@ -300,8 +305,8 @@ def _counter(named: Mapping[str, Any] | None) -> dict[str, int]:
 
 def _holds(term: Term, name: str, labels: Mapping[str, str]) -> bool:
     about_labels, about_fields = term
-    return any(term) and all(
-        requirement.matches(facts)
-        for requirements, facts in ((about_labels, labels), (about_fields, {_NAME_FIELD: name}))
-        for requirement in requirements
+    return (
+        any(term)
+        and all(requirement.matches(labels) for requirement in about_labels)
+        and all(names(requirement, name) for requirement in about_fields)
     )

@@ -25,6 +25,8 @@ class GpuState:
     kind: int  # number of its set of profiles
     fixed: tuple[placement.Placed, ...]  # GPU instances that stay, in placement order
     idle: tuple[placement.Placed, ...]  # GPU instances that may be destroyed, largest first
+    fill: int  # memory slices of the instances that stay
+    idle_devices: model.Devices
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,7 @@ class Search:
         self.nothing = New(())
         self._news: dict[model.Devices, New] = {(): self.nothing}
         self._ways: dict[tuple[GpuState, New, model.Devices], Way | None] = {}
+        self._most: dict[tuple[GpuState, model.Profile], int] = {}
 
     def plus(self, new: New, profile: model.Profile) -> New:
         """Return new devices and one more."""
@@ -122,10 +125,46 @@ class Search:
         """Return how many devices of a profile fit the empty GPU."""
         return self._capacities[state.kind].most(profile)
 
+    def most_beside(self, state: GpuState, profile: model.Profile) -> int:
+        """Return how many devices of a profile fit beside the fixed instances."""
+        key = state, profile
+        if key not in self._most:
+            capacity, count = self._capacities[state.kind], 0
+            if profile in capacity.by_profile:
+                while capacity.fits({profile: count + 1}, pinned=state.fixed):
+                    count += 1
+            self._most[key] = count
+        return self._most[key]
+
+    def free_slices(self, state: GpuState) -> int:
+        """Return how many memory slices the fixed instances leave."""
+        return self._capacities[state.kind].memory_slices - state.fill
+
+    def sizes(
+        self, states: Iterable[GpuState], profiles: Iterable[model.Profile]
+    ) -> dict[model.Profile, int]:
+        """Return the fewest memory slices of each profile that one of these GPUs has."""
+        specs = [
+            spec
+            for kind in {state.kind for state in states}
+            for profile in profiles
+            if (spec := self._capacities[kind].by_profile.get(profile)) and spec.placements
+        ]
+        sizes: dict[model.Profile, int] = {}
+        for spec in specs:
+            size = min(place.size for place in spec.placements)
+            sizes[spec.profile] = min(size, sizes.get(spec.profile, size))
+        return sizes
+
     def _state(
         self, kind: int, fixed: tuple[placement.Placed, ...], idle: tuple[placement.Placed, ...]
     ) -> GpuState:
-        return self._states.setdefault((kind, fixed, idle), GpuState(kind, fixed, idle))
+        key = kind, fixed, idle
+        if key not in self._states:
+            counts = collections.Counter(profile for profile, _ in idle)
+            fill = sum(place.size for _, place in fixed)
+            self._states[key] = GpuState(kind, fixed, idle, fill, model.in_order(counts))
+        return self._states[key]
 
     def _kind(self, gpu: model.Gpu) -> int:
         profiles = gpu.profiles or ()
@@ -165,23 +204,22 @@ class NodeRoom:
         search: Search,
         states: Mapping[int, GpuState],
         *,
+        idle: Mapping[model.Profile, int],
         schedulable: Mapping[model.Profile, int],
         claimed: Mapping[model.Profile, int],
         floor: Mapping[model.Profile, int],
     ) -> None:
-        """Build it from the states of its GPUs, by index.
+        """Build it from the states of its GPUs, by index, and their idle devices.
 
         ``schedulable`` are the idle devices that the scheduler can give to pods, ``claimed`` the
         devices that it will give; ``floor`` is how many idle devices must stay.
         """
         self._search = search
-        self._states = dict(sorted(states.items()))
-        self._had = collections.Counter(
-            profile for state in states.values() for profile, _ in state.idle
-        )
-        self._schedulable = collections.Counter(schedulable)
-        self._floor = collections.Counter(floor)
-        self._claimed = collections.Counter(claimed)
+        self._states = states
+        self._had = idle
+        self._schedulable = schedulable
+        self._floor = floor
+        self._claimed = claimed
         self._new: dict[int, New] = {}
         self.ways: dict[int, Way] = {}
         """By index of the GPUs that change."""
@@ -198,18 +236,19 @@ class NodeRoom:
 
         No device is created on the GPUs ``without``.
         """
-        free = self._schedulable - self._claimed - self._lost()
-        reused = {profile: min(count, free[profile]) for profile, count in profiles.items()}
-        missing = [
-            (profile, count - reused[profile]) for profile, count in model.in_order(profiles)
-        ]
-        for profile, count in missing:
+        lost = self._lost()
+        reused: dict[model.Profile, int] = {}
+        items: list[model.Profile] = []
+        for profile, count in model.in_order(profiles):
+            free = self._schedulable.get(profile, 0) - self._claimed.get(profile, 0)
+            reused[profile] = again = max(0, min(count, free - lost.get(profile, 0)))
+            most = (self._search.most_beside(state, profile) for state in self._states.values())
             # A pod can request any number.
-            if count > sum(self._search.most(state, profile) for state in self._states.values()):
+            if count > again and count - again > sum(most):
                 return False
-        items = [profile for profile, count in missing for _ in range(count)]
+            items += [profile] * (count - again)
         before = self._claimed, dict(self._new), dict(self.ways)
-        self._claimed = self._claimed + collections.Counter(reused)
+        self._claimed = collections.Counter(self._claimed) + collections.Counter(reused)
         indices = [index for index in self._states if index not in without]
         tries = itertools.count()
         if self._create(items, indices, tries):
@@ -237,37 +276,43 @@ class NodeRoom:
     ) -> list[tuple[int, New, Way]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
         ranked: dict[tuple[GpuState, New], tuple[tuple[int, int, int], int, New, Way] | None] = {}
+        lost = self._lost()
         for index in indices:
             state, had = self._states[index], self._new.get(index, self._search.nothing)
             if (state, had) in ranked or next(tries) > _MOST_TRIES:
                 continue
             new = self._search.plus(had, item)
-            way = self._search.way(state, new, self._spare(index) if state.idle else ())
+            way = self._search.way(state, new, self._spare(index, lost))
             ranked[state, had] = None
             if way is not None:
                 old = self.ways[index].destroyed if index in self.ways else 0
-                fill = sum(place.size for _, place in state.fixed)
-                fill += sum(count for _, count in had.devices)
+                fill = state.fill + sum(count for _, count in had.devices)
                 ranked[state, had] = (way.destroyed - old, -fill, index), index, new, way
         ordered = sorted(filter(None, ranked.values()), key=lambda each: each[0])
         return [(index, new, way) for _, index, new, way in ordered]
 
-    def _lost(self, besides: int | None = None) -> "collections.Counter[model.Profile]":
-        """Count the idle devices that are lost, except on one GPU."""
-        lost: collections.Counter[model.Profile] = collections.Counter()
-        for index, way in self.ways.items():
-            if index != besides:
-                lost.update(dict(way.lost))
+    def _lost(self) -> dict[model.Profile, int]:
+        """Count the idle devices that are lost."""
+        lost: dict[model.Profile, int] = {}
+        for way in self.ways.values():
+            for profile, count in way.lost:
+                lost[profile] = lost.get(profile, 0) + count
         return lost
 
-    def _spare(self, index: int) -> model.Devices:
-        """Return how many idle devices of each profile a GPU can lose.
+    def _spare(self, index: int, lost: Mapping[model.Profile, int]) -> model.Devices:
+        """Return how many idle devices of each profile a GPU can lose; ``lost`` are of all GPUs.
 
         The scheduler can also give devices of GPUs that do not change.
         """
-        here = collections.Counter(profile for profile, _ in self._states[index].idle)
-        lost = self._lost(index)
-        spare = (self._had - lost - self._floor) & (
-            (self._had | self._schedulable) - lost - self._claimed
-        )
-        return model.in_order(spare & here)
+        here = self._states[index].idle_devices
+        if not (lost or self._floor or self._claimed):
+            return here
+        own = dict(self.ways[index].lost) if index in self.ways else {}
+        spare = []
+        for profile, count in here:
+            had, gone = self._had.get(profile, 0), lost.get(profile, 0) - own.get(profile, 0)
+            free = max(had, self._schedulable.get(profile, 0)) - self._claimed.get(profile, 0)
+            most = min(count, had - gone - self._floor.get(profile, 0), free - gone)
+            if most > 0:
+                spare.append((profile, most))
+        return tuple(spare)

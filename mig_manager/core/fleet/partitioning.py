@@ -15,11 +15,20 @@ pod needs: they get no new instances for pods behind it.
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import batch, demand, partitioned, rollout, waiting
+from mig_manager.core.fleet import (
+    batch,
+    demand,
+    node_index,
+    node_sets,
+    offers,
+    partitioned,
+    rollout,
+    waiting,
+)
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
@@ -108,7 +117,7 @@ class History:
     """By node: the MIG devices that its pods requested at the last decision."""
 
 
-def decide(
+def decide(  # noqa: PLR0913 - what a decision depends on
     nodes: Iterable[partitioned.PartitionedNode],
     pending: Iterable[demand.Pending],
     limits: PartitionerLimits,
@@ -116,6 +125,7 @@ def decide(
     now: dt.datetime,
     history: History,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
+    cache: node_index.NodeCache | None = None,
 ) -> PartitioningDecision:
     """Decide which nodes to repartition for these pods.
 
@@ -126,8 +136,10 @@ def decide(
         now: The present time.
         history: Of the last decision.
         base: By node and UUID, the state to which idle instances are merged back.
+        cache: Of the last decision; nodes that are the same objects are not examined again.
     """
-    decider = _Decider(batch.Batch(nodes, pending, limits.reserved), limits, now, history)
+    pods = batch.Batch(nodes, pending, limits.reserved, cache)
+    decider = _Decider(pods, limits, now, history)
     decider.leave_to_scheduler()
     decider.make_room()
     decider.withdraw()
@@ -199,10 +211,8 @@ class _Decider:
         self._changes: list[Change] = []
         self._waiting: list[Waiting] = []
         self._room_since: dict[str, dict[str, dt.datetime]] = {}
-        self._refused = frozenset(self._refusals())
-        self._skipped = self._refused
-        """Pairs as in ``Batch.offer``."""
-        self._alike: dict[str, object] = {}
+        self._refused = self._refusals()
+        """By rank of a pod: nodes where the scheduler did not place it."""
         self._still_refused: set[str] = set()
         """Nodes for which this decision would repeat a refused request too early."""
         self._causes = waiting.Causes(pods, self._why_not_now)
@@ -212,8 +222,7 @@ class _Decider:
         unmet: list[Unmet] = []
         for rank in self._remaining:
             pod = self._batch.pods[rank]
-            refused = frozenset(name for uid, name in self._refused if uid == pod.uid)
-            reason, message = self._causes.why(rank, refused)
+            reason, message = self._causes.why(rank, self._refused.get(rank, 0))
             if reason is None:
                 unmet.append(Unmet(pod=pod, message=message))
             else:
@@ -241,6 +250,7 @@ class _Decider:
     def leave_to_scheduler(self) -> None:
         """Keep room for pods on nodes that have it, or are being changed for them."""
         self._remaining = [rank for rank in self._remaining if not self._keep_room(rank)]
+        self._batch.end_claims()
 
     def _keep_room(self, rank: int) -> bool:
         pod, group = self._batch.pods[rank], self._batch.group[rank]
@@ -251,10 +261,8 @@ class _Decider:
                 message = f"node {name} is being changed for it"
                 self._wait_at(rank, node, when, message)
                 return True
-        for node in sorted(
-            self._batch.nodes, key=lambda node: (node.name not in since, node.is_opted_in)
-        ):
-            if (pod.uid, node.name) in self._refused or not self._batch.has_room(group, node):
+        for node in self._batch.hosts(group, since):
+            if self._refused.get(rank, 0) >> self._batch.index.position[node.name] & 1:
                 continue
             self._batch.claim(group, node)
             known = since.get(node.name)
@@ -276,34 +284,34 @@ class _Decider:
     def _is_recent(self, since: dt.datetime) -> bool:
         return (self._now - since).total_seconds() <= self._limits.room_timeout_s
 
-    def _refusals(self) -> Iterator[tuple[str, str]]:
-        """Yield pods with nodes where the scheduler did not place them; remember these."""
-        for pod in self._batch.pods:
+    def _refusals(self) -> dict[int, int]:
+        """Return the nodes where the scheduler did not place pods; remember these."""
+        refused: dict[int, int] = {}
+        for rank, pod in enumerate(self._batch.pods):
             for name, since in self._history.room_since.get(pod.uid, {}).items():
                 age_s = (self._now - since).total_seconds()
                 if self._limits.room_timeout_s < age_s <= 2 * self._limits.room_timeout_s:
                     self._room_since.setdefault(pod.uid, {})[name] = since
-                    yield pod.uid, name
+                    if name in self._nodes:
+                        position = self._batch.index.position[name]
+                        refused[rank] = refused.get(rank, 0) | 1 << position
+        return refused
 
     # -- changes -------------------------------------------------------------------------------
 
     def make_room(self) -> None:
         """Choose nodes one by one as long as a change serves a pod."""
-        candidates = [node for node in self._own if not self._why_not_now(node)[1]]
-        self._alike = {node.name: self._batch.alike(node, self._refused) for node in candidates}
-        hold = self._hold()
-        known: dict[object, batch.Offer | None] = {}
+        index, search = self._batch.index, offers.Offers(self._batch)
+        candidates = node_sets.of(
+            index.position[node.name] for node in self._own if not self._why_not_now(node)[1]
+        )
+        hold, skipped = self._hold(), dict(self._refused)
         while self._budget > 0 and self._remaining and candidates:
-            offers = [self._offer(node, hold, known) for node in candidates]
-            best = min(filter(None, offers), key=lambda offer: offer.rank, default=None)
+            best = search.best(candidates, self._remaining, refused=skipped, hold=hold)
             if best is None:
                 return
-            candidates.remove(best.node)
-            known = {
-                key: offer
-                for key, offer in known.items()
-                if offer is None or not {*offer.pods} & {*best.pods}
-            }
+            position = index.position[best.node.name]
+            search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
             # All GPUs: a reboot destroys instances that the layout does not name.
             wanted = self._batch.present(best.node)
@@ -314,25 +322,13 @@ class _Decider:
             }
             count = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
             if self._change(best.node, wanted, pods, f"room for {count}"):
-                self._remaining = [rank for rank in self._remaining if rank not in best.pods]
+                served = {*best.pods}
+                self._remaining = [rank for rank in self._remaining if rank not in served]
             elif best.node.name in self._still_refused:
                 # The node may still serve the pods behind the first.
-                self._skipped |= {(pods[0].uid, best.node.name)}
-                self._alike[best.node.name] = self._batch.alike(best.node, self._skipped)
-                candidates.append(best.node)
-
-    def _offer(
-        self,
-        node: partitioned.PartitionedNode,
-        hold: batch.Hold | None,
-        known: dict[object, batch.Offer | None],
-    ) -> batch.Offer | None:
-        """Return a node's offer; ``known`` has the valid offers of equal nodes."""
-        key = self._alike[node.name], hold is not None and hold.node == node.name
-        if key not in known:
-            known[key] = self._batch.offer(node, self._remaining, hold=hold, refused=self._skipped)
-        offer = known[key]
-        return offer and dataclasses.replace(offer, node=node)
+                skipped[best.pods[0]] = skipped.get(best.pods[0], 0) | 1 << position
+                continue
+            candidates &= ~(1 << position)
 
     def _change(
         self,
@@ -385,9 +381,10 @@ class _Decider:
         )
         return True
 
-    def _hold(self) -> batch.Hold | None:
+    def _hold(self) -> offers.Hold | None:
         """Return the GPUs to hold for the first pod that has waited long without room."""
-        usable = [node for node in self._own if not node.unusable]
+        position = self._batch.index.position
+        usable = node_sets.of(position[node.name] for node in self._own if not node.unusable)
         blocked: set[int] = set()
         for rank in self._remaining:
             pod, group = self._batch.pods[rank], self._batch.group[rank]
@@ -395,11 +392,11 @@ class _Decider:
                 continue
             blocked.add(group)
             age_s = (self._now - pod.created_at).total_seconds() if pod.created_at else 0.0
-            able = [node for node in usable if not self._causes.why_never(group, node)]
+            able = usable & ~self._batch.never(group)
             if age_s < self._limits.hold_after_s or not able:
                 continue
-            if not any(self._batch.offer(node, [rank]) for node in able):
-                return self._batch.hold_for(rank, able)
+            if not self._batch.serving(group, able):
+                return offers.hold_for(self._batch, rank, able)
         return None
 
     def _why_not_now(self, node: partitioned.PartitionedNode) -> waiting.Cause:

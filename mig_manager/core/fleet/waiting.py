@@ -1,10 +1,11 @@
 """Explain why pods have no room: what they wait for, or why no opted-in node can serve them."""
 
 import enum
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 from mig_manager.core import messages, profile_name
-from mig_manager.core.fleet import batch, demand, partitioned
+from mig_manager.core.fleet import batch, demand, node_room, node_sets, partitioned
 from mig_manager.core.node import well_known
 
 
@@ -32,90 +33,113 @@ class Causes:
     ) -> None:
         """Build it; ``why_not_now`` returns why a node cannot be changed now, empty if it can."""
         self._batch = pods
+        self._index = pods.index
         self._why_not_now = why_not_now
-        self._known: dict[tuple[int, frozenset[str]], Cause] = {}
-        self._has_room: dict[tuple[int, str], bool] = {}
+        self._known: dict[tuple[int, int], Cause] = {}
 
-    def why(self, rank: int, refused: frozenset[str]) -> Cause:
+    def why(self, rank: int, refused: int) -> Cause:
         """Return why a pod is not served; the scheduler did not place it on ``refused`` nodes."""
         key = self._batch.group[rank], refused
         if key not in self._known:
-            self._known[key] = self._why(rank, refused)
+            self._known[key] = self._why(*key)
         return self._known[key]
 
-    def _why(self, rank: int, refused: frozenset[str]) -> Cause:
-        group, own = self._batch.group[rank], []
-        possible: list[tuple[Wait, str, str]] = []
-        for node in self._batch.nodes:
-            reason, text = self._cause(rank, node, refused)
-            if reason:
-                possible.append((reason, node.name, text))
-            elif node.is_opted_in:
-                own.append((node.name, text))
+    @functools.cached_property
+    def _not_now(self) -> dict[tuple[Wait | None, str], int]:
+        """The sets of nodes that cannot be changed now, by cause."""
+        sets = node_sets.by_key(map(self._why_not_now, self._index.nodes))
+        return {cause: nodes for cause, nodes in sets.items() if cause[1]}
+
+    @functools.cached_property
+    def _unpublished(self) -> dict[str, int]:
+        """The sets of nodes without published GPUs, by the reason."""
+        return node_sets.by_key(node.unusable for node in self._index.nodes)
+
+    def _why(self, group: int, refused: int) -> Cause:
+        possible = [each for each in self._possible(group, refused) if each[1]]
         if possible:
-            possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1]))
-            causes = messages.by_cause((name, text) for _, name, text in possible)
+            possible.sort(key=lambda each: (_ORDER.index(each[0]), node_sets.first(each[1])))
+            causes = self._grouped((text, nodes) for _, nodes, text in possible)
             return possible[0][0], f"it waits for {causes}"
         if unknown := self._batch.needs[group].unknown:
             return None, f"no MIG profile is called {messages.listed(unknown)}"
         devices = profile_name.counted(self._batch.profiles[group])
         needed = f"it needs a node with room for {devices}"
+        own = [each for each in self._impossible(group) if each[1]]
         if not own:
             label = f"{well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND}"
             return None, f"{needed}, and no node has the label {label}"
-        why = messages.by_cause(own)
-        return None, f"{needed}, and no opted-in node has that even if idle: {why}"
+        own.sort(key=lambda each: node_sets.first(each[1]))
+        return None, (
+            f"{needed}, and no opted-in node has that even if idle: {self._grouped(own)}"
+        )
 
-    def _cause(
-        self, rank: int, node: partitioned.PartitionedNode, refused: frozenset[str]
-    ) -> Cause:
-        group = self._batch.group[rank]
-        if never := self.why_never(group, node):
-            # The node can serve the pod without a change when other pods end.
-            is_enough = not demand.why_short(
-                self._batch.needs[group].amounts, dict(node.allocatable)
-            )
-            is_served = is_enough and not self._batch.why_excluded(group, node)
-            return (Wait.IN_USE, "what it has is in use") if is_served else (None, never)
-        if not node.is_published:
-            return Wait.UNUSABLE, node.unusable
-        if node.name in refused:
-            return Wait.NOT_SCHEDULED, "it had room, and the scheduler did not place the pod"
-        reason, text = self._why_not_now(node)
-        return (reason, text) if text else self._why_no_room(rank, node)
+    def _grouped(self, causes: Iterable[tuple[str, int]]) -> str:
+        sets: dict[str, int] = {}
+        for text, nodes in causes:
+            sets[text] = sets.get(text, 0) | nodes
+        return messages.grouped(
+            {text: self._index.names_of(nodes) for text, nodes in sets.items()}
+        )
 
-    def _why_no_room(self, rank: int, node: partitioned.PartitionedNode) -> Cause:
-        group = self._batch.group[rank]
-        available = self._batch.available[node.name]
-        if short := demand.why_short(self._batch.needs[group].others, available):
-            return Wait.IN_USE, f"{short} is available"
-        key = self._batch.kind[group], node.name
-        if key not in self._has_room:
-            self._has_room[key] = self._batch.offer(node, [rank]) is not None
-        if self._has_room[key]:
-            return Wait.LIMITED, "as many nodes as allowed are under change"
-        return Wait.IN_USE, "too much of its GPUs is in use"
+    def _possible(self, group: int, refused: int) -> Iterator[tuple[Wait, int, str]]:
+        """Yield the nodes that could serve a group, by what they must wait for."""
+        pods, never = self._batch, self._batch.never(group)
+        # These can serve a pod without a change when other pods end.
+        short = self._index.allocatable.short(pods.needs[group].amounts)
+        yield Wait.IN_USE, never & ~(short | pods.excluded(group)), "what it has is in use"
+        rest = self._index.every & ~never
+        for text, nodes in self._unpublished.items():
+            yield Wait.UNUSABLE, rest & nodes & ~self._index.published, text
+        rest &= self._index.published
+        text = "it had room, and the scheduler did not place the pod"
+        yield Wait.NOT_SCHEDULED, rest & refused, text
+        rest &= ~refused
+        for (reason, text), nodes in self._not_now.items():
+            if reason:
+                yield reason, rest & nodes, text
+                rest &= ~nodes
+        for text, nodes in self._short(pods.others[group], pods.amounts, rest):
+            yield Wait.IN_USE, nodes, f"{text} is available"
+            rest &= ~nodes
+        able = pods.with_devices(group, rest)
+        yield Wait.LIMITED, able, "as many nodes as allowed are under change"
+        yield Wait.IN_USE, rest & ~able, "too much of its GPUs is in use"
 
-    def why_never(self, group: int, node: partitioned.PartitionedNode) -> str:
-        """Return why a node could not serve pods of a group, even if idle; empty if it could.
+    def _impossible(self, group: int) -> Iterator[tuple[str, int]]:
+        """Yield the opted-in nodes, by the reason why they can never serve a group."""
+        index, needs = self._index, self._batch.needs[group]
+        rest = index.opted_in
+        for nodes in index.exclusions(needs):
+            yield index.why_excluded(needs, index.nodes[node_sets.first(nodes)]), rest & nodes
+            rest &= ~nodes
+        for text, nodes in self._short(needs.others, index.allocatable, rest):
+            yield text, nodes
+            rest &= ~nodes
+        for empty, nodes in index.hardware.items():
+            if empty:
+                yield self._missing(group, empty), rest & nodes
+                continue
+            for text, unpublished in self._unpublished.items():
+                yield text, rest & nodes & unpublished
 
-        A node with unknown GPUs could.
-        """
-        if not node.is_opted_in:
-            return "it is not opted in"
-        needs = self._batch.needs[group]
-        if excluded := self._batch.why_excluded(group, node):
-            return excluded
-        if short := demand.why_short(needs.others, dict(node.allocatable)):
-            return short
-        if not node.is_published or self._batch.is_possible(group, node):
-            return ""
-        return self._missing(group, node) if node.gpus else node.unusable
+    def _short(
+        self, needs: demand.Amounts, has: node_sets.Amounts, nodes: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the nodes that have too little of something, by what that is."""
+        sets = [nodes] if nodes else []
+        for resource, amount in needs:
+            fewer = has.fewer(resource, amount)
+            sets = [part for each in sets for part in (each & fewer, each & ~fewer) if part]
+        for each in sets:
+            position = node_sets.first(each)
+            if text := demand.why_short(needs, has.of(position)):
+                yield text, each
 
-    def _missing(self, group: int, node: partitioned.PartitionedNode) -> str:
-        """Return why a node's GPUs cannot have the devices of a group."""
+    def _missing(self, group: int, empty: Iterable[node_room.GpuState]) -> str:
+        """Return why GPUs cannot have the devices of a group."""
         for profile, count in self._batch.profiles[group].items():
-            most = self._batch.most(node, profile)
+            most = sum(self._batch.search.most(state, profile) for state in empty)
             if not most:
                 return f"its GPUs have no profile {profile}"
             if most < count:

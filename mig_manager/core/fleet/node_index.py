@@ -1,0 +1,169 @@
+"""The nodes of a decision, what it derives from each, and sets of nodes by their properties."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+
+from mig_manager.core import model
+from mig_manager.core.fleet import demand, node_room, node_sets, partitioned
+from mig_manager.core.node import resources, selectors
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class NodeFacts:
+    """What a decision derives from one node."""
+
+    node: partitioned.PartitionedNode
+    states: Mapping[int, node_room.GpuState]  # of the GPUs that a change can include, by index
+    empty: tuple[node_room.GpuState, ...]  # of all its GPUs without their instances
+    devices: Mapping[model.Profile, int]
+    idle: Mapping[model.Profile, int]  # instances that a change can destroy
+    available: Mapping[str, int]
+    most: dict[model.Profile, int] = dataclasses.field(default_factory=dict)
+    """How many devices fit beside the instances that stay; filled on demand."""
+
+
+class NodeCache:
+    """Keeps what decisions derive from nodes that do not change, and their searches."""
+
+    _MOST_SEARCHES = 200_000
+    """Some 100 MB; no cluster needs as many at once."""
+
+    def __init__(self) -> None:
+        self.search = node_room.Search()
+        self._facts: dict[str, NodeFacts] = {}
+
+    def facts(self, nodes: Iterable[partitioned.PartitionedNode]) -> list[NodeFacts]:
+        """Return the facts of nodes; forget other nodes."""
+        if self.search.count > self._MOST_SEARCHES:
+            self.search, self._facts = node_room.Search(), {}
+        facts = []
+        for node in nodes:
+            kept = self._facts.get(node.name)
+            facts.append(kept if kept and kept.node is node else self._derive(node))
+        self._facts = {each.node.name: each for each in facts}
+        return facts
+
+    def _derive(self, node: partitioned.PartitionedNode) -> NodeFacts:
+        used = collections.Counter(
+            ci.profile
+            for gpu in node.gpus
+            for gi in gpu.gpu_instances
+            if gi.placement in node.in_use.get(gpu.uuid, ())
+            for ci in gi.compute_instances
+        )
+        requests = ((resources.profile_of(name), count) for name, count in node.allocated)
+        # A pod that has not started yet has an idle instance of these profiles.
+        allocated = frozenset(p for p, count in requests if p and count > used[p])
+        states = {
+            gpu.index: state
+            for gpu in sorted(node.gpus, key=lambda gpu: gpu.index)
+            if gpu.uuid in node.in_use
+            and (state := self.search.state(gpu, node.in_use[gpu.uuid], allocated))
+        }
+        return NodeFacts(
+            node=node,
+            states=states,
+            empty=tuple(map(self.search.empty, node.gpus)),
+            devices=collections.Counter(d.profile for gpu in node.gpus for d in gpu.devices),
+            idle=collections.Counter(p for state in states.values() for p, _ in state.idle),
+            available=node.available,
+        )
+
+
+class NodeIndex:
+    """The nodes of one decision, sorted by name, and sets of them."""
+
+    def __init__(self, nodes: Iterable[partitioned.PartitionedNode], cache: NodeCache) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.facts = cache.facts(self.nodes)
+        self.names = [node.name for node in self.nodes]
+        self.position = {name: position for position, name in enumerate(self.names)}
+        self.every = (1 << len(self.nodes)) - 1
+        self.opted_in = node_sets.by_key(node.is_opted_in for node in self.nodes).get(True, 0)
+        self.ready = node_sets.by_key(node.is_ready for node in self.nodes).get(True, 0)
+        published = node_sets.by_key(node.is_published for node in self.nodes)
+        self.published = published.get(True, 0)
+        self._values: dict[str, dict[str | None, int]] = {}
+        self._exclusions: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    @functools.cached_property
+    def allocatable(self) -> node_sets.Amounts:
+        """The allocatable resources of the nodes."""
+        return node_sets.Amounts([dict(node.allocatable) for node in self.nodes])
+
+    @functools.cached_property
+    def hardware(self) -> dict[tuple[node_room.GpuState, ...], int]:
+        """The sets of nodes whose GPUs are alike when they are idle."""
+        return node_sets.by_key(each.empty for each in self.facts)
+
+    @functools.cached_property
+    def _taints(self) -> dict[tuple[demand.Taint, ...], int]:
+        return node_sets.by_key(node.taints for node in self.nodes)
+
+    @functools.cached_property
+    def _claimable(self) -> dict[frozenset[str] | None, int]:
+        return node_sets.by_key(node.claimable for node in self.nodes)
+
+    def names_of(self, nodes: int) -> node_sets.Names:
+        """Return the names of the nodes of a set."""
+        return node_sets.Names(nodes, self.names)
+
+    def why_excluded(self, needs: demand.Needs, node: partitioned.PartitionedNode) -> str:
+        """Return why a pod can never run on a node; empty if it can."""
+        return demand.why_excluded(
+            needs, node.name, node.labels, node.taints
+        ) or demand.why_unclaimable(needs, node.claimable)
+
+    def exclusions(self, needs: demand.Needs) -> tuple[int, ...]:
+        """Return disjoint sets of nodes that ``why_excluded`` excludes, each for one reason."""
+        devices = tuple(name for name, _ in needs.amounts if resources.is_mig(name))
+        key = needs.selector, needs.affinity, needs.tolerations, devices
+        if key not in self._exclusions:
+            rest, exclusions = self.every, []
+            for excluded in self._excluded(needs):
+                exclusions.append(rest & excluded)
+                rest &= ~excluded
+            self._exclusions[key] = tuple(filter(None, exclusions))
+        return self._exclusions[key]
+
+    def _excluded(self, needs: demand.Needs) -> Iterable[int]:
+        for key, value in needs.selector:
+            yield self.every & ~self._with_label(key).get(value, 0)
+        if needs.affinity is not None:
+            yield self.every & ~sum_of(map(self._matching, needs.affinity))
+        for taints, tainted in self._taints.items():
+            if not all(any(t.tolerates(taint) for t in needs.tolerations) for taint in taints):
+                yield tainted
+        for claimable, nodes in self._claimable.items():
+            if demand.why_unclaimable(needs, claimable):
+                yield nodes
+
+    def _with_label(self, key: str) -> dict[str | None, int]:
+        """Return the sets of nodes by the value of a label; None: they lack it."""
+        if key not in self._values:
+            self._values[key] = node_sets.by_key(node.labels.get(key) for node in self.nodes)
+        return self._values[key]
+
+    def _matching(self, term: demand.Term) -> int:
+        nodes = self.every if any(term) else 0
+        about_labels, about_fields = term
+        for requirement in about_labels:
+            nodes &= self._meeting(requirement)
+        for requirement in about_fields:
+            named = (i for i in node_sets.each(nodes) if demand.names(requirement, self.names[i]))
+            nodes = node_sets.of(named)
+        return nodes
+
+    def _meeting(self, requirement: selectors.Requirement) -> int:
+        return sum_of(
+            nodes
+            for value, nodes in self._with_label(requirement.key).items()
+            if requirement.matches({} if value is None else {requirement.key: value})
+        )
+
+
+def sum_of(sets: Iterable[int]) -> int:
+    """Return the nodes that are in any of the sets."""
+    return functools.reduce(int.__or__, sets, 0)

@@ -1,0 +1,139 @@
+"""The quick comparisons of a decision give the same answers as a search of every node."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import hypothesis
+from hypothesis import strategies as st
+
+from mig_manager.core.fleet import batch, demand, node_index, node_sets, offers, partitioning
+from mig_manager.core.node import selectors
+from tests.unit import partitions
+from tests.unit.test_partitioning_properties import Cluster, clusters
+
+_REQUIREMENTS = tuple(
+    selectors.Requirement(key=key, operator=operator, values=("1",))
+    for key in ("pool", "none")
+    for operator in ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
+)
+_BY_NAME = selectors.Requirement(key="metadata.name", operator="In", values=("n1", "n3"))
+_TERMS = st.tuples(
+    st.lists(st.sampled_from(_REQUIREMENTS), max_size=2).map(tuple),
+    st.sampled_from([(), (_BY_NAME,)]),
+)
+_TOLERATIONS = (
+    demand.Toleration(key="a", operator="Exists", value="", effect=""),
+    demand.Toleration(key="", operator="Exists", value="", effect="NoExecute"),
+)
+_TAINTS = tuple(
+    demand.Taint(key=key, value="", effect=effect)
+    for key in ("a", "node.kubernetes.io/unschedulable")
+    for effect in ("NoSchedule", "NoExecute")
+)
+
+
+def claimed(found: Cluster) -> tuple[batch.Batch, list[int]]:
+    """Claim room for the pods that have it; return the other pods."""
+    pods = batch.Batch(*partitions.seen(found.nodes, found.pods), found.limits["reserved"])
+    rest = []
+    for rank, group in enumerate(pods.group):
+        node = next(pods.hosts(group, ()), None)
+        if node is None:
+            rest.append(rank)
+        else:
+            assert pods.has_room(group, node)
+            pods.claim(group, node)
+    pods.end_claims()
+    return pods, rest
+
+
+def single(pods: batch.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
+    """Search every node."""
+    found = offers.Offers(pods)
+    for position in range(len(pods.nodes)):
+        offer = found.offer(position, pods.queue(ranks), refused={})
+        if offer:
+            yield offer
+
+
+@hypothesis.given(clusters())
+def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
+    pods, ranks = claimed(found)
+    expected = min(single(pods, ranks), key=lambda offer: offer.rank, default=None)
+    best = offers.Offers(pods).best(pods.index.every, ranks, refused={}, hold=None)
+    assert (best and best.rank) == (expected and expected.rank)
+
+
+@hypothesis.given(clusters())
+def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(found: Cluster) -> None:
+    pods, ranks = claimed(found)
+    for rank in ranks:
+        assert not next(pods.hosts(pods.group[rank], ()), None)
+        serving = pods.serving(pods.group[rank], pods.index.every)
+        expected = {offer.node.name for offer in single(pods, [rank])}
+        assert {*pods.index.names_of(serving)} == expected
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.sampled_from(["", "1", "2"]), st.sets(st.sampled_from(_TAINTS)))),
+    st.sets(st.sampled_from([("pool", "1"), ("none", "1")])),
+    st.none() | st.lists(_TERMS, max_size=2).map(tuple),
+    st.sets(st.sampled_from(_TOLERATIONS)),
+)
+def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
+    facts: list[tuple[str, set[demand.Taint]]],
+    selector: set[tuple[str, str]],
+    affinity: tuple[demand.Term, ...] | None,
+    tolerations: set[demand.Toleration],
+) -> None:
+    node = partitions.seen([partitions.node("n", ("7g.40gb@0",))], ())[0][0]
+    nodes = [
+        dataclasses.replace(
+            node,
+            name=f"n{number}",
+            labels={"pool": pool} if pool else {},
+            taints=tuple(taints),
+            claimable=None if number % 3 else frozenset({"nvidia.com/mig-1g.5gb"}),
+        )
+        for number, (pool, taints) in enumerate(facts)
+    ]
+    needs = demand.Needs(
+        amounts=(("nvidia.com/mig-7g.40gb", 1),),
+        selector=tuple(sorted(selector)),
+        affinity=affinity,
+        tolerations=tuple(tolerations),
+    )
+    index = node_index.NodeIndex(nodes, node_index.NodeCache())
+    excluded = set()
+    for each in index.exclusions(needs):
+        members = [index.nodes[position] for position in node_sets.each(each)]
+        assert len({index.why_excluded(needs, node) for node in members}) == 1
+        excluded |= {node.name for node in members}
+    assert excluded == {node.name for node in nodes if index.why_excluded(needs, node)}
+
+
+@hypothesis.given(clusters(), clusters())
+def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: Cluster) -> None:
+    cache = node_index.NodeCache()
+    limits = partitioning.PartitionerLimits(**one.limits)
+    first, pending = partitions.seen(one.nodes, one.pods)
+    kept = {node.name: node for node in first}
+    for found in (one, two, one):
+        # Every other node is the same object again.
+        nodes = [
+            kept[node.name] if number % 2 and node.name in kept else node
+            for number, node in enumerate(partitions.seen(found.nodes, ())[0])
+        ]
+        assert partitioning.decide(
+            nodes, pending, limits, now=partitions.NOW, history=partitioning.History(), cache=cache
+        ) == partitioning.decide(
+            nodes, pending, limits, now=partitions.NOW, history=partitioning.History()
+        )
+
+
+def test_amounts_find_the_nodes_with_less() -> None:
+    amounts = node_sets.Amounts([{"cpu": 3}, {}, {"cpu": 1}, {"cpu": 3, "memory": 1}])
+    assert [*node_sets.each(amounts.fewer("cpu", 0))] == []
+    assert [*node_sets.each(amounts.fewer("cpu", 2))] == [1, 2]
+    assert [*node_sets.each(amounts.fewer("cpu", 9))] == [0, 1, 2, 3]
+    assert [*node_sets.each(amounts.short([("cpu", 2), ("memory", 1)]))] == [0, 1, 2]
