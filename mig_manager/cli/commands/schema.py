@@ -24,8 +24,8 @@ KINDS = (
     *("Acceptance", "AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
     *("ClusterCapacity", "ClusterPlan"),
     *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
-    *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "RequestAnnotation"),
-    *("Replay", "Rollout", "RolloutPreview"),
+    *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "Replay"),
+    *("RequestAnnotation", "Rollout", "RolloutPreview"),
     *("Simulation", "Status", "StatusAnnotation", "Validation", "Validations"),
 )
 
