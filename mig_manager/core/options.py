@@ -215,7 +215,7 @@ def switch(meaning: str, *, default: bool = False, **more: Any) -> Any:
 
 
 def seconds(
-    meaning: str, *, default: float, least: float = 0.0, most: float = _MAX_S, **more: Any
+    meaning: str, *, default: float | None, least: float = 0.0, most: float = _MAX_S, **more: Any
 ) -> Any:
     """Declare a duration in seconds, by default up to a year."""
 

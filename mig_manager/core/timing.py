@@ -134,6 +134,11 @@ class Burst:
             self._first = now
         self._last = now
 
+    def begin(self, now: float) -> None:
+        """Begin a burst unless one is under way, which this event does not prolong."""
+        if self._first is None:
+            self.add(now)
+
     def ends_in_s(self, now: float) -> float | None:
         """Return the time until the burst ends, 0 if it has; None without a burst."""
         if self._first is None:

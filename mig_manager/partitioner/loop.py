@@ -52,10 +52,16 @@ class Signal:
         self._wake = threading.Event()
         self.is_over = False
 
-    def note_change(self) -> None:
+    def note_demand(self) -> None:
         """Record a change of demand."""
         with self._lock:
             self._burst.add(self._clock.monotonic())
+        self._wake.set()
+
+    def note_node(self) -> None:
+        """Record a change of a node: in a large cluster nodes never all rest."""
+        with self._lock:
+            self._burst.begin(self._clock.monotonic())
         self._wake.set()
 
     def end(self) -> None:
@@ -96,6 +102,8 @@ class _Term:
     sightings: partitioned.Sightings = dataclasses.field(default_factory=partitioned.Sightings)
     unusable: dict[str, str] = dataclasses.field(default_factory=dict)
     """By opted-in node: why it was unusable at the last decision."""
+    resting: frozenset[str] = frozenset()
+    """Opted-in nodes that rested after a change while pods were pending."""
     served: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pending pods for which a node was changed."""
     awaited: set[str] = dataclasses.field(default_factory=set)
@@ -194,6 +202,7 @@ class Partitioner:
         took_s = self._clock.monotonic() - began_s
         self._telemetry.count_decision()
         self._log_unusable(nodes)
+        self._report_resting(nodes, now, has_pending=bool(pending))
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
@@ -256,6 +265,28 @@ class Partitioner:
             if self._term.unusable.get(name) != why:
                 _log.warning("node_unusable", node=name, why=why)
         self._term.unusable = unusable
+
+    def _report_resting(
+        self,
+        nodes: tuple[partitioned.PartitionedNode, ...],
+        now: dt.datetime,
+        *,
+        has_pending: bool,
+    ) -> None:
+        """Count the nodes that rest after a change, and log why pods may wait for them."""
+        limits, history = self._settings.limits, self._term.history
+        resting = [
+            (node, rest_s)
+            for node in nodes
+            if node.is_opted_in and not node.unusable
+            if (rest_s := partitioning.rest_s(node, limits, history, now=now))
+        ]
+        self._telemetry.set_resting(len(resting))
+        for node, rest_s in resting if has_pending else ():
+            if node.name not in self._term.resting:
+                is_own = node.served == history.requested.get(node.name)
+                _log.info("node_resting", node=node.name, for_s=round(rest_s, 1), is_own=is_own)
+        self._term.resting = frozenset(node.name for node, _ in resting if has_pending)
 
     def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
         """Count the outcomes of requests, and follow a former leader's requests."""
@@ -349,7 +380,7 @@ class Partitioner:
             return Result.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
-            self._signal.note_change()
+            self._signal.note_node()
             return Result.CONFLICT
         self._term.pause_s = _FIRST_PAUSE_S
         self._term.awaited.add(change.node)

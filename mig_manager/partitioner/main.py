@@ -40,7 +40,8 @@ class Service:
             kube,
             clock=clock,
             reporter=identity,
-            on_demand=self.signal.note_change,
+            on_demand=self.signal.note_demand,
+            on_node=self.signal.note_node,
             times=watch_times,
         )
         self.leader = leader.Leader(

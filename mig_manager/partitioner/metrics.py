@@ -42,6 +42,7 @@ class Metrics:
         self._pending = gauge(
             "pending_pods", "Pods that wait for MIG devices, by what they wait for.", ("reason",)
         )
+        self._resting = gauge("resting_nodes", "Opted-in nodes that rest after a change.")
         self._withheld = gauge("withheld_events", "Pods without room that have no Event yet.")
         self._stopped = gauge(
             "stopped", "1 while requests are stopped or on trial, because agents failed them."
@@ -87,6 +88,10 @@ class Metrics:
         for reason in (*(each.value for each in waiting.Wait), "change", "no-room-possible"):
             self._pending.labels(reason=reason).set(counts[reason])
         self._withheld.set(withheld)
+
+    def set_resting(self, nodes: int) -> None:
+        """Set the number of opted-in nodes that rest after a change."""
+        self._resting.set(nodes)
 
     def count_change(self, result: Result) -> None:
         """Count a change by its result."""

@@ -85,7 +85,11 @@ class PartitionerSettings:
         default="10%",
         parse=_amount,
     )
-    cooldown_s: float = options.seconds("min time between two changes of a node", default=60.0)
+    cooldown_s: float | None = options.seconds(
+        "min time between two changes of a node",
+        default=None,
+        default_text="as long as its last change took: 5 to 60 s",
+    )
     max_failures: int = options.count(
         "requests that agents may fail in ten minutes, if they fail half of all, before requests "
         "stop for a while; 0: any number",

@@ -111,7 +111,7 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
     )
     assert own.campaign()
     cluster = partitioning.Cluster(
-        kube, clock=host.SystemClock(), reporter="a", on_demand=lambda: None
+        kube, clock=host.SystemClock(), reporter="a", on_demand=lambda: None, on_node=lambda: None
     )
     with structlog.testing.capture_logs() as logs:
         assert announcer.Announcer(cluster, own, host.SystemClock()).announce("Test", "sums")
@@ -131,7 +131,11 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
         subject=subject, reason="NoRoomPossible", message="é" * 4000, is_warning=True
     )
     own = partitioning.Cluster(
-        kube, clock=host.SystemClock(), reporter="p" * 253 + "_0", on_demand=lambda: None
+        kube,
+        clock=host.SystemClock(),
+        reporter="p" * 253 + "_0",
+        on_demand=lambda: None,
+        on_node=lambda: None,
     )
 
     for _ in range(2):

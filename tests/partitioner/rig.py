@@ -136,7 +136,14 @@ class Rig:
         return gpu
 
     def _published(
-        self, name: str, layout: str, content_hash: str, reason: str = "Applied", ago_s: float = 0
+        self,
+        name: str,
+        layout: str,
+        content_hash: str,
+        reason: str = "Applied",
+        *,
+        ago_s: float = 0,
+        took_s: float = 0,
     ) -> dict[str, str]:
         now = self.clock.now_iso(after_s=self.agents_ahead_s - ago_s)
         gpus = self.gpus[name]
@@ -148,7 +155,7 @@ class Rig:
             "phase": "Done",
             "reason": reason,
             "message": "",
-            "startedAt": now,
+            "startedAt": self.clock.now_iso(after_s=self.agents_ahead_s - ago_s - took_s),
             "finishedAt": now,
         }
         return {
@@ -213,7 +220,9 @@ class Rig:
 
         self.server.modify(kinds.PODS, pod, change, namespace="default")
 
-    def answer(self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED) -> None:
+    def answer(
+        self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED, took_s: float = 0
+    ) -> None:
         """Play the agent: apply the custom layout that is requested, or fail."""
         text = self.node(name)["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION]
         (layout,) = config.parse(text, source="annotation").layouts.values()
@@ -222,7 +231,7 @@ class Rig:
             plan = planner.plan(gpus, layouts.select(layout, gpus))
             self.gpus[name] = gpu_values.execute(gpus, plan)
         published = self._published(
-            name, well_known.CUSTOM_LAYOUT, layout.content_hash, reason.value
+            name, well_known.CUSTOM_LAYOUT, layout.content_hash, reason.value, took_s=took_s
         )
 
         def change(obj: Object) -> None:

@@ -122,8 +122,9 @@ def test_the_budget_counts_a_run_whatever_the_agents_clock_says(rig: Rig, ahead_
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-def test_a_node_rests_after_a_change_whatever_its_agents_clock_says(
-    rig: Rig, ahead_s: float
+@pytest.mark.parametrize(("took_s", "rests_s"), [(0, 5), (20, 20), (900, 60)])
+def test_a_node_rests_as_long_as_its_change_took(
+    rig: Rig, ahead_s: float, took_s: float, rests_s: float
 ) -> None:
     rig.add_node()
     rig.agents_ahead_s = ahead_s
@@ -132,15 +133,18 @@ def test_a_node_rests_after_a_change_whatever_its_agents_clock_says(
     rig.pass_time(SOON_S, own)
     rig.begin("n1")
     rig.pass_time(TERM_S, own)
-    rig.answer("n1")
+    rig.answer("n1", took_s=took_s)
     rig.bind("p1", "n1")
     rig.add_pods("p2")
 
-    rig.pass_time(40, own)
-    assert len(own.kube.patches) == 1
-    rig.pass_time(40, own)
+    with structlog.testing.capture_logs() as logs:
+        rig.pass_time(rests_s - 1, own)
+        assert len(own.kube.patches) == 1
+        assert rig.metric(own, "resting_nodes") == 1
+        rig.pass_time(7, own)
 
     assert len(own.kube.patches) == 2
+    assert [each["is_own"] for each in logs if each["event"] == "node_resting"] == [True]
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])

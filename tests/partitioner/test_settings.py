@@ -24,7 +24,7 @@ def test_defaults_recommend_on_a_tenth_of_the_opted_in_nodes() -> None:
 
     assert found.mode is settings.Mode.RECOMMEND
     assert found.node_selector == ()
-    assert found.limits == partitioning.PartitionerLimits(max_unavailable="10%", cooldown_s=60.0)
+    assert found.limits == partitioning.PartitionerLimits(max_unavailable="10%", cooldown_s=None)
     assert (found.lease_namespace, found.lease_name) == ("mig-manager", "mig-manager-partitioner")
 
 

@@ -120,6 +120,8 @@ def test_a_burst_ends_after_a_quiet_while_or_its_longest_time() -> None:
     endless = burst(*(tenth / 10 for tenth in range(100, 150)))
     assert endless.ends_in_s(14.9) == pytest.approx(0.1)
     assert endless.ends_in_s(15.0) == 0.0
+    quiet.begin(10.4)
+    assert quiet.ends_in_s(10.5) == 0.25
     quiet.clear()
     assert quiet.ends_in_s(20.0) is None
     quiet.add(30.0)

@@ -112,14 +112,16 @@ def test_moves_a_reserved_device_that_takes_the_slices() -> None:
 
 
 def test_a_node_rests_between_two_changes() -> None:
+    nodes, pods = [node("a", EMPTY)], [pod("p", "1g.5gb")]
     history = partitioning.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
-    decision = decided([node("a", EMPTY)], [pod("p", "1g.5gb")], history=history)
+    decision = decided(nodes, pods, history=history, cooldown_s=60.0)
     assert why(decision) == (
         Wait.CHANGING,
-        "it waits for a (it was changed less than 60 s ago)",
+        "it waits for a (it rests after a change for 1 s more)",
     )
     later = NOW + dt.timedelta(seconds=2)
-    assert decided([node("a", EMPTY)], [pod("p", "1g.5gb")], history=history, now=later).changes
+    assert decided(nodes, pods, history=history, now=later, cooldown_s=60.0).changes
+    assert decided(nodes, pods, history=history).changes
 
 
 @pytest.mark.parametrize(

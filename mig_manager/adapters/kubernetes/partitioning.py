@@ -20,8 +20,8 @@ _NAME_DIGITS = 24
 class Cluster:
     """The partitioner's access to the cluster; its methods are for one thread.
 
-    ``on_demand`` is called in a watch's thread when the pods' demand, or a node with MIG devices,
-    has changed.
+    ``on_demand`` is called in a watch's thread when the pods' demand has changed, ``on_node`` when
+    a node with MIG devices has.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Cluster:
         clock: timing.Clock,
         reporter: str,
         on_demand: Callable[[], None],
+        on_node: Callable[[], None],
         times: watch.Times | None = None,
     ) -> None:
         """Prepare, without a request; Events name the ``reporter``."""
@@ -38,6 +39,7 @@ class Cluster:
         self._clock = clock
         self._reporter = reporter
         self._on_demand = on_demand
+        self._on_node = on_node
         self._nodes: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
             kube, "/api/v1/nodes", partitioned.parse, self._node_changed, times=times
         )
@@ -131,7 +133,7 @@ class Cluster:
             or now is None
             or before != dataclasses.replace(now, version=before.version)
         ):
-            self._on_demand()
+            self._on_node()
 
     def _pod_changed(
         self,

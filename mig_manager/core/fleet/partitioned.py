@@ -13,6 +13,7 @@ from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import api_values, claims, resources, strategies, well_known
 from mig_manager.core.records import capacity
+from mig_manager.core.records import status as node_status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class PartitionedNode:
     in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
     """By UUID; a GPU whose use is unknown is missing."""
     finished_at: dt.datetime | None = None  # end of its agent's last run
+    took_s: float = 0.0  # that run, by the agent's clock
+    served: str = ""  # content hash of that run's layout
     refused: str = ""  # content hash of the custom layout, if its agent's last run failed
     was_in_use: bool = False  # whether that run failed because an instance was in use
 
@@ -97,6 +100,8 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         gpus=tuple(gpu for gpu in gpus if _is_divisible(gpu)),
         in_use=in_use or {},
         finished_at=published.finished_at if published else None,
+        took_s=_took_s(published),
+        served=published.config_hash if published else "",
         refused=published.config_hash if published and has_failed and is_custom else "",
         was_in_use=published is not None and published.reason == errors.Reason.IN_USE.value,
     )
@@ -160,6 +165,13 @@ class Sightings:
         return dataclasses.replace(
             node, requested_at=requested_at, started_at=started_at, finished_at=finished_at
         )
+
+
+def _took_s(published: node_status.PublishedStatus | None) -> float:
+    """Return the duration of an agent's last run; 0 if it is unknown or the clock was set."""
+    if published is None or published.started_at is None or published.finished_at is None:
+        return 0.0
+    return max(0.0, (published.finished_at - published.started_at).total_seconds())
 
 
 def _why_changing(node: fleet_nodes.Node, *, is_retried: bool) -> str:

@@ -15,6 +15,7 @@ pod needs: they get no new instances for pods behind it.
 import collections
 import dataclasses
 import datetime as dt
+import math
 from collections.abc import Iterable, Mapping
 
 from mig_manager import errors
@@ -37,6 +38,8 @@ _MOST_CHANGES = 8
 """In one decision: every change considers all nodes, and a leader must renew its Lease."""
 _SILENCE_S = 300.0
 _LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
+_LEAST_REST_S = 5.0
+_LONGEST_REST_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,8 @@ class PartitionerLimits:
 
     max_unavailable: str = "10%"
     """Nodes under change at once: a number, or a percentage of opted-in nodes, at least one."""
-    cooldown_s: float = 60.0  # between two changes of a node
+    cooldown_s: float | None = None
+    """How long a node rests after a change; None: as long as the change took (``rest_s``)."""
     reserved: Mapping[model.Profile, int] = dataclasses.field(default_factory=dict)
     """Devices of a profile, in use or idle, that a change keeps on every node that has them."""
     merge_back_after_s: float = 0.0
@@ -145,6 +149,26 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     decider.withdraw()
     decider.merge_back(base or {})
     return decider.decision()
+
+
+def rest_s(
+    node: partitioned.PartitionedNode,
+    limits: PartitionerLimits,
+    history: History,
+    *,
+    now: dt.datetime,
+) -> float:
+    """Return how long a node must still rest after any change; 0 if it need not.
+
+    By default it rests as long as the change took, between 5 and 60 s: a node that is quick to
+    change costs its pods little. A longer change must not keep pods waiting for as long again.
+    """
+    cooldown_s = limits.cooldown_s
+    if cooldown_s is None:
+        cooldown_s = min(_LONGEST_REST_S, max(_LEAST_REST_S, node.took_s))
+    changed_at = (node.finished_at, history.changed_at.get(node.name))
+    ages_s = [(now - each).total_seconds() for each in changed_at if each]
+    return max(0.0, cooldown_s - min(ages_s, default=cooldown_s))
 
 
 def remember(
@@ -406,10 +430,8 @@ class _Decider:
             return wait.CHANGING, "it is being changed for other pods"
         if node.unusable:
             return wait.CHANGING if node.is_changing else wait.UNUSABLE, node.unusable
-        cooldown_s = self._limits.cooldown_s
-        for changed_at in (node.finished_at, self._history.changed_at.get(node.name)):
-            if changed_at and (self._now - changed_at).total_seconds() < cooldown_s:
-                return wait.CHANGING, f"it was changed less than {cooldown_s:g} s ago"
+        if remaining_s := rest_s(node, self._limits, self._history, now=self._now):
+            return wait.CHANGING, f"it rests after a change for {math.ceil(remaining_s)} s more"
         if node.name in self._still_refused:
             return wait.UNUSABLE, "its agent failed the layout for it"
         return None, ""

@@ -241,6 +241,9 @@ class _Node:
                 gpus=self.gpus,
                 in_use={uuid: frozenset(spans) for uuid, spans in in_use.items()},
                 finished_at=self.finished_at,
+                took_s=(self.finished_at - self.started_at).total_seconds()
+                if self.finished_at and self.started_at
+                else 0.0,
                 refused=self.refused,
                 was_in_use=bool(self.refused),
             )
@@ -330,9 +333,10 @@ class _Run:
             case _EventKind.FINISH:
                 self._finish_change(self._nodes[names[0]])
         self._schedule()
-        # A change of a node counts as a change of demand.
-        is_placed = kind is _EventKind.ARRIVE and names[0] in self._result.waits
-        if self._pending and not is_placed:
+        if kind is not _EventKind.ARRIVE:
+            if self._pending:
+                self._burst.begin(self._now_s)
+        elif names[0] not in self._result.waits:
             self._burst.add(self._now_s)
 
     def _add(self, at_s: float, kind: _EventKind, *names: str) -> None:
