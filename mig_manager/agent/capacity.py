@@ -5,7 +5,6 @@ pods: when a pod that may use a GPU changes, it asks kubelet and the driver once
 it sends no request.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -136,9 +135,7 @@ class CapacityReport:
         """Return the annotation's value; observe again later if the use may end unnoticed."""
         deps = self._deps
         daemons = deps.extra_clients()
-        usage = survey.usage_now(deps.workloads.present, deps.allocations, gpus)
-        if deps.processes and self._is_followed:
-            usage = dataclasses.replace(usage, processes=deps.processes())
+        usage = survey.report_usage(deps, gpus, has_processes=self._is_followed)
         use = gpu_use.find(gpus, usage, daemons=daemons)
         if use is None:
             reason = errors.Reason.POD_RESOURCES_UNAVAILABLE

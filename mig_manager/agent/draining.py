@@ -9,7 +9,7 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.agent import jobs, preparing, run_journal
-from mig_manager.agent.pods import advertising, drain, eviction, pausing, survey
+from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, well_known
 
@@ -27,7 +27,8 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
     message = f"applying {job.status.title}"
     if affected:
         count = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
-        message = f"{count} to evict: {change.usage.named(affected)}"
+        act = "evict" if isinstance(change.rights, orders.Evict) else "wait for"
+        message = f"{count} to {act}: {change.usage.named(affected)}"
 
     def taint(view: node_object.NodeView) -> run_journal.Step:
         # An interrupted run has removed the label, and its journal names the layout.
@@ -58,29 +59,9 @@ def drain_pods(
         Superseded: Another layout is requested, or the agent stops.
     """
     pod_drain = _new_drain(job, change.order(job))
-    pods = evict_or_refuse(job, change, pod_drain, job.deps.workloads.list())
+    pods = pod_drain.run(change.usage, job.cancel, job.deps.workloads.list())
     job.journal.note(draining=False)
     return pod_drain, pods
-
-
-def evict_or_refuse(
-    job: jobs.Job,
-    change: preparing.Change,
-    pod_drain: drain.Drain,
-    listed: tuple[pod_object.Pod, ...],
-) -> tuple[pod_object.Pod, ...]:
-    """Evict the pods that use devices to be removed, or refuse the change if none may be evicted.
-
-    Raises as ``drain_pods``.
-
-    Returns:
-        The node's pods: ``listed``, or a newer list.
-    """
-    if not job.request.is_on_demand:
-        return pod_drain.run(change.usage, job.cancel, listed)
-    job.cancel.check()
-    preparing.require_no_affected_pods(pod_drain.remaining(change.usage, listed))
-    return listed
 
 
 def pause_clients(
@@ -103,15 +84,11 @@ def pause_clients(
         pods,
         change.extra_clients,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-        drain_late=lambda listed: evict_or_refuse(job, change, pod_drain, listed),
+        drain_late=lambda listed: pod_drain.run(change.usage, job.cancel, listed),
     )
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
-        if job.request.is_on_demand:
-            remaining = pod_drain.remaining(change.usage, job.deps.workloads.list())
-            preparing.require_no_affected_pods(remaining)
-        else:
-            pod_drain.require_done(change.usage)
+        pod_drain.require_done(change.usage)
     job.cancel.check()
     return paused
 
@@ -124,13 +101,9 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertisin
     """
     if job.request.is_on_demand:
         raise errors.DrainError("a custom layout does not reboot an on-demand node")
-    order = drain.whole_node(job.limits)
-    usage = survey.usage_now(job.deps.workloads.list, job.deps.allocations)
-    affected = order.affected_pods(usage)
-    if affected and not change.may_evict:
-        names = messages.listed([pod.key for pod in affected])
-        raise errors.DrainError(f"pods use the GPUs, and no change was requested: {names}")
-    claiming = [pod.key for pod in affected if pod.may_claim]
+    order = orders.Order(affected=None, limits=job.limits, rights=change.rights)
+    usage = survey.wait_for_usage(job.deps, change.gpus, order, job.cancel)
+    claiming = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
         raise errors.DrainError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
@@ -139,7 +112,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertisin
     _new_drain(job, order).run(usage, job.cancel, usage.pods)
 
 
-def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
+def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
     return drain.Drain(
         order=order,
         evictions=eviction.Evictions(

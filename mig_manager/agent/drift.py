@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, resolving
-from mig_manager.agent.pods import device_plugin, drain, survey
+from mig_manager.agent.pods import device_plugin, survey
 from mig_manager.core import model, steps
 from mig_manager.core.node import node_object
 
@@ -90,6 +90,7 @@ def act(
 
     Raises:
         ClusterError: The API refused or does not answer.
+        HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
     # The facts that decide the outcome of a run.
     fingerprint = (observation.error, *map(_fingerprint, observation.gpus))
@@ -106,7 +107,8 @@ def act(
     was_drifted = memory.is_drifted
     memory = dataclasses.replace(memory, is_drifted=not observation.plan.is_empty)
     if memory.is_drifted:
-        return _handle_drift(job, observation, is_new=not was_drifted), memory
+        action = _handle_drift(job, observation.plan, observation.gpus, is_new=not was_drifted)
+        return action, memory
     if was_drifted:
         # The layout is active again, and this agent did not apply it.
         job.deps.telemetry.drift_found(is_drifted=False)
@@ -130,12 +132,12 @@ def _has_changed(
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
-def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
+def _handle_drift(
+    job: jobs.Job, plan: steps.Plan, gpus: model.ObservedGpus, *, is_new: bool
+) -> Action:
     affected = ""
     if job.limits.heals_drift:
-        order = drain.order(job.limits, observation.plan or steps.Plan(gpus=()), observation.gpus)
-        usage = survey.usage_now(job.deps.workloads.list, job.deps.allocations, observation.gpus)
-        affected = usage.named(order.affected_pods(usage))
+        affected = survey.name_users(job.deps, plan, gpus)
         if not affected:
             return Action.HEAL
     if is_new:

@@ -98,6 +98,11 @@ class Job(Shared):
     hooks: hook_points.HookPoints
 
     @property
+    def may_evict(self) -> bool:
+        """Whether the request may evict pods: its layout was not verified yet."""
+        return self.request.may_evict and self.journal.record.verified is None
+
+    @property
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None keeps the present one."""
         return self.limits.policy.plugin_config(self.request.config)

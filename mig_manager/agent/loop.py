@@ -192,7 +192,7 @@ class Agent:
             if request is None or request.name is None or outcome is None:
                 return
             action = self._reconciler.check_drift(request.name, outcome, request.custom)
-        except errors.ClusterError as error:
+        except errors.MigManagerError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return
         match action:

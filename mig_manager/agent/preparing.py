@@ -1,22 +1,29 @@
 """Plan a change, and refuse an impossible one before the node is touched."""
 
 import dataclasses
+import functools
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import drift, host, jobs, recovery, resolving
-from mig_manager.agent.pods import advertising, drain, pausing, resuming, survey
-from mig_manager.core import messages, model, steps, timing
+from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
+from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import (
     client_table,
+    clients,
     gpu_use,
     mig_managers,
     pod_object,
+    policies,
     strategies,
 )
 
+_ON_DEMAND = (
+    "an on-demand layout evicts no pod, but these pods use devices to be removed, or may get "
+    "them: {}"
+)
 _NOT_ASKED = gpu_use.Usage(pods=(), assigned=None)
 
 _log = structlog.get_logger()
@@ -27,7 +34,7 @@ class Change:
     """A planned change of the GPUs."""
 
     resolved: resolving.Resolved
-    may_evict: bool
+    rights: orders.Rights
     gpus: model.ObservedGpus
     plan: steps.Plan
     restoring: tuple[model.GpuSnapshot, ...] = ()
@@ -38,13 +45,14 @@ class Change:
     services: tuple[str, ...] = ()
     """The host's services that the owner lists."""
 
-    def order(self, job: jobs.Job) -> drain.Order:
+    def order(self, job: jobs.Job) -> orders.Order:
         """Return the drain for this change."""
-        return drain.order(
-            job.limits,
-            self.plan,
-            self.gpus,
-            may_evict=self.may_evict and not job.request.is_on_demand,
+        may_evict = isinstance(self.rights, orders.Evict)
+        is_whole_node = may_evict and job.limits.policy.drain is policies.Drain.NODE
+        return orders.Order(
+            affected=None if is_whole_node else clients.affected_ids(self.plan, self.gpus),
+            limits=job.limits,
+            rights=self.rights,
             extra_clients=self.extra_clients,
             has_begun=job.journal.entries.draining,
         )
@@ -54,7 +62,7 @@ class Change:
         return self.order(job).affected_pods(self.usage)
 
 
-def plan_change(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool) -> Change:
+def plan_change(job: jobs.Job, resolved: resolving.Resolved) -> Change:
     """Observe the GPUs, and plan the layout.
 
     Raises:
@@ -74,7 +82,7 @@ def plan_change(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool)
     plan = resolved.plan(gpus, restoring=restoring)
     return Change(
         resolved=resolved,
-        may_evict=may_evict or any(gpu_plan.is_repair for gpu_plan in plan.gpus),
+        rights=_rights(job, plan),
         gpus=gpus,
         plan=plan,
         restoring=restoring,
@@ -98,8 +106,6 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
         Superseded: Another layout is requested, or the agent stops.
     """
     change = _survey(job, planned)
-    if change.may_evict and job.request.is_on_demand:
-        require_no_affected_pods(change.affected_pods(job))
     is_waited = resuming.await_driver(
         job, change.affected_pods(job), change.usage.pods, change.gpus
     )
@@ -115,12 +121,21 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     )
     # Ask before pods are evicted: a silent init system could not stop services later.
     host.running_services(job, change.services, change.plan)
-    affected = change.usage.named(change.affected_pods(job))
-    if affected and not change.may_evict:
-        raise errors.MigManagerError(
-            drift.drift_message(job.status.title, affected), reason=errors.Reason.DRIFTED
-        )
+    change.order(job).require_allowed(change.usage.named(change.affected_pods(job)))
     return change
+
+
+def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
+    """Return whether the change may evict; a repair may, by the owner's setting."""
+    is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
+    if not (job.may_evict or is_repair):
+        message = functools.partial(drift.drift_message, job.status.title)
+        return orders.Refuse(errors.Reason.DRIFTED, message)
+    if job.request.is_on_demand:
+        return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
+    if job.limits.policy.drain is policies.Drain.NONE:
+        return orders.WaitOnly("--drain-policy none evicts no pod")
+    return orders.Evict()
 
 
 def _survey(job: jobs.Job, change: Change) -> Change:
@@ -149,18 +164,3 @@ def idle_wait(job: jobs.Job) -> timing.Wait:
         job.wait(0.0 if job.request.is_on_demand else job.limits.in_use_timeout_s),
         on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
     )
-
-
-def require_no_affected_pods(affected: tuple[pod_object.Pod, ...]) -> None:
-    """Refuse a change that affects pods if none may be evicted.
-
-    Raises:
-        MigManagerError: IN_USE.
-    """
-    if affected:
-        names = messages.listed([pod.key for pod in affected])
-        raise errors.MigManagerError(
-            "an on-demand layout evicts no pod, but these pods use devices to be removed, or may "
-            f"get them: {names}",
-            reason=errors.Reason.IN_USE,
-        )

@@ -164,6 +164,7 @@ class Reconciler:
 
         Raises:
             ClusterError: The API refused or does not answer.
+            HardwareError: The driver does not list the processes of pods.
         """
         request = jobs.Request(config=name, custom=custom)
         with self._attempts.begin(request, self._attempts.journal) as job:

@@ -75,11 +75,11 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
             resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
         )
     )
-    may_evict = job.request.may_evict and job.journal.record.verified is None
-    if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):
+    is_first = job.may_evict and job.request.attempt == 1
+    if is_first and resolved.expects_change(job.request.last_gpus):
         job.journal.enter(model.Phase.RESOLVE, "observing the GPUs")
     job.deps.standby.prepare()
-    change = preparing.plan_change(job, resolved, may_evict=may_evict)
+    change = preparing.plan_change(job, resolved)
     if change.plan.is_empty:
         return verification.verify_unchanged(
             job, resolved.layout, change.gpus, is_from_owner=resolved.is_from_owner
@@ -110,8 +110,7 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is errors.Reason.IN_USE and not is_client
-    may_evict = job.request.may_evict and job.journal.record.verified is None
-    return job.request.is_on_demand and may_evict and is_in_use
+    return job.request.is_on_demand and job.may_evict and is_in_use
 
 
 def undo(job: jobs.Job) -> str:

@@ -12,8 +12,8 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, watch
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, eviction, survey
-from mig_manager.core.node import policies
+from mig_manager.agent.pods import drain, eviction, orders
+from mig_manager.core.node import gpu_use, policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
@@ -287,13 +287,16 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
     clock.on_wait.append(act)
     pod_watch.expect_change()
-    found = survey.usage_now(workloads.list, silent)
+    destroyed = frozenset({machine.mig_uuid("destroyed")})
+    # Where every device goes, no answer of kubelet is needed.
+    usage = gpu_use.Usage(pods=workloads.list(), assigned=None, known_ids=destroyed)
     waiting.until(lambda: workloads.watched() is not None)
 
     ours = drain.Drain(
-        order=drain.Order(
-            affected=frozenset({machine.mig_uuid("destroyed")}),
+        order=orders.Order(
+            affected=destroyed,
             limits=settings.Limits(drain_timeout_s=30),
+            rights=orders.Evict(),
         ),
         evictions=eviction.Evictions(
             workloads=workloads,
@@ -304,7 +307,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         allocations=silent,
         on_force=lambda _names: None,
     )
-    ours.run(found, fakes.FakeRequest(clock), found.pods)
+    ours.run(usage, fakes.FakeRequest(clock), usage.pods)
     assert ours.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.
     assert gone_at[0] <= clock.now_s < gone_at[0] + 12

@@ -7,10 +7,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, eviction, survey
+from mig_manager.agent.pods import drain, eviction, orders
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
-from mig_manager.core.node import client_table, policies
+from mig_manager.core.node import client_table, gpu_use, policies
 from tests.node import fakes
 from tests.node.fakes import NodeRig
 from tests.unit import machine
@@ -35,10 +35,12 @@ def new_drain(
     workloads: ports.Workloads | None = None,
 ) -> drain.Drain:
     limits = settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
+    is_passive = limits.policy.drain is policies.Drain.NONE
     return drain.Drain(
-        order=drain.Order(
-            affected=affected,
+        order=orders.Order(
+            affected=None if limits.policy.drain is policies.Drain.NODE else affected,
             limits=limits,
+            rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
             extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
         ),
         evictions=eviction.Evictions(
@@ -53,8 +55,12 @@ def new_drain(
     )
 
 
+def usage_of(rig: NodeRig) -> gpu_use.Usage:
+    return gpu_use.Usage(assigned=rig.allocations.assigned(), pods=rig.workloads.list())
+
+
 def run(rig: NodeRig, ours: drain.Drain) -> int:
-    usage = survey.usage_now(rig.workloads.list, rig.allocations)
+    usage = usage_of(rig)
     ours.run(usage, fakes.FakeRequest(rig.clock), usage.pods)
     return ours.evictions.evicted
 

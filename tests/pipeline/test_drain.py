@@ -7,7 +7,6 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent.pods import survey
 from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
@@ -22,6 +21,7 @@ from tests.pipeline.drains import (
     gpu_pod,
     new_drain,
     run,
+    usage_of,
 )
 from tests.unit import machine
 
@@ -31,7 +31,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     rig: NodeRig, policy: policies.Drain
 ) -> None:
     ours = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
-    before = survey.usage_now(rig.workloads.list, rig.allocations)
+    before = usage_of(rig)
     rig.log.clear()
 
     ours.run(before, fakes.FakeRequest(rig.clock), before.pods)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent.pods import survey
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
 from tests.node import fake_ports, fakes
@@ -25,6 +24,7 @@ from tests.pipeline.drains import (
     new_drain,
     refused,
     run,
+    usage_of,
 )
 
 
@@ -190,7 +190,7 @@ def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
 
 def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     rig = empty()
-    before = survey.usage_now(rig.workloads.list, rig.allocations)
+    before = usage_of(rig)
     rig.refusing = {"workloads.list": SILENT}
     late = gpu_pod(rig, "late")
     at(rig, 3, rig.refusing.clear)
@@ -201,7 +201,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
 
 
 def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig) -> None:
-    before = survey.usage_now(rig.workloads.list, rig.allocations)
+    before = usage_of(rig)
     rig.refusing = {"workloads.list": SILENT}
 
     request = fakes.FakeRequest(rig.clock, ends_at=3, replaced=True)

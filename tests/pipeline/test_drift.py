@@ -10,7 +10,7 @@ from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import fakes, scenes, swept_scenes
 from tests.node.scenes import assert_ends
 
 LAYOUT = "all-balanced"
@@ -98,6 +98,36 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
+
+
+def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
+    rig, ours, _ = node_at_rest(heals=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    gpus = rig.gpus
+    uid, late = next((uid, pod) for uid, pod in rig.pods.items() if pod.name == "foreign")
+    del rig.pods[uid]
+
+    def bind() -> None:
+        if rig.has_hold_taint:
+            rig.pods[uid] = late
+
+    rig.on_call = bind
+    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=ours, may_evict=False)
+
+    assert rig.gpus == gpus
+    assert "workloads.evict" not in rig.log
+
+
+def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
+    rig, ours, ended = node_at_rest(heals=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
+    labels, owner = {"app": "watcher"}, "DaemonSet"
+    rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
+    rig.extra_clients = swept_scenes.EXTRA_CLIENTS
+
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=ours, may_evict=False)
 
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:

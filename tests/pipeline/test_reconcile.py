@@ -20,7 +20,7 @@ from tests.node.scenes import (
     reconciler,
     run,
 )
-from tests.node.swept_scenes import guarded_node, whole_node
+from tests.node.swept_scenes import guarded_node, waiting_node, whole_node
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -191,6 +191,17 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
     run(rig, layout)
 
     assert status.parse(rig.annotations[well_known.STATUS_ANNOTATION]).phase == phase
+
+
+def test_a_change_that_evicts_no_pod_announces_a_wait() -> None:
+    rig = waiting_node()
+
+    assert_ends(rig, Reason.APPLIED)
+
+    waits = "1 pod to wait for: default/affected"
+    assert waits in rig.statuses
+    assert any(message.endswith(waits) for message in rig.messages)
+    assert not any("to evict" in text for text in (*rig.messages, *rig.statuses))
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:

@@ -12,76 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import settings
-from mig_manager.agent.pods import dra_driver, eviction
-from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import client_table, clients, gpu_use, pod_object, policies
-
-LISTED_WITHIN_S = 3.0
-"""How long kubelet may take to list the devices of a pod that was just bound."""
+from mig_manager.agent.pods import dra_driver, eviction, orders
+from mig_manager.core import messages, ports
+from mig_manager.core.node import gpu_use, pod_object
 
 _log = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Which pods to drain, how, and how long that may take."""
-
-    affected: frozenset[str]
-    """Ids of the devices to be destroyed."""
-    limits: settings.Limits
-    extra_clients: tuple[client_table.ExtraClient, ...] = ()
-    """GPU clients: not evicted, because they are paused later."""
-    has_begun: bool = False
-    """Whether an earlier attempt at this drain evicted pods."""
-
-    @property
-    def is_passive(self) -> bool:
-        """Whether the drain only waits."""
-        return self.limits.policy.drain is policies.Drain.NONE
-
-    @property
-    def is_whole_node(self) -> bool:
-        """Whether every pod with a GPU is drained."""
-        return self.limits.policy.drain is policies.Drain.NODE
-
-    def affected_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        """Return the pods to drain."""
-        affected = None if self.is_whole_node else self.affected
-        return usage.users(affected, daemons=self.extra_clients)
-
-    def undecided_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        """Return the affected pods for which kubelet may still list other devices."""
-        if self.is_whole_node:
-            return ()
-        return usage.undecided(self.affected, daemons=self.extra_clients)
-
-
-def order(
-    limits: settings.Limits,
-    plan: steps.Plan,
-    gpus: Sequence[model.Gpu],
-    *,
-    may_evict: bool = True,
-    extra_clients: tuple[client_table.ExtraClient, ...] = (),
-    has_begun: bool = False,
-) -> Order:
-    """Return the drain for a plan."""
-    if not may_evict:
-        waiting = dataclasses.replace(limits.policy, drain=policies.Drain.NONE)
-        limits = dataclasses.replace(limits, policy=waiting, drain_timeout_s=0.0)
-    return Order(
-        affected=clients.affected_ids(plan, gpus),
-        limits=limits,
-        extra_clients=extra_clients,
-        has_begun=has_begun,
-    )
-
-
-def whole_node(limits: settings.Limits) -> Order:
-    """Return the drain of every pod with a GPU, for a reboot."""
-    policy = dataclasses.replace(limits.policy, drain=policies.Drain.NODE)
-    return Order(affected=frozenset(), limits=dataclasses.replace(limits, policy=policy))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +34,7 @@ class _End:
 class Drain:
     """One drain: evict, wait, and retry where a budget refused."""
 
-    order: Order
+    order: orders.Order
     evictions: eviction.Evictions
     allocations: ports.DeviceAllocations
     on_force: Callable[[str], None]
@@ -126,13 +61,13 @@ class Drain:
                 API_UNAVAILABLE if the API refused or failed to evict.
             ClusterError: The API refused the request as such, or did not list the pods by the
                 deadline.
+            MigManagerError: The order refuses a change that affects pods.
             Superseded: Another layout is requested, or the agent stops.
         """
-        if not (self.order.affected or self.order.is_whole_node):
+        if self.order.affected is not None and not self.order.affected:
             return listed
         self.evictions.begin()
-        act = _evict_none if self.order.is_passive else self.evictions.evict
-        end = self._wait(act, usage, cancel, self._usage(listed, usage))
+        end = self._wait(self._act, usage, cancel, self._usage(listed, usage))
         is_forced = self._may_force(end.remaining)
         if is_forced:
             self.evictions.begin()
@@ -150,17 +85,21 @@ class Drain:
         Raises:
             ClusterError: The API refused or does not answer.
             DrainError: Names the pods; the node is not kept closed.
+            MigManagerError: As ``run``.
         """
-        pods = self.remaining(usage, self.evictions.workloads.list())
-        if pods:
-            names = messages.listed([pod.key for pod in pods])
+        now = self._usage(self.evictions.workloads.list(), usage)
+        names = messages.listed([pod.key for pod in self.order.affected_pods(now)])
+        self.order.require_allowed(names)
+        if names:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
 
-    def remaining(
-        self, usage: gpu_use.Usage, listed: tuple[pod_object.Pod, ...]
-    ) -> tuple[pod_object.Pod, ...]:
-        """Return which of the pods, just listed, use an affected device now."""
-        return self.order.affected_pods(self._usage(listed, usage))
+    def _act(self, remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
+        """Evict the pods if that is allowed; return why others stay for now."""
+        keys = [pod.key for pod in remaining]
+        self.order.require_allowed(messages.listed(keys))
+        if isinstance(self.order.rights, orders.WaitOnly):
+            return dict.fromkeys(keys, self.order.rights.why)
+        return self.evictions.evict(remaining)
 
     def _wait(
         self,
@@ -178,7 +117,7 @@ class Drain:
             now: The use now; None: pause first.
         """
         deadline_s = self._new_deadline_s()
-        listed_s = self.evictions.clock.monotonic() + LISTED_WITHIN_S
+        listed_s = self.evictions.clock.monotonic() + orders.LISTED_WITHIN_S
         pauses_s = map(self.order.limits.backoff.delay_s, itertools.count())
         while True:
             if now is None:
@@ -207,7 +146,8 @@ class Drain:
         return self.evictions.clock.monotonic() >= deadline_s
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
-        may_force = self.order.limits.policy.is_forced and not self.order.is_passive
+        is_forced = self.order.limits.policy.is_forced
+        may_force = is_forced and isinstance(self.order.rights, orders.Evict)
         return may_force and bool(remaining) and _are_evictable(remaining)
 
     def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:
@@ -231,8 +171,8 @@ class Drain:
 
     def _has_only_to_wait(self, now: gpu_use.Usage) -> bool:
         remaining = self.order.affected_pods(now)
-        is_idle = self.order.is_passive or not self.evictions.is_any_ready(remaining)
-        return bool(remaining) and is_idle
+        is_passive = isinstance(self.order.rights, orders.WaitOnly)
+        return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 
     def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
@@ -281,10 +221,6 @@ class Drain:
             # only to a node without the taint.
             keeps_closed=has_evicted and _are_evictable(remaining) and not lacks_driver,
         )
-
-
-def _evict_none(remaining: Iterable[pod_object.Pod]) -> dict[str, str]:
-    return {pod.key: "--drain-policy none evicts no pod" for pod in remaining}
 
 
 def _are_evictable(pods: Iterable[pod_object.Pod]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent.pods import drain
+from mig_manager.agent.pods import orders
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import client_table, clients, gpu_use, pod_object
 
@@ -20,7 +20,7 @@ seconds for the API server's list."""
 def wait_for_usage(
     deps: ports.Dependencies,
     gpus: model.ObservedGpus,
-    order: drain.Order,
+    order: orders.Order,
     cancel: ports.Cancellation,
 ) -> gpu_use.Usage:
     """Return the usage of devices; wait until kubelet lists the devices of starting pods.
@@ -37,11 +37,11 @@ def wait_for_usage(
         sleep=cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
-    listed_s = deps.clock.monotonic() + drain.LISTED_WITHIN_S
+    listed_s = deps.clock.monotonic() + orders.LISTED_WITHIN_S
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
-        usage = usage_now(deps.workloads.list, deps.allocations, gpus, deps.processes)
+        usage = _usage_now(deps, gpus)
         undecided = order.undecided_pods(usage)
         is_over = is_last if usage.why_incomplete else deps.clock.monotonic() >= listed_s
         if is_over or not undecided:
@@ -59,7 +59,7 @@ def wait_for_usage(
 def require_idle(
     deps: ports.Dependencies,
     plan: steps.Plan,
-    order: drain.Order,
+    order: orders.Order,
     usage: gpu_use.Usage,
     *,
     services: Collection[str],
@@ -98,7 +98,7 @@ def name_users(deps: ports.Dependencies, plan: steps.Plan, gpus: Sequence[model.
         ClusterError: The API refused or does not answer.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
-    usage = usage_now(deps.workloads.list, deps.allocations, gpus, deps.processes)
+    usage = _usage_now(deps, gpus)
     affected = clients.affected_ids(plan, gpus)
     return usage.named(usage.users(affected, daemons=extra_clients(deps)))
 
@@ -112,23 +112,33 @@ def extra_clients(deps: ports.Dependencies) -> tuple[client_table.ExtraClient, .
         return ()
 
 
-def usage_now(
-    list_pods: Callable[[], tuple[pod_object.Pod, ...]],
-    allocations: ports.DeviceAllocations,
-    gpus: Sequence[model.Gpu] | None = None,
-    processes: Callable[[], gpu_use.Processes] | None = None,
+def report_usage(
+    deps: ports.Dependencies, gpus: Sequence[model.Gpu], *, has_processes: bool
 ) -> gpu_use.Usage:
-    """List the node's pods and the devices that kubelet assigned to them.
-
-    ``processes`` is called if pods have devices that none of ``gpus`` has.
+    """Return the usage to publish, of the pods as last watched; with all processes if wanted.
 
     Raises:
-        ClusterError: The API refused or does not answer. A silent kubelet is no error.
-        HardwareError: From ``processes``.
+        ClusterError: The API refused or does not answer.
+        HardwareError: The driver does not list the processes.
     """
+    return _observe(deps, deps.workloads.present, gpus, lambda _usage: has_processes)
+
+
+def _usage_now(deps: ports.Dependencies, gpus: Sequence[model.Gpu]) -> gpu_use.Usage:
+    """Return the usage now, with the processes if pods have devices that no GPU has."""
+    return _observe(deps, deps.workloads.list, gpus, lambda usage: usage.has_unknown_ids)
+
+
+def _observe(
+    deps: ports.Dependencies,
+    list_pods: Callable[[], tuple[pod_object.Pod, ...]],
+    gpus: Sequence[model.Gpu],
+    needs_processes: Callable[[gpu_use.Usage], bool],
+) -> gpu_use.Usage:
+    """List the node's pods and the devices that kubelet assigned to them."""
     assigned, no_answer = None, ""
     try:
-        assigned = allocations.assigned()
+        assigned = deps.allocations.assigned()
     except errors.ClusterError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         no_answer = error.message
@@ -136,9 +146,9 @@ def usage_now(
         pods=list_pods(),
         assigned=assigned,
         no_answer=no_answer,
-        known_ids=None if gpus is None else gpu_use.device_ids(gpus),
-        resource_names=gpu_use.resource_names(gpus or ()),
+        known_ids=gpu_use.device_ids(gpus),
+        resource_names=gpu_use.resource_names(gpus),
     )
-    if usage.has_unknown_ids and processes is not None:
-        return dataclasses.replace(usage, processes=processes())
+    if deps.processes is not None and needs_processes(usage):
+        return dataclasses.replace(usage, processes=deps.processes())
     return usage

@@ -90,13 +90,18 @@ class Usage:
         )
 
     def undecided(
-        self, affected: Collection[str], *, daemons: Sequence[client_table.ExtraClient] = ()
+        self,
+        affected: Collection[str] | None,
+        *,
+        daemons: Sequence[client_table.ExtraClient] = (),
     ) -> tuple[pod_object.Pod, ...]:
         """Return the users that kubelet may still exclude, because it lists no device of them yet.
 
         Empty if all devices are affected: then every pod with a GPU is a user.
         """
-        if self.known_ids is not None and self.known_ids <= frozenset(affected):
+        if affected is None or (
+            self.known_ids is not None and self.known_ids <= frozenset(affected)
+        ):
             return ()
         users = self.users(affected, daemons=daemons)
         return tuple(pod for pod in users if self.why_uncertain(pod) and self._may_be_listed(pod))

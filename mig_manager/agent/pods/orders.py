@@ -1,0 +1,68 @@
+"""Which pods a change drains, and whether it may evict them."""
+
+import dataclasses
+from collections.abc import Callable
+
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.core.node import client_table, gpu_use, pod_object
+
+LISTED_WITHIN_S = 3.0
+"""How long kubelet may take to list the devices of a pod that was just bound."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evict:
+    """Evict the affected pods."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WaitOnly:
+    """Wait until the affected pods have ended."""
+
+    why: str
+    """Why no pod is evicted, for messages."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refuse:
+    """Refuse a change that affects a pod."""
+
+    reason: errors.Reason
+    message: Callable[[str], str]
+    """Returns the message, from the names of the affected pods."""
+
+
+Rights = Evict | WaitOnly | Refuse
+"""What a change may do with the pods that it affects."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Which pods to drain, how, and how long that may take."""
+
+    affected: frozenset[str] | None
+    """Ids of the devices to be destroyed; None: of every GPU."""
+    limits: settings.Limits
+    rights: Rights
+    extra_clients: tuple[client_table.ExtraClient, ...] = ()
+    """GPU clients: not evicted, because they are paused later."""
+    has_begun: bool = False
+    """Whether an earlier attempt at this drain evicted pods."""
+
+    def affected_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
+        """Return the pods to drain."""
+        return usage.users(self.affected, daemons=self.extra_clients)
+
+    def require_allowed(self, affected: str) -> None:
+        """Refuse the change if no pod may be affected; ``affected`` has their names.
+
+        Raises:
+            MigManagerError: With the reason of the refusal.
+        """
+        if affected and isinstance(self.rights, Refuse):
+            raise errors.MigManagerError(self.rights.message(affected), reason=self.rights.reason)
+
+    def undecided_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
+        """Return the affected pods for which kubelet may still list other devices."""
+        return usage.undecided(self.affected, daemons=self.extra_clients)
