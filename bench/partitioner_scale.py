@@ -29,7 +29,7 @@ from typing import Any
 from bench import planning
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, partitioned, partitioning
+from mig_manager.core.fleet import demand, node_index, partitioned, partitioning
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.records import capacity, gpu_codec
 
@@ -223,6 +223,7 @@ class Decider:
         self._watched = watched
         self._history = partitioning.History()
         self._sightings = partitioned.Sightings()
+        self._cache = node_index.NodeCache()
         self.changes = 0
 
     def decide(self, now: dt.datetime) -> float:
@@ -232,7 +233,9 @@ class Decider:
         pending = self._watched.pending
         seen = self._sightings.on_own_clock(self._watched.nodes.values(), now=now)
         nodes = partitioned.with_pods(seen, bound)
-        decision = partitioning.decide(nodes, pending, _LIMITS, now=now, history=self._history)
+        decision = partitioning.decide(
+            nodes, pending, _LIMITS, now=now, history=self._history, cache=self._cache
+        )
         self._history = partitioning.remember(self._history, nodes, pending, decision, now=now)
         self.changes += len(decision.changes)
         return time.process_time() - began_s

@@ -97,6 +97,10 @@ class Profile:
         """The profile of the GPU instance around such a compute instance."""
         return dataclasses.replace(self, compute_slices=self.gpu_slices)
 
+    def __hash__(self) -> int:
+        """Hash the slices and the memory, which hardly two profiles share: it is called often."""
+        return self.compute_slices << 24 ^ self.gpu_slices << 16 ^ self.memory_gb
+
     def __lt__(self, other: "Profile") -> bool:
         """Compare in the usual order of layouts: largest first, with attributes before without."""
         return self._order < other._order

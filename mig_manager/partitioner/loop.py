@@ -17,15 +17,15 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import liveness, messages, model, timestamps, timing
-from mig_manager.core.fleet import breaker, demand, partitioned, partitioning
+from mig_manager.core.fleet import breaker, demand, node_index, partitioned, partitioning
 from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import announcer, metrics, recommendations
 from mig_manager.partitioner import settings as partitioner_settings
 
 _RECHECK_S = 5.0
 """Between two decisions about the same pods: cooldowns end, and pods end."""
-_RECHECK_SHARE = 10.0
-"""Minimum pause, as a multiple of a decision's duration."""
+_RECHECK_SHARE = 1.0
+"""Minimum pause, as a multiple of a decision's duration: decisions use half of a core at most."""
 _REFUSED_S = 300.0
 """How long not to change a node that the API refused to change."""
 _INHERITED_S = 300.0
@@ -92,6 +92,7 @@ class _Term:
     announcer: announcer.Announcer
     leads_since_s: float
     history: partitioning.History = dataclasses.field(default_factory=partitioning.History)
+    cache: node_index.NodeCache = dataclasses.field(default_factory=node_index.NodeCache)
     recheck_s: float = math.inf  # when to decide without a change of demand
     resume_s: float = -math.inf  # when to act again after an API failure
     pause_s: float = _FIRST_PAUSE_S
@@ -198,6 +199,7 @@ class Partitioner:
             now=now,
             history=self._term.history,
             base=self._base_of(nodes),
+            cache=self._term.cache,
         )
         took_s = self._clock.monotonic() - began_s
         self._telemetry.count_decision()

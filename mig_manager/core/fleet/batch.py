@@ -39,10 +39,9 @@ class Batch:
         self.group = [groups.setdefault(pod.needs, len(groups)) for pod in self.pods]
         self.needs = list(groups)
         self.profiles = [needs.profiles for needs in self.needs]
-        kinds: dict[model.Devices, int] = {}
-        self.kind = [
-            kinds.setdefault(model.in_order(profiles), len(kinds)) for profiles in self.profiles
-        ]
+        self.devices = [*map(model.in_order, self.profiles)]
+        kinds = self._kinds = dict[model.Devices, int]()
+        self.kind = [kinds.setdefault(devices, len(kinds)) for devices in self.devices]
         """By group: the number of its devices; groups of equal devices differ in other needs."""
         self.others = [needs.others for needs in self.needs]
         self._is_known = [not needs.unknown for needs in self.needs]
@@ -142,13 +141,11 @@ class Batch:
                 nodes
                 for empty, nodes in self.index.hardware.items()
                 if node_room.NodeRoom(
-                    self.search,
-                    dict(enumerate(empty)),
-                    idle={},
+                    node_room.Gpus(self.search, dict(enumerate(empty))),
                     schedulable={},
                     claimed={},
                     floor={},
-                ).add(self.profiles[group])
+                ).add(self.devices[group])
             )
         return self._possible[kind]
 
@@ -172,34 +169,39 @@ class Batch:
         return nodes & able
 
     def _has_devices(self, position: int, profiles: Mapping[model.Profile, int]) -> bool:
-        facts, is_certain = self.index.facts[position], len(profiles) == 1
+        node, facts, is_certain = (
+            self.nodes[position],
+            self.index.facts[position],
+            len(profiles) == 1,
+        )
         for profile, count in profiles.items():
-            most, free = self.most_new(position, profile), self.free(position, profile)
+            most, free = facts.gpus.most(profile), self.free(position, profile)
             if count > most + free:
                 return False
-            is_certain = is_certain and not free and count * len(facts.states) < _MOST_CERTAIN
-        if is_certain and facts.node.name not in self._claims and not self._floor(facts):
+            is_certain = is_certain and not free and count * len(facts.gpus.states) < _MOST_CERTAIN
+        if is_certain and node.name not in self._claims and not self._floor(facts):
             return True
-        return self.room(facts.node).add(profiles)
+        return self.room(node).add(model.in_order(profiles))
 
-    def is_servable(self, group: int, position: int) -> bool:
-        """Return whether a node might serve pods of a group, by a quick comparison."""
-        return (
-            self._is_known[group]
-            and not self.excluded(group) >> position & 1
-            and all(
-                count <= self.most_new(position, profile) + self.free(position, profile)
-                for profile, count in self.profiles[group].items()
+    def servable(self, position: int) -> set[int]:
+        """Return the kinds of devices that a node might have room for, by a quick comparison."""
+        facts = self.index.facts[position]
+        return {
+            kind
+            for devices, kind in self._kinds.items()
+            if all(
+                count <= facts.gpus.most(profile) + self.free(position, profile)
+                for profile, count in devices
             )
-        )
+        }
 
     def likeness(self, position: int) -> object:
         """Return a key that is equal for nodes with equal room for all pods."""
         facts = self.index.facts[position]
-        if facts.node.name in self._claims:
+        if self.nodes[position].name in self._claims:
             return position
         return (
-            tuple(facts.states.items()),
+            tuple(facts.gpus.states.items()),
             tuple(facts.devices.items()),
             tuple(self._available[position].items()),
             tuple(nodes >> position & 1 for nodes in self._distinct_exclusions),
@@ -215,14 +217,6 @@ class Batch:
         for rank in ranks:
             queue.setdefault(self.group[rank], []).append(rank)
         return queue
-
-    def most_new(self, position: int, profile: model.Profile) -> int:
-        """Return how many devices of a profile fit beside the instances of a node that stay."""
-        facts = self.index.facts[position]
-        if profile not in facts.most:
-            states = facts.states.values()
-            facts.most[profile] = sum(self.search.most_beside(state, profile) for state in states)
-        return facts.most[profile]
 
     def free(self, position: int, profile: model.Profile) -> int:
         """Return how many idle devices of a profile the scheduler can give to further pods."""
@@ -241,12 +235,10 @@ class Batch:
         claims = self._claims.get(node.name, collections.Counter())
         schedulable = dict(claims)
         for profile in facts.devices:
-            free = self.free(position, profile)
-            schedulable[profile] = schedulable.get(profile, 0) + free
+            if free := self.free(position, profile):
+                schedulable[profile] = schedulable.get(profile, 0) + free
         return node_room.NodeRoom(
-            self.search,
-            facts.states,
-            idle=facts.idle,
+            facts.gpus,
             schedulable=schedulable,
             claimed=claims,
             floor=self._floor(facts),
@@ -257,7 +249,7 @@ class Batch:
         floor = {}
         for profile, count in self._reserved.items():
             total = facts.devices.get(profile, 0)
-            least = min(count, total) - (total - facts.idle.get(profile, 0))
+            least = min(count, total) - (total - facts.gpus.idle.get(profile, 0))
             if least > 0:
                 floor[profile] = least
         return floor
@@ -298,9 +290,9 @@ class Batch:
         self, node: partitioned.PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
     ) -> bool:
         """Return whether a node with these states of GPUs, by UUID, keeps reserved devices."""
-        before = self.devices(node)
+        before = self.devices_of(node)
         others = tuple(gpu for gpu in node.gpus if gpu.uuid not in wanted)
-        after = self.devices(dataclasses.replace(node, gpus=others))
+        after = self.devices_of(dataclasses.replace(node, gpus=others))
         for goal in wanted.values():
             after.update(goal.counts)
         return all(
@@ -312,12 +304,14 @@ class Batch:
         self, node: partitioned.PartitionedNode
     ) -> Iterator[tuple[model.Gpu, node_room.GpuState]]:
         """Yield the GPUs that a change can include."""
-        states = self.index.facts[self.index.position[node.name]].states
+        states = self.index.facts[self.index.position[node.name]].gpus.states
         for gpu in node.gpus:
             if gpu.index in states:
                 yield gpu, states[gpu.index]
 
-    def devices(self, node: partitioned.PartitionedNode) -> "collections.Counter[model.Profile]":
+    def devices_of(
+        self, node: partitioned.PartitionedNode
+    ) -> "collections.Counter[model.Profile]":
         """Count the MIG devices of a node."""
         return collections.Counter(device.profile for gpu in node.gpus for device in gpu.devices)
 

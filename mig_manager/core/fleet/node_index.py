@@ -14,14 +14,18 @@ from mig_manager.core.node import resources, selectors
 class NodeFacts:
     """What a decision derives from one node."""
 
-    node: partitioned.PartitionedNode
-    states: Mapping[int, node_room.GpuState]  # of the GPUs that a change can include, by index
+    node: partitioned.PartitionedNode  # in the state from which it was derived
+    gpus: node_room.Gpus
     empty: tuple[node_room.GpuState, ...]  # of all its GPUs without their instances
     devices: Mapping[model.Profile, int]
-    idle: Mapping[model.Profile, int]  # instances that a change can destroy
     available: Mapping[str, int]
-    most: dict[model.Profile, int] = dataclasses.field(default_factory=dict)
-    """How many devices fit beside the instances that stay; filled on demand."""
+
+    def is_of(self, node: partitioned.PartitionedNode) -> bool:
+        """Return whether the facts are also those of this state of the node."""
+        return all(
+            getattr(self.node, name) == getattr(node, name)
+            for name in ("gpus", "in_use", "allocatable", "allocated")
+        )
 
 
 class NodeCache:
@@ -41,7 +45,7 @@ class NodeCache:
         facts = []
         for node in nodes:
             kept = self._facts.get(node.name)
-            facts.append(kept if kept and kept.node is node else self._derive(node))
+            facts.append(kept if kept and kept.is_of(node) else self._derive(node))
         self._facts = {each.node.name: each for each in facts}
         return facts
 
@@ -58,16 +62,15 @@ class NodeCache:
         allocated = frozenset(p for p, count in requests if p and count > used[p])
         states = {
             gpu.index: state
-            for gpu in sorted(node.gpus, key=lambda gpu: gpu.index)
+            for gpu in node.gpus
             if gpu.uuid in node.in_use
             and (state := self.search.state(gpu, node.in_use[gpu.uuid], allocated))
         }
         return NodeFacts(
             node=node,
-            states=states,
+            gpus=node_room.Gpus(self.search, states),
             empty=tuple(map(self.search.empty, node.gpus)),
             devices=collections.Counter(d.profile for gpu in node.gpus for d in gpu.devices),
-            idle=collections.Counter(p for state in states.values() for p, _ in state.idle),
             available=node.available,
         )
 

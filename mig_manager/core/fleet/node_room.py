@@ -34,6 +34,7 @@ class New:
     """New devices of one GPU; a ``Search`` has one object for equal devices."""
 
     devices: model.Devices
+    count: int
     following: "dict[model.Profile, New]" = dataclasses.field(default_factory=dict)
     """With one device more; filled on demand."""
 
@@ -57,19 +58,21 @@ class Search:
         """By the identity of the profiles, whose hash takes long."""
         self._capacities: list[placement.Capacity] = []
         self._states: dict[tuple[object, ...], GpuState] = {}
-        self.nothing = New(())
-        self._news: dict[model.Devices, New] = {(): self.nothing}
-        self._ways: dict[tuple[GpuState, New, model.Devices], Way | None] = {}
         self._most: dict[tuple[GpuState, model.Profile], int] = {}
+        self.nothing = New((), 0)
+        self._news: dict[model.Devices, New] = {(): self.nothing}
+        self._ways: dict[tuple[object, ...], Way | None] = {}
 
     def plus(self, new: New, profile: model.Profile) -> New:
         """Return new devices and one more."""
-        if profile not in new.following:
+        following = new.following.get(profile)
+        if following is None:
             counts = collections.Counter(dict(new.devices))
             counts[profile] += 1
             more = model.in_order(counts)
-            new.following[profile] = self._news.setdefault(more, New(more))
-        return new.following[profile]
+            following = self._news.setdefault(more, New(more, new.count + 1))
+            new.following[profile] = following
+        return following
 
     @property
     def count(self) -> int:
@@ -116,7 +119,8 @@ class Search:
         ``spare`` are the idle devices that the node can lose; other devices that are destroyed
         must be created again.
         """
-        key = state, new, spare
+        # Most nodes can lose all, and the hash of devices takes long.
+        key = (state, new) if spare is state.idle_devices else (state, new, spare)
         if key not in self._ways:
             self._ways[key] = next(self._fits(state, new.devices, dict(spare)), None)
         return self._ways[key]
@@ -196,27 +200,53 @@ class Search:
                     )
 
 
+class Gpus:
+    """The GPUs of one node that a change can include."""
+
+    def __init__(self, search: Search, states: Mapping[int, GpuState]) -> None:
+        self.search = search
+        self.states = dict(sorted(states.items()))  # by index
+        self.idle = collections.Counter(p for state in states.values() for p, _ in state.idle)
+        self._able: dict[model.Profile, tuple[int, Sequence[int]]] = {}
+
+    def most(self, profile: model.Profile) -> int:
+        """Return how many devices of a profile fit beside the instances that stay."""
+        return self._beside(profile)[0]
+
+    def able(self, profile: model.Profile) -> Sequence[int]:
+        """Return the GPUs on which a device of a profile fits beside the instances that stay."""
+        return self._beside(profile)[1]
+
+    def _beside(self, profile: model.Profile) -> tuple[int, Sequence[int]]:
+        if profile not in self._able:
+            counts = {
+                index: self.search.most_beside(state, profile)
+                for index, state in self.states.items()
+            }
+            able = tuple(index for index, count in counts.items() if count)
+            self._able[profile] = sum(counts.values()), able
+        return self._able[profile]
+
+
 class NodeRoom:
     """The room of one node, which shrinks as pods are added."""
 
     def __init__(
         self,
-        search: Search,
-        states: Mapping[int, GpuState],
+        gpus: Gpus,
         *,
-        idle: Mapping[model.Profile, int],
         schedulable: Mapping[model.Profile, int],
         claimed: Mapping[model.Profile, int],
         floor: Mapping[model.Profile, int],
     ) -> None:
-        """Build it from the states of its GPUs, by index, and their idle devices.
+        """Build it from the GPUs of the node.
 
         ``schedulable`` are the idle devices that the scheduler can give to pods, ``claimed`` the
         devices that it will give; ``floor`` is how many idle devices must stay.
         """
-        self._search = search
-        self._states = states
-        self._had = idle
+        self._gpus = gpus
+        self._search = gpus.search
+        self._had = gpus.idle
         self._schedulable = schedulable
         self._floor = floor
         self._claimed = claimed
@@ -229,64 +259,61 @@ class NodeRoom:
         """How many idle instances the changes destroy."""
         return sum(way.destroyed for way in self.ways.values())
 
-    def add(
-        self, profiles: Mapping[model.Profile, int], *, without: frozenset[int] = frozenset()
-    ) -> bool:
+    def add(self, devices: model.Devices, *, without: frozenset[int] = frozenset()) -> bool:
         """Make room for one pod; return False, and change nothing, if it has no room.
 
         No device is created on the GPUs ``without``.
         """
-        lost = self._lost()
-        reused: dict[model.Profile, int] = {}
-        items: list[model.Profile] = []
-        for profile, count in model.in_order(profiles):
-            free = self._schedulable.get(profile, 0) - self._claimed.get(profile, 0)
-            reused[profile] = again = max(0, min(count, free - lost.get(profile, 0)))
-            most = (self._search.most_beside(state, profile) for state in self._states.values())
+        lost = self._lost() if self._schedulable else {}
+        claimed, items = dict(self._claimed), list[model.Profile]()
+        for profile, count in devices:
+            again = 0
+            if self._schedulable:
+                free = self._schedulable.get(profile, 0) - claimed.get(profile, 0)
+                again = max(0, min(count, free - lost.get(profile, 0)))
+                claimed[profile] = claimed.get(profile, 0) + again
             # A pod can request any number.
-            if count > again and count - again > sum(most):
+            if count > again and count - again > self._gpus.most(profile):
                 return False
             items += [profile] * (count - again)
         before = self._claimed, dict(self._new), dict(self.ways)
-        self._claimed = collections.Counter(self._claimed) + collections.Counter(reused)
-        indices = [index for index in self._states if index not in without]
+        self._claimed = claimed
         tries = itertools.count()
-        if self._create(items, indices, tries):
+        if self._create(items, without, tries):
             return True
         self._claimed, self._new, self.ways = before
         return False
 
     def _create(
-        self, items: Sequence[model.Profile], indices: Sequence[int], tries: Iterator[int]
+        self, items: Sequence[model.Profile], without: frozenset[int], tries: Iterator[int]
     ) -> bool:
         """Create the devices, largest first, and backtrack."""
         if not items:
             return True
         item, *rest = items
         before = dict(self._new), dict(self.ways)
-        for index, new, way in self._candidates(item, indices, tries):
+        for index, new, way in self._candidates(item, without, tries):
             self._new[index], self.ways[index] = new, way
-            if self._create(rest, indices, tries):
+            if self._create(rest, without, tries):
                 return True
             self._new, self.ways = dict(before[0]), dict(before[1])
         return False
 
     def _candidates(
-        self, item: model.Profile, indices: Iterable[int], tries: Iterator[int]
+        self, item: model.Profile, without: frozenset[int], tries: Iterator[int]
     ) -> list[tuple[int, New, Way]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
         ranked: dict[tuple[GpuState, New], tuple[tuple[int, int, int], int, New, Way] | None] = {}
-        lost = self._lost()
-        for index in indices:
-            state, had = self._states[index], self._new.get(index, self._search.nothing)
-            if (state, had) in ranked or next(tries) > _MOST_TRIES:
+        for index in self._gpus.able(item):
+            state, had = self._gpus.states[index], self._new.get(index, self._search.nothing)
+            if index in without or (state, had) in ranked or next(tries) > _MOST_TRIES:
                 continue
             new = self._search.plus(had, item)
-            way = self._search.way(state, new, self._spare(index, lost))
+            way = self._search.way(state, new, self._spare(index))
             ranked[state, had] = None
             if way is not None:
                 old = self.ways[index].destroyed if index in self.ways else 0
-                fill = state.fill + sum(count for _, count in had.devices)
+                fill = state.fill + had.count
                 ranked[state, had] = (way.destroyed - old, -fill, index), index, new, way
         ordered = sorted(filter(None, ranked.values()), key=lambda each: each[0])
         return [(index, new, way) for _, index, new, way in ordered]
@@ -299,14 +326,15 @@ class NodeRoom:
                 lost[profile] = lost.get(profile, 0) + count
         return lost
 
-    def _spare(self, index: int, lost: Mapping[model.Profile, int]) -> model.Devices:
-        """Return how many idle devices of each profile a GPU can lose; ``lost`` are of all GPUs.
+    def _spare(self, index: int) -> model.Devices:
+        """Return how many idle devices of each profile a GPU can lose.
 
         The scheduler can also give devices of GPUs that do not change.
         """
-        here = self._states[index].idle_devices
-        if not (lost or self._floor or self._claimed):
-            return here
+        here = self._gpus.states[index].idle_devices
+        if not here or not (self._floor or self._claimed):
+            return here  # what the other GPUs lose is theirs
+        lost = self._lost()
         own = dict(self.ways[index].lost) if index in self.ways else {}
         spare = []
         for profile, count in here:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.fleet import batch, node_room, node_sets, partitioned
 
+_MOST_SEARCHED = 300
+"""Nodes in different states that are compared for one change."""
+
 Queue = Mapping[int, Sequence[int]]
 """Ranks of pods by group, ascending."""
 Refused = Mapping[int, int]
@@ -36,14 +39,40 @@ class Offer:
         return self.pods[0], -len(self.pods), self.room.destroyed, self.node.name
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What limits the number of pods that a change of a node can serve."""
+
+    slices: int  # memory slices that new devices can use, and those of idle devices for pods
+    idle: int  # devices that the scheduler can give to pods
+    sizes: Mapping[model.Profile, int]  # fewest slices of a device
+    smallest: int
+
+    def size(self, devices: model.Devices) -> int:
+        """Return how many slices the devices of a pod use, at least."""
+        size = 0
+        for profile, count in devices:
+            size += self.sizes.get(profile, 0) * count
+        return size
+
+    def most(self, served: int, used: int) -> int:
+        """Return how many pods can be served, given served pods and the slices that they use.
+
+        No pod has less than one device, and no device less slices than the smallest.
+        """
+        return served + self.idle + max(0, self.slices - used) // self.smallest
+
+
 class Offers:
     """The offers of nodes to the pods of a batch."""
 
     def __init__(self, pods: batch.Batch) -> None:
         """Build it after the batch's claims."""
         self._batch = pods
-        self._known: dict[object, Offer | None] = {}
+        self._known: dict[object, Offer] = {}
         """By what decides an offer: the valid offers of nodes."""
+        self._sizes: dict[object, tuple[dict[model.Profile, int], int]] = {}
+        """By the GPUs of a node: slices of the requested profiles, and of the smallest."""
 
     def best(
         self, nodes: int, ranks: Iterable[int], *, refused: Refused, hold: Hold | None
@@ -51,7 +80,8 @@ class Offers:
         """Return the best offer of a set of nodes to these pods, ascending; None if none serves.
 
         Only nodes that can serve the first served pod are compared, and of these only nodes whose
-        free slices allow as many pods as the best offer.
+        free slices allow as many pods as the best offer. In a large cluster, the nodes with most
+        free slices are compared.
         """
         queue, best = self._batch.queue(ranks), None
         reserved = self._batch.index.position[hold.node] if hold else 0
@@ -61,36 +91,67 @@ class Offers:
         for rank, group in _firsts(queue, refused):
             serving = self._batch.serving(group, nodes & ~refused.get(rank, 0))
             if serving:
-                for most, position in self._bounds(serving, group, queue):
-                    if best and (best.pods[0], -len(best.pods)) < (rank, -most):
-                        break
-                    offer = self._shared(position, queue, refused)
-                    if offer and (best is None or offer.rank < best.rank):
-                        best = offer
+                return self._best_of(serving, rank, queue, refused=refused, best=best)
+        return best
+
+    def _best_of(
+        self, serving: int, rank: int, queue: Queue, *, refused: Refused, best: Offer | None
+    ) -> Offer | None:
+        """Return the best offer of nodes that can serve a pod first, or the known best."""
+        if best and best.pods[0] < rank:
+            return best
+        used = self._batch.devices[self._batch.group[rank]]
+        bounds = [(i, self.bound(i)) for i in node_sets.each(serving)]
+        bounds.sort(key=lambda each: -each[1].most(1, each[1].size(used)))
+        searched = 0
+        for position, bound in bounds:
+            least = len(best.pods) if best and best.pods[0] == rank else 0
+            if bound.most(1, bound.size(used)) < least or searched >= _MOST_SEARCHED:
                 break
+            key = self._batch.likeness(position)
+            if any(nodes >> position & 1 for nodes in refused.values()):
+                key = position
+            offer = self._known.get(key)
+            if offer is None:
+                searched += 1
+                offer = self.offer(position, queue, refused=refused, bound=bound, least=least)
+            if offer:
+                self._known[key] = offer
+                offer = dataclasses.replace(offer, node=self._batch.nodes[position])
+                best = offer if best is None else min(best, offer, key=lambda each: each.rank)
         return best
 
     def forget(self, pods: Iterable[int]) -> None:
         """Forget the offers to these pods."""
         gone = {*pods}
         self._known = {
-            key: offer
-            for key, offer in self._known.items()
-            if offer is None or gone.isdisjoint(offer.pods)
+            key: offer for key, offer in self._known.items() if gone.isdisjoint(offer.pods)
         }
 
     def offer(
-        self, position: int, queue: Queue, *, refused: Refused, hold: Hold | None = None
+        self,
+        position: int,
+        queue: Queue,
+        *,
+        refused: Refused,
+        hold: Hold | None = None,
+        bound: Bound | None = None,
+        least: int = 0,
     ) -> Offer | None:
-        """Return the pods that a change of a node can serve; None if it serves none."""
-        pods = self._batch
+        """Return the pods that a change of a node can serve.
+
+        None if it serves none, or fewer than ``least`` by its ``bound``.
+        """
+        pods, used = self._batch, 0
+        bound = bound or self.bound(position)
         node, available = pods.nodes[position], dict(pods.available(position))
         room, without, served = pods.room(node), frozenset[int](), []
         full: set[int] = set()  # kinds
+        servable = pods.servable(position)
         heads = [
             (ranks[0], group, 0)
             for group, ranks in queue.items()
-            if ranks and pods.is_servable(group, position)
+            if pods.kind[group] in servable and not pods.excluded(group) >> position & 1
         ]
         heapq.heapify(heads)
         while heads:
@@ -101,14 +162,18 @@ class Offers:
                 without = hold.indices
             if not is_skipped:
                 is_short = any(available.get(name, 0) < count for name, count in others)
-                if pods.kind[group] in full or is_short:
+                size = bound.size(pods.devices[group])
+                if pods.kind[group] in full or is_short or used + size > bound.slices:
                     heapq.heappop(heads)
                     continue
-                if not room.add(pods.profiles[group], without=without):
+                if not room.add(pods.devices[group], without=without):
                     full.add(pods.kind[group])
                     heapq.heappop(heads)
                     continue
                 served.append(rank)
+                used += size
+                if bound.most(len(served), used) < least:
+                    return None
                 for name, count in others:
                     available[name] -= count
             ranks = queue[group]
@@ -118,37 +183,22 @@ class Offers:
                 heapq.heappop(heads)
         return Offer(node=node, pods=tuple(served), room=room) if served else None
 
-    def _shared(self, position: int, queue: Queue, refused: Refused) -> Offer | None:
-        """Return a node's offer, which equal nodes share."""
-        key = self._batch.likeness(position)
-        if any(nodes >> position & 1 for nodes in refused.values()):
-            key = position
-        if key not in self._known:
-            self._known[key] = self.offer(position, queue, refused=refused)
-        offer = self._known[key]
-        return offer and dataclasses.replace(offer, node=self._batch.nodes[position])
-
-    def _bounds(self, nodes: int, group: int, queue: Queue) -> list[tuple[int, int]]:
-        """List nodes with a bound of the pods that they serve after the group's first pod.
-
-        No pod has less than one device, and no device less slices than the smallest.
-        """
-        pods = self._batch
-        profiles = {profile for group in queue for profile in pods.profiles[group]}
-        bounds, known = [], dict[object, dict[model.Profile, int]]()
-        for position in node_sets.each(nodes):
-            facts = pods.index.facts[position]
-            states = facts.states.values()
-            if facts.empty not in known:
-                known[facts.empty] = pods.search.sizes(facts.empty, profiles)
-            sizes = known[facts.empty]
-            slices = sum(map(pods.search.free_slices, states))
-            for profile, count in pods.profiles[group].items():
-                slices -= sizes.get(profile, 0) * max(0, count - pods.free(position, profile))
-            idle = sum(pods.free(position, profile) for profile in profiles)
-            most = 1 + idle + max(0, slices) // min(sizes.values(), default=1)
-            bounds.append((-most, position))
-        return [(-most, position) for most, position in sorted(bounds)]
+    def bound(self, position: int) -> Bound:
+        """Return what limits the pods that a node can serve."""
+        pods, facts = self._batch, self._batch.index.facts[position]
+        if facts.empty not in self._sizes:
+            profiles = {profile for each in pods.profiles for profile in each}
+            sizes = pods.search.sizes(facts.empty, profiles)
+            self._sizes[facts.empty] = sizes, min(sizes.values(), default=1)
+        sizes, smallest = self._sizes[facts.empty]
+        idle = {profile: pods.free(position, profile) for profile in sizes}
+        free = sum(map(pods.search.free_slices, facts.gpus.states.values()))
+        return Bound(
+            slices=free + sum(sizes[profile] * count for profile, count in idle.items()),
+            idle=sum(idle.values()),
+            sizes=sizes,
+            smallest=smallest,
+        )
 
 
 def _firsts(queue: Queue, refused: Refused) -> Iterator[tuple[int, int]]:
@@ -173,7 +223,7 @@ def hold_for(pods: batch.Batch, rank: int, nodes: int) -> Hold | None:
         indices, in_use, missing = [], 0, profiles[largest]
         for used, index, most in sorted(
             (state.fill, index, most)
-            for index, state in pods.index.facts[position].states.items()
+            for index, state in pods.index.facts[position].gpus.states.items()
             if (most := pods.search.most(state, largest))
         ):
             if missing > 0:

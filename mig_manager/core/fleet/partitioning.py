@@ -140,7 +140,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
         now: The present time.
         history: Of the last decision.
         base: By node and UUID, the state to which idle instances are merged back.
-        cache: Of the last decision; nodes that are the same objects are not examined again.
+        cache: Of the last decision; nodes whose GPUs and pods are the same are not examined again.
     """
     pods = batch.Batch(nodes, pending, limits.reserved, cache)
     decider = _Decider(pods, limits, now, history)
