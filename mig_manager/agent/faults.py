@@ -14,6 +14,8 @@ from mig_manager.core.records import gpu_codec, gpu_recovery
 _XID_PAUSE_S = 3600.0
 """After this time the same Xid of a GPU gets another Event: a GPU may repeat it every second."""
 _MOST_XIDS = 100
+_ALL_LOST = frozenset({("", None)})
+"""The faults of GPUs of which none can be observed."""
 _LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
 
 _log = structlog.get_logger()
@@ -46,6 +48,7 @@ class FaultReport:
         if self.is_on and is_loss:
             self._deps.node.set_condition(gpu_recovery.none_reachable(message))
             self._publish_xids()
+            self._faults = _ALL_LOST
         return is_loss
 
     def publish(self, gpus: model.ObservedGpus, note: str = "") -> None:

@@ -113,7 +113,7 @@ class RunJournal:
             return
         self._status.end_phase()
         self._status.enter(phase, message)
-        self._publisher.patch(self._complete(node_object.NodePatch()))
+        self._publisher.patch(self._complete(node_object.NodePatch(), self.entries))
         self._confirm()
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
@@ -261,15 +261,14 @@ class RunJournal:
         self._deps.telemetry.run_superseded()
 
     def _complete(
-        self, change: node_object.NodePatch, journal: journals.Journal | None = None
+        self, change: node_object.NodePatch, journal: journals.Journal
     ) -> node_object.NodePatch:
-        """Add the status and the record of the request to a patch, and the journal if given."""
+        """Add the status, the record of the request and the journal to a patch."""
         self.record = self.record.with_status(self._status.published, self._deps.boot_id)
         status = self._status.patch
         annotations = {**change.annotations, **publish.of_record(self.record)}
         annotations |= status.annotations
-        if journal is not None:
-            annotations |= _annotation(journal)
+        annotations |= _annotation(journal)
         if self._status.gpus is not model.NO_GPUS:
             annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
         labels = {**change.labels, **status.labels}

@@ -31,6 +31,7 @@ class DestroyComputeInstance:
 
     gpu_uuid: str
     gpu_instance_id: int
+    gpu_instance_placement: model.Placement
     compute_instance_id: int
     profile: model.Profile
     uuid: str | None

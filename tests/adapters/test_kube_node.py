@@ -236,6 +236,17 @@ def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: Rig) ->
     assert rig.server.log.count("patch", "nodes/status") == 1
 
 
+def test_devices_of_other_plugins_stay_allocatable(rig: Rig) -> None:
+    devices = {"nvidia.com/hostdev": "8", "nvidia.com/gpu.shared": "4"}
+    rig.change(lambda thing: thing.update(status={"allocatable": devices}))
+
+    rig.own.withdraw_devices()
+
+    allocatable = rig.stored()["status"]["allocatable"]
+    assert allocatable["nvidia.com/hostdev"] == "8"
+    assert allocatable["nvidia.com/gpu.shared"] == "0"
+
+
 def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: Rig) -> None:
     both = {"cpu": "64", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.20gb": "4"}
     status = {"capacity": both, "allocatable": dict(both)}

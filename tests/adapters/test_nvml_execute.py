@@ -1,6 +1,7 @@
 """The steps of a plan, on GPUs that are in use, slow, wrong, or fine."""
 
 import contextlib
+import dataclasses
 import pathlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,18 @@ def test_a_compute_instance_that_took_over_an_id_is_spared(node: Rig) -> None:
     node.run(end, ci_step(whole, "1c.3g.20gb"))
     successor = node.observe()
     node.run(end)
+    assert node.observe() == successor
+
+
+def test_a_compute_instance_elsewhere_that_took_over_an_id_is_spared(node: Rig) -> None:
+    whole = gi_step(node.enable(), "3g.20gb", 4)
+    node.run(whole, ci_step(whole, "3g.20gb"))
+    (end, _) = end_steps(node.observe())
+    assert isinstance(end, steps.DestroyComputeInstance)
+    successor = node.observe()
+
+    node.run(dataclasses.replace(end, gpu_instance_placement=model.Placement(0, 4)))
+
     assert node.observe() == successor
 
 

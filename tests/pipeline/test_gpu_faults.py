@@ -134,6 +134,7 @@ def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     del rig.refusing["gpus.observe"]
     ours.check_drift(LAYOUT, ended)
     assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
+    assert rig.events.count("GpuRecovered") == (expected is not None)
 
 
 def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> None:

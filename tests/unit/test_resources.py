@@ -67,7 +67,7 @@ def counted(
         ),
         pytest.param({SHARED: "1234"}, {SHARED: 8}, "", id="shared once per replica"),
         pytest.param({SHARED: "1234"}, {SHARED: 7}, SHARED, id="not a multiple"),
-        pytest.param(None, {"nvidia.com/mig-small": 4}, "", id="no kubelet: renamed, the sum"),
+        pytest.param(None, MIXED, "", id="no kubelet: the same of each name"),
         pytest.param(None, {"nvidia.com/mig-1g.5gb": 4}, "counts 4", id="as many of another"),
         pytest.param(None, {GPU: 7}, "counts 7 devices, 4 are expected", id="another sum"),
         pytest.param({GPU: "g"}, {GPU: 1}, "", id="whole GPUs where the strategy is none"),
@@ -122,7 +122,6 @@ def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
         (MIXED | {"nvidia.com/mig-7g.40gb": 1}, True),
         ({"nvidia.com/mig-1g.5gb": 5}, False),
         ({GPU: 5}, True),
-        ({"nvidia.com/mig-small": 5}, True),
         ({GPU: 3}, False),
     ],
 )

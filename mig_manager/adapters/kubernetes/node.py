@@ -16,7 +16,7 @@ from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, events
 from mig_manager.core import timing
-from mig_manager.core.node import api_values, node_object, well_known
+from mig_manager.core.node import api_values, node_object, resources, well_known
 from mig_manager.core.records import readiness
 
 _CONFLICTS_S = 10.0
@@ -156,8 +156,9 @@ class KubeNode:
         self._join_announcement()
         try:
             allocatable = (self._last or self._get()).view.allocatable
-            stale = [name for name, count in allocatable.items() if count]
-            if stale:
+            # Other resources are of other plugins, such as ``nvidia.com/hostdev``: NVIDIA's device
+            # plugin ignores other names in its config (``DisableResourceNamingInConfig``).
+            if stale := resources.devices_of(allocatable):
                 body = {"status": {"allocatable": dict.fromkeys(stale, "0")}}
                 self._parse(self._kube.patch(f"{self._path}/status", body))
         except errors.ClusterError as error:

@@ -144,9 +144,11 @@ class Executor:
 
     def _destroy_compute_instance(self, step: steps.DestroyComputeInstance) -> None:
         device = self._open()
-        instance = self._gpu_instance(step.gpu_instance_id)
         # Ids are reused: another instance with this id must not be destroyed.
-        if instance is None or not self._has_profile(instance, step.profile.gpu_instance):
+        instance = self._gpu_instance(step.gpu_instance_id)
+        if instance is None or instance.placement != step.gpu_instance_placement:
+            return
+        if not self._has_profile(instance, step.profile.gpu_instance):
             return
         handle = library.call_unless(
             _GONE,

@@ -94,14 +94,14 @@ def is_plugin_stale(
 def _why_not_counted(
     gpus: Sequence[model.Gpu], node: node_object.NodeView, changed: Collection[str] | None
 ) -> str:
-    """Compare the node's counts with the plugin's expected devices by one of its strategies."""
+    """Compare the node's counts with the plugin's expected devices by one of its strategies.
+
+    A sum would not do: until kubelet's heartbeat the node may have as many devices of the former
+    layout.
+    """
     sliced, whole = expected_devices(gpus)
     allocatable = resources.devices_of(node.allocatable)
     total = sum(allocatable.values())
-    # A plugin's config may rename resources. Other names are compared: until kubelet's heartbeat
-    # the node has the devices of the former layout, which may be as many.
-    if _is_renamed(allocatable) and total in (len(sliced), len(whole)):
-        return ""
     needed = len(expected_devices(_among(gpus, changed))[0])
     for expected in (_mixed(gpus), {resources.GPU: len(sliced)}, {resources.GPU: len(whole)}):
         if _is_as_expected(allocatable, expected, node.labels):
@@ -118,8 +118,6 @@ def _has_at_least(node: node_object.NodeView, gpus: Sequence[model.Gpu]) -> bool
     """Return whether the node's allocatable has the devices of some of its GPUs."""
     counts = resources.devices_of(node.allocatable)
     total = len(expected_devices(gpus)[0])
-    if _is_renamed(counts):
-        return sum(counts.values()) >= total
     expected = _mixed(gpus) if any(map(resources.is_mig, counts)) else {resources.GPU: total}
     bare = {resources.base(name): n for name, n in counts.items()}
     return all(bare.get(name, 0) >= n for name, n in expected.items())
@@ -127,12 +125,6 @@ def _has_at_least(node: node_object.NodeView, gpus: Sequence[model.Gpu]) -> bool
 
 def _mixed(gpus: Iterable[model.Gpu]) -> dict[str, int]:
     return resources.counts(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
-
-
-def _is_renamed(counts: Iterable[str]) -> bool:
-    """Return whether a resource is named after neither whole GPUs nor a profile."""
-    names = {resources.base(name) for name in counts} - {resources.GPU}
-    return any(resources.profile_of(name) is None for name in names)
 
 
 def _is_as_expected(
