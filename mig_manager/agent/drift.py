@@ -19,18 +19,13 @@ class Action(enum.Enum):
     """What to do after a drift check."""
 
     REST = "rest"
+    """Nothing: wait for the next check."""
     HEAL = "heal"
     """Run the pipeline without evicting a pod."""
     REPAIR = "repair"
     """Run the pipeline to reset GPUs with a fault; other GPUs stay as they are."""
     RUN = "run"
-
-
-def drift_message(name: str, pods: str) -> str:
-    """Say that the GPUs no longer have the applied layout, and which pods block restoring it."""
-    why = f"; it is not restored while pods use devices that would be removed: {pods}"
-    why = why if pods else ""
-    return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
+    """Run the pipeline as for a new attempt at a request that failed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +138,7 @@ def _handle_drift(
     if is_new:
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
-        message = drift_message(job.status.title, affected)
+        message = outcomes.drift_message(job.status.title, affected)
         job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return Action.REST
 

@@ -53,3 +53,10 @@ def failure(
         keeps_closed=keeps_closed,
         is_final=is_final,
     )
+
+
+def drift_message(name: str, pods: str) -> str:
+    """Say that the GPUs no longer have the applied layout, and which pods block restoring it."""
+    why = f"; it is not restored while pods use devices that would be removed: {pods}"
+    why = why if pods else ""
+    return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"

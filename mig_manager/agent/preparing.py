@@ -6,7 +6,7 @@ import functools
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, host, jobs, recovery, resolving
+from mig_manager.agent import host, jobs, outcomes, recovery, resolving
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
 from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import layouts
@@ -129,7 +129,7 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
     """Return whether the change may evict; a repair may, by the owner's setting."""
     is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
     if not (job.may_evict or is_repair):
-        message = functools.partial(drift.drift_message, job.status.title)
+        message = functools.partial(outcomes.drift_message, job.status.title)
         return orders.Refuse(errors.Reason.DRIFTED, message)
     if job.request.is_on_demand:
         return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)

@@ -57,12 +57,15 @@ def wait(job: jobs.Job) -> None:
 
 
 def _changes_nothing(job: jobs.Job) -> bool:
-    """Return whether the layout is active, or its error comes before anything is disturbed."""
+    """Return whether the layout is active, or cannot be resolved or planned now.
+
+    Such an error, even if it passes soon, costs no slot. If the run then disturbs a pod after all,
+    ``draining.close`` checks the slots before.
+    """
     try:
         resolved = resolving.resolve(job)
         return resolved.plan(resolving.observe_once(job, resolved)).is_empty
     except errors.MigManagerError:
-        # The run reports the error before it disturbs a pod.
         return True
 
 

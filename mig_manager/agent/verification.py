@@ -59,7 +59,7 @@ def verify_unchanged(
     is_stale = interrupted.stale_files or bool(unverified)
     job.journal.note(snapshot=unrestored, applied="", stale_files=is_stale)
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
-        paused = resuming.find_advertisers(job, gpus, snapshot)
+        paused = resuming.as_if_paused(job, gpus, snapshot)
         job.transaction().refresh()
         return resume_and_verify(job, paused, gpus, is_from_owner=is_from_owner)
     if is_stale:
@@ -68,7 +68,7 @@ def verify_unchanged(
     if job.plugin_config not in (None, config_now):
         paused = resuming.resume_advertisers(
             job,
-            resuming.find_advertisers(job, gpus, unrestored),
+            resuming.as_if_paused(job, gpus, unrestored),
             plugin_config=job.plugin_config,
         )
         _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")

@@ -43,7 +43,7 @@ class Dependencies:
     """Brings device nodes and CDI specs up to date, if no other program writes them; raises
     HostError DEVICE_FILES_FAILED."""
     idle_timeout_s: float = 0.0
-    """How long to wait for processes that use doomed instances; 0: fail at once."""
+    """How long to wait for processes that use instances to be destroyed; 0: fail at once."""
     driver_timeout_s: float = 0.0
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 

@@ -9,10 +9,9 @@ from typing import Self
 
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
-from mig_manager.core.fleet import partitioned, partitioning, simulated_cluster
+from mig_manager.core.fleet import partitioned, partitioning, rollout, simulated_cluster
 from mig_manager.core.node import selectors
 
-_AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MOST_RESERVED = 99999
 _LEASE = "leader election"
@@ -35,12 +34,6 @@ class Output(enum.Enum):
     TEXT = "text"
     JSON = "json"
     YAML = "yaml"
-
-
-def _amount(text: str) -> str:
-    if not _AMOUNT.fullmatch(text):
-        raise ValueError("is neither a number of nodes nor a percentage")
-    return text
 
 
 def _reserve(text: str) -> tuple[model.Profile, int]:
@@ -83,7 +76,7 @@ class PartitionerSettings:
         "max opted-in nodes under change at once (number, or percentage: at least one)",
         metavar="NUMBER",
         default="10%",
-        parse=_amount,
+        parse=rollout.parse_amount,
     )
     cooldown_s: float | None = options.seconds(
         "min time between two changes of a node",

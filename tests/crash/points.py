@@ -1,9 +1,8 @@
-"""Where an agent process can be struck: before and after every call of a port.
+"""Points at which an agent process can be killed: before and after every call of a port.
 
-A point is named by its side, by what is called, and by how often that has come by: ``after
-node.patch #3``. Reads are counted since the last call that may change something:
-``after workloads.list #2 since node.patch #3``. So a wait that polls once more than in another run
-shifts no other point.
+A point's name has the side, the call and its number: ``after node.patch #3``. Reads are counted
+from the last call that may change something: ``after workloads.list #2 since node.patch #3``. So
+one more poll in a wait renames no other point.
 """
 
 import collections

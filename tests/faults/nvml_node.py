@@ -1,7 +1,7 @@
-"""A node whose GPUs are simulated beneath the real pynvml, and whose cluster is a fake.
+"""A node with simulated GPUs below the real pynvml, and a cluster in memory.
 
-A reconfiguration is recorded call by call; then it is played again from the same start with one
-of these calls struck by a fault.
+A first run records the calls of a change. Further runs repeat the change from the same start, and
+let one of these calls fail.
 """
 
 import collections
@@ -30,7 +30,7 @@ class Scenario(NamedTuple):
     is_busy: bool = False
     """Whether a pod computes on every device."""
     are_changes_all: bool = False
-    """Whether only calls that change something are worth to be struck."""
+    """Whether only calls that change something fail."""
 
 
 SCENARIOS = {

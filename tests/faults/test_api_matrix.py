@@ -1,9 +1,8 @@
-"""Requests of the agent fail once each, in every way that ``apiserver.FAULTS`` lists.
+"""Let every request of the agent fail once, in every way of ``FAILURES``.
 
-Struck are those requests that each of several undisturbed reconfigurations makes; of the repeated
-looks at the pods some. Either the run goes on as if nothing had been, or it ends with the reason
-that the failure stands for and the agent's own next try succeeds. A case counts only if the
-server's fault says that it has struck, and every case must count.
+The cases are the requests that several undisturbed changes have in common, with a few of the
+repeated lists of pods. The run must succeed, or fail with the reason of the failure, and then the
+next attempt must succeed. Every fault must reach its request.
 """
 
 import collections

@@ -1,5 +1,6 @@
 """GPUs as values: steps, layouts and losses applied to them."""
 
+import dataclasses
 from collections.abc import Collection, Iterable
 
 from mig_manager import errors
@@ -22,6 +23,16 @@ def seen_of(gpus: Iterable[model.Gpu], lost: Collection[str]) -> model.ObservedG
     return model.ObservedGpus(
         (gpu for gpu in each if gpu.uuid not in lost),
         (unreachable(gpu) for gpu in each if gpu.uuid in lost),
+    )
+
+
+def with_action(
+    gpus: Iterable[model.Gpu], action: model.RecoveryAction, *indices: int
+) -> tuple[model.Gpu, ...]:
+    """Return GPUs of which the driver reports a recovery action for some."""
+    return tuple(
+        dataclasses.replace(gpu, recovery_action=action) if gpu.index in indices else gpu
+        for gpu in gpus
     )
 
 

@@ -1,4 +1,4 @@
-"""The scenes that are played dozens of times, and their nodes."""
+"""Scenes for tests that repeat a run with a fault at each of its calls, and their nodes."""
 
 import dataclasses
 from collections.abc import Callable

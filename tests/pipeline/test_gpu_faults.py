@@ -1,6 +1,5 @@
 """GPUs with a fault: what the agent reports, while the layout's outcome stays as it is."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from testkit import nvml_faults
-from tests.node import fakes, scenes
+from tests.node import fakes, gpu_values, scenes
 from tests.stage import agent_stage
 
 LAYOUT = "all-balanced"
@@ -36,10 +35,7 @@ def node_at_rest(
 
 
 def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) -> None:
-    rig.gpus = tuple(
-        dataclasses.replace(gpu, recovery_action=action) if gpu.index in indices else gpu
-        for gpu in rig.gpus
-    )
+    rig.gpus = gpu_values.with_action(rig.gpus, action, *indices)
 
 
 def recovery(rig: fakes.NodeRig) -> tuple[str, str] | None:
@@ -258,11 +254,7 @@ def test_an_xid_starts_a_check_that_finds_the_recovery_action(
     def conditions() -> dict[str, str]:
         return {each["type"]: each["status"] for each in stage.node()["status"]["conditions"]}
 
-    def is_listening() -> bool:
-        events = [line["event"] for line in stage.lines()]
-        return "run_finished" in events and events[-1] == "gpu_events_watched"
-
-    stage.wait(is_listening, "the listener")
+    stage.wait_for_listener()
     state.fail_gpu(1, action=1, xid=79)
     stage.wait(lambda: conditions().get("GpuRecoveryNeeded") == "True", "the condition")
 

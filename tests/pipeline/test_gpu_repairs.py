@@ -33,15 +33,8 @@ def faulty_node(*indices: int) -> fakes.NodeRig:
     return rig
 
 
-def break_gpus(
-    rig: fakes.NodeRig,
-    *indices: int,
-    action: model.RecoveryAction = model.RecoveryAction.GPU_RESET,
-) -> None:
-    rig.gpus = tuple(
-        dataclasses.replace(gpu, recovery_action=action) if gpu.index in indices else gpu
-        for gpu in rig.gpus
-    )
+def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 
 
 def agent(rig: fakes.NodeRig, **options: Any) -> reconcile.Reconciler:
@@ -115,7 +108,7 @@ def test_without_the_setting_no_gpu_is_reset(how: settings.Repair) -> None:
 )
 def test_what_a_reset_does_not_cure_is_left_to_people(action: model.RecoveryAction) -> None:
     rig = faulty_node()
-    break_gpus(rig, 0, action=action)
+    rig.gpus = gpu_values.with_action(rig.gpus, action, 0)
     serve(rig)
     assert resets(rig) == 0
     assert "affected" in rig.pod_names
@@ -510,11 +503,7 @@ def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> 
     stage.assert_ends("all-1g.6gb")
     allocatable = stage.allocatable()
 
-    def has_begun_to_listen() -> bool:
-        events = [line["event"] for line in stage.lines()]
-        return "run_finished" in events and events[-1] == "gpu_events_watched"
-
-    stage.wait(has_begun_to_listen, "the listener")
+    stage.wait_for_listener()
     before = [[gpu.placement for gpu in each.instances] for each in state.read().gpus]
     untouched = {each.serial for each in state.read().gpus[0].instances}
     state.fail_gpu(1, action=1, xid=79)

@@ -102,6 +102,15 @@ class Stage(stages.Stage):
         text = self.agent_log.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines()]
 
+    def wait_for_listener(self) -> None:
+        """Wait until the agent listens for events of GPUs, after its run."""
+
+        def is_listening() -> bool:
+            events = [line["event"] for line in self.lines()]
+            return "run_finished" in events and events[-1] == "gpu_events_watched"
+
+        self.wait(is_listening, "the listener")
+
     def patch(self, *, annotations: Mapping[str, Any] | None = None, **labels: str | None) -> None:
         """Write labels and annotations of the node in one patch."""
         named = {LABELS[name]: value for name, value in labels.items()}

@@ -142,7 +142,7 @@ def wait_schedulable(job: jobs.Job, paused: Paused, gpus: Sequence[model.Gpu]) -
     timeout_s = job.limits.plugin_timeout_s
     report = _ProblemReport(job)
     missing = job.until_solved(
-        lambda pods: report.see(_missing(job, paused, gpus, pods)), timeout_s
+        lambda pods: report.note(_missing(job, paused, gpus, pods)), timeout_s
     )
     # By the deadline the owner may have removed it.
     job.journal.note_awaited(frozenset())
@@ -185,7 +185,7 @@ class _ProblemReport:
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
 
-    def see(self, missing: errors.NotReadyError | None) -> errors.NotReadyError | None:
+    def note(self, missing: errors.NotReadyError | None) -> errors.NotReadyError | None:
         """Report the problem and return it.
 
         Raises:

@@ -112,7 +112,7 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[mod
     if job.journal.entries.is_closed and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
         job.journal.note(draining=False)
-        resume_advertisers(job, find_advertisers(job, gpus, job.journal.entries.snapshot))
+        resume_advertisers(job, as_if_paused(job, gpus, job.journal.entries.snapshot))
     job.journal.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
     timeout_s = job.limits.plugin_timeout_s
     # Slices that do not match in time are no failure: a claim may then use any GPU.
@@ -126,7 +126,7 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[mod
     return True
 
 
-def find_advertisers(
+def as_if_paused(
     job: jobs.Job, gpus: Sequence[model.Gpu], changed: Iterable[model.GpuSnapshot]
 ) -> advertising.Paused:
     """Return the advertisers as if they had been paused for a change of some GPUs.

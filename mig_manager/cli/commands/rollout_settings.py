@@ -10,14 +10,7 @@ from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import rollout
 from mig_manager.core.node import well_known
 
-_AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _CONFIG_MAP = re.compile(r"([a-z0-9.-]+)/([a-z0-9.-]+)")
-
-
-def _amount(text: str) -> str:
-    if not _AMOUNT.fullmatch(text):
-        raise ValueError("is neither a number of nodes nor a percentage")
-    return text
 
 
 def _config_map(text: str) -> tuple[str, ...]:
@@ -52,7 +45,7 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
         "max nodes unavailable at once (number or %), counting those already unavailable",
         metavar="NUMBER",
         default="1",
-        parse=_amount,
+        parse=rollout.parse_amount,
     )
     node_timeout_s: float = options.seconds(
         "how long a node may take, not counting its wait for a slot", default=1800.0, least=1.0

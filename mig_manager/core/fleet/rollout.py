@@ -10,11 +10,14 @@ import collections
 import dataclasses
 import enum
 import math
+import re
 from collections.abc import Sequence
 
 from mig_manager.core import model
 from mig_manager.core.fleet import marks
 from mig_manager.core.fleet import nodes as fleet_nodes
+
+_AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,13 @@ BAD = frozenset(
     }
 )
 """Failures, for ``RolloutLimits.pauses``."""
+
+
+def parse_amount(text: str) -> str:
+    """Return an amount of nodes; ValueError: it is neither a number nor a percentage."""
+    if not _AMOUNT.fullmatch(text):
+        raise ValueError("is neither a number of nodes nor a percentage")
+    return text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,8 +191,8 @@ def losses(
         if gpu_plan.changes_mode or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
             ending.update(_devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
-            doomed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
-            ending.update(_names([step.profile for step in doomed], strategy))
+            destroyed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
+            ending.update(_names([step.profile for step in destroyed], strategy))
     return tuple(
         Loss(kind=kind, ending=ending[kind.resource])
         for kind in kinds(known, pods, strategy=strategy)
