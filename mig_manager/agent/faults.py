@@ -15,7 +15,7 @@ _XID_PAUSE_S = 3600.0
 """After this time the same Xid of a GPU gets another Event: a GPU may repeat it every second."""
 _MOST_XIDS = 100
 _ALL_LOST = frozenset({("", None)})
-"""The faults of GPUs of which none can be observed."""
+"""Published while no GPU can be observed."""
 _LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
 
 _log = structlog.get_logger()

@@ -29,7 +29,7 @@ def seen_of(gpus: Iterable[model.Gpu], lost: Collection[str]) -> model.ObservedG
 def with_action(
     gpus: Iterable[model.Gpu], action: model.RecoveryAction, *indices: int
 ) -> tuple[model.Gpu, ...]:
-    """Return GPUs of which the driver reports a recovery action for some."""
+    """Return GPUs, with the same recovery action for some."""
     return tuple(
         dataclasses.replace(gpu, recovery_action=action) if gpu.index in indices else gpu
         for gpu in gpus
