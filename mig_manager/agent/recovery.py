@@ -71,9 +71,7 @@ def find_journal(
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     """Check whether the run ended and its snapshot only waits for an unreachable GPU."""
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
-    return journal.is_restored or (
-        status.was_active(published) and dataclasses.replace(journal, snapshot=()).is_restored
-    )
+    return journal.is_restored or (status.was_active(published) and journal.is_waiting)
 
 
 def find_record(

@@ -13,6 +13,7 @@ import yaml
 from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.commands import doctor_report
 from mig_manager.core.node import claims, node_object, pod_object, rights, well_known
+from mig_manager.core.records import journals
 from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver
 from tests import waiting
@@ -135,6 +136,20 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
     assert "dcgm is paused, there is a journal" in left.text("interrupted-run")
     assert well_known.UNREADABLE_JOURNAL_ANNOTATION in left.text("interrupted-run")
     assert under_way.verdict("interrupted-run") is WARN
+
+
+def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: Cluster) -> None:
+    snapshot = tuple(gpu.snapshot for gpu in samples.balanced())
+    journal = journals.Journal(config="all-1g.5gb", snapshot=snapshot).to_json()
+
+    def examine(state: str) -> Examination:
+        labels = {well_known.STATE_LABEL: state}
+        annotations = {well_known.JOURNAL_ANNOTATION: journal}
+        cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
+        return cluster_rig.examine()
+
+    assert "interrupted-run" not in examine("success").failing
+    assert "interrupted-run" in examine("failed").failing
 
 
 def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> None:

@@ -20,6 +20,7 @@ from mig_manager.core.node import (
     strategies,
     well_known,
 )
+from mig_manager.core.records import journals
 
 _ACCOUNTS = "system:serviceaccount:"
 _IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
@@ -175,7 +176,10 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     """No change was interrupted: no paused pod, no taint, no journal."""
     node = facts.node.needed()
     traces = [f"{key} is paused" for key, v in node.labels.items() if v == well_known.PAUSED_VALUE]
-    if well_known.JOURNAL_ANNOTATION in node.annotations:
+    text = node.annotations.get(well_known.JOURNAL_ANNOTATION)
+    journal = journals.parse_or_none(text)
+    is_success = node.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+    if text and not (is_success and journal and journal.is_waiting):
         traces.append("there is a journal")
     if well_known.HOLD_TAINT in node.taint_keys:
         traces.append(f"the node has the taint {well_known.HOLD_TAINT}")

@@ -55,12 +55,8 @@ class Node:
     def applied_before(self) -> str:
         """The layout applied before the change under way, which removes the label; or empty."""
         text = self.view.annotations.get(well_known.JOURNAL_ANNOTATION)
-        if self.applied or text is None:
-            return ""
-        try:
-            return journals.Journal.from_json(text).applied
-        except ValueError:
-            return ""
+        journal = journals.parse_or_none(text)
+        return journal.applied if journal and not self.applied else ""
 
     @property
     def applied_text(self) -> str:

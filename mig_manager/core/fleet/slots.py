@@ -132,12 +132,9 @@ def is_disrupted(view: node_object.NodeView) -> bool:
     GPU, is none.
     """
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
-    try:
-        is_blocked = bool(text) and journals.Journal.from_json(text or "").blocks_workloads
-    except ValueError:
-        is_blocked = True
+    journal = journals.parse_or_none(text)
     return (
-        is_blocked
+        (bool(text) and (journal is None or journal.blocks_workloads))
         or well_known.HOLD_TAINT in view.taint_keys
         or well_known.PAUSED_VALUE in view.labels.values()
     )

@@ -86,6 +86,11 @@ class Journal:
         )
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether only instances are to be restored: after a success, of unreachable GPUs."""
+        return dataclasses.replace(self, snapshot=()).is_restored
+
+    @property
     def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or its devices are not verified yet."""
         has_paused = self.has_plugin or self.has_dra_driver
@@ -210,6 +215,14 @@ class Journal:
 
 
 NONE = Journal(config="")  # nothing to restore
+
+
+def parse_or_none(text: str | None) -> Journal | None:
+    """Parse a journal; None if it is missing, invalid or of an unknown version."""
+    try:
+        return Journal.from_json(text) if text else None
+    except ValueError:
+        return None
 
 
 def restore_patch(journal: Journal, view: node_object.NodeView) -> node_object.NodePatch:
