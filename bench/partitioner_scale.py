@@ -186,6 +186,7 @@ class Watched:
         self.bytes = 0
         self.nodes: dict[str, partitioned.PartitionedNode] = {}
         self.bound: dict[str, list[demand.Bound]] = {}
+        self.requests = partitioned.Requests()
         self.pending: list[demand.Pending] = []
         for number in range(nodes):
             self.set_node(number)
@@ -202,8 +203,12 @@ class Watched:
         node = partitioned.parse(json.loads(text))
         assert node is not None  # noqa: S101 - a bench
         self.nodes[node.name] = node
+        for before in self.bound.get(node.name, ()):
+            self.requests.replace(before, None)
         bound = [demand.parse(json.loads(each)) for each in pods]
         self.bound[node.name] = [each for each in bound if isinstance(each, demand.Bound)]
+        for pod in self.bound[node.name]:
+            self.requests.replace(None, pod)
         self.read_s += time.process_time() - began_s
 
     def add_pending(self, number: int) -> None:
@@ -229,10 +234,9 @@ class Decider:
     def decide(self, now: dt.datetime) -> float:
         """Decide once; return the time that it took."""
         began_s = time.process_time()
-        bound = [pod for pods in self._watched.bound.values() for pod in pods]
         pending = self._watched.pending
         seen = self._sightings.on_own_clock(self._watched.nodes.values(), now=now)
-        nodes = partitioned.with_pods(seen, bound)
+        nodes = partitioned.with_pods(seen, self._watched.requests)
         decision = partitioning.decide(
             nodes, pending, _LIMITS, now=now, history=self._history, cache=self._cache
         )

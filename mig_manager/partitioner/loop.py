@@ -231,11 +231,8 @@ class Partitioner:
         self, now_s: float, now: dt.datetime
     ) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
         """Return the nodes with their pods' requests, and the pending pods."""
-        pods = self._cluster.pods()
-        bound = [pod for pod in pods if isinstance(pod, demand.Bound)]
-        pending = tuple(pod for pod in pods if isinstance(pod, demand.Pending))
-        placed = self._term.served & {pod.uid for pod in bound}
-        for uid in placed:
+        pending = self._cluster.pending()
+        for uid in self._cluster.bound(self._term.served):
             self._telemetry.record_wait(now_s - self._term.pending_since_s[uid])
         self._term.pending_since_s = {
             pod.uid: self._term.pending_since_s.get(pod.uid, now_s) for pod in pending
@@ -246,7 +243,7 @@ class Partitioner:
             self._mark_unusable(node)
             for node in self._term.sightings.on_own_clock(self._cluster.nodes(), now=now)
         ]
-        return partitioned.with_pods(nodes, bound), pending
+        return partitioned.with_pods(nodes, self._cluster.requests), pending
 
     def _mark_unusable(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
         """Mark a node that the partitioner must not change."""

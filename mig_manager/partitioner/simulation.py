@@ -95,7 +95,7 @@ def simulate(
     parsed = [demand.parse(pod) for pod in pods]
     bound = [pod for pod in parsed if isinstance(pod, demand.Bound)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
-    nodes = partitioned.with_pods(nodes, bound)
+    nodes = partitioned.with_pods(nodes, partitioned.Requests(bound))
     decision = partitioning.decide(nodes, pending, limits, now=now, history=partitioning.History())
     changes = {change.node: change for change in decision.changes}
     opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)

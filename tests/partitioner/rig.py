@@ -220,6 +220,12 @@ class Rig:
 
         self.server.modify(kinds.PODS, pod, change, namespace="default")
 
+    def end(self, pod: str, phase: str) -> None:
+        def change(obj: Object) -> None:
+            obj["status"] = {"phase": phase}
+
+        self.server.modify(kinds.PODS, pod, change, namespace="default")
+
     def answer(
         self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED, took_s: float = 0
     ) -> None:
@@ -298,7 +304,7 @@ class Rig:
             for each in self.server.objects(kinds.NODES)
         }
         pods = set(filter(None, map(demand.parse, self.server.objects(kinds.PODS))))
-        return seen.is_current and versions == there and set(seen.pods()) == pods
+        return seen.is_current and versions == there and set(seen._pods.items()) == pods
 
     def pass_time(self, seconds: float, *replicas: Replica) -> None:
         """Let time pass in steps of a second, in which these replicas see the cluster and step."""

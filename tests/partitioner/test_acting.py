@@ -65,6 +65,29 @@ def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(rig: R
     assert rig.metric(own, "answers_total", result="applied") == 1
 
 
+def test_pod_that_ends_no_longer_counts_and_is_not_watched(rig: Rig) -> None:
+    rig.add_node()
+    rig.add_pods("p1", "p2")
+    own = rig.replica()
+    for pod in ("p1", "p2"):
+        rig.bind(pod, "n1")
+    rig.pass_time(SOON_S, own)
+    requests = own.service.cluster.requests
+    assert dict(requests.of("n1"))["pods"] == 2
+
+    rig.end("p1", "Succeeded")
+    rig.end("p2", "Failed")
+    rig.pass_time(SOON_S, own)
+
+    assert requests.of("n1") == ()
+    kept = {pod.name for pod in own.service.cluster._pods.items()}
+    assert kept == set()
+    watches = rig.server.log.requests(verb="watch", resource="pods")
+    assert {each.query["fieldSelector"] for each in watches} == {
+        "status.phase!=Succeeded,status.phase!=Failed"
+    }
+
+
 def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(rig: Rig) -> None:
     rig.add_node()
     own = rig.replica(longest_wait_s="5")

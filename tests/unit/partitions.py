@@ -196,7 +196,7 @@ def seen(
         if gi.placement in node.in_use.get(gpu.uuid, ()) and ci.profile.spans
     ]
     pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
-    return partitioned.with_pods(known, bound), pending
+    return partitioned.with_pods(known, partitioned.Requests(bound)), pending
 
 
 def why(decision: partitioning.PartitioningDecision) -> tuple[waiting.Wait, str]:

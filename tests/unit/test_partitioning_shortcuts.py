@@ -6,7 +6,15 @@ from collections.abc import Iterator
 import hypothesis
 from hypothesis import strategies as st
 
-from mig_manager.core.fleet import batch, demand, node_index, node_sets, offers, partitioning
+from mig_manager.core.fleet import (
+    batch,
+    demand,
+    node_index,
+    node_sets,
+    offers,
+    partitioned,
+    partitioning,
+)
 from mig_manager.core.node import selectors
 from tests.unit import partitions
 from tests.unit.test_partitioning_properties import Cluster, clusters
@@ -137,3 +145,29 @@ def test_amounts_find_the_nodes_with_less() -> None:
     assert [*node_sets.each(amounts.fewer("cpu", 2))] == [1, 2]
     assert [*node_sets.each(amounts.fewer("cpu", 9))] == [0, 1, 2, 3]
     assert [*node_sets.each(amounts.short([("cpu", 2), ("memory", 1)]))] == [0, 1, 2]
+
+
+@hypothesis.given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.none() | st.tuples(st.sampled_from("ab"), st.integers(0, 2))
+        )
+    )
+)
+def test_requests_of_pods_are_counted_as_they_come_and_go(
+    changes: list[tuple[int, tuple[str, int] | None]],
+) -> None:
+    requests, pods = partitioned.Requests(), dict[int, demand.Bound]()
+    for number, change in changes:
+        now = change and demand.Bound(
+            namespace="ml",
+            name=f"p{number}",
+            uid=f"{number}",
+            node_name=change[0],
+            amounts=demand.to_amounts({"cpu": change[1], "pods": 1}),
+        )
+        requests.replace(pods.pop(number, None), now)
+        if now:
+            pods[number] = now
+        fresh = partitioned.Requests(pods.values())
+        assert all(requests.of(name) == fresh.of(name) for name in "ab")

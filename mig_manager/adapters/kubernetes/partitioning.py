@@ -6,7 +6,7 @@ while their watch works: if a watch is lost, ``is_current`` says so.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
@@ -44,8 +44,15 @@ class Cluster:
             kube, "/api/v1/nodes", partitioned.parse, self._node_changed, times=times
         )
         self._pods: collection.Collection[demand.Pending | demand.Bound] = collection.Collection(
-            kube, "/api/v1/pods", demand.parse, self._pod_changed, times=times
+            kube,
+            "/api/v1/pods",
+            demand.parse,
+            self._pod_changed,
+            selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
+            times=times,
         )
+        self.requests = partitioned.Requests()
+        """Of the pods that have a node."""
         self._claims = device_claims.DeviceClaims(kube, on_demand, times=times)
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""
@@ -85,9 +92,16 @@ class Cluster:
         nodes |= {name: after for name, (_, after) in self._written.items()}
         return self._claims.with_claims(nodes.values())
 
-    def pods(self) -> tuple[demand.Pending | demand.Bound, ...]:
-        """Return the pods that wait for MIG devices, and the pods that have a node."""
-        return self._pods.items()
+    def pending(self) -> tuple[demand.Pending, ...]:
+        """Return the pods that wait for MIG devices."""
+        return tuple(pod for pod in self._pods.items() if isinstance(pod, demand.Pending))
+
+    def bound(self, uids: Collection[str]) -> set[str]:
+        """Return which pods, by UID, have a node."""
+        if not uids:
+            return set()
+        pods = self._pods.items()
+        return {pod.uid for pod in pods if isinstance(pod, demand.Bound) and pod.uid in uids}
 
     def request(self, change: partitioning.Change) -> bool:
         """Request a layout of a node; return False if the node has changed since, or is gone.
@@ -140,6 +154,10 @@ class Cluster:
         before: demand.Pending | demand.Bound | None,
         now: demand.Pending | demand.Bound | None,
     ) -> None:
+        self.requests.replace(
+            before if isinstance(before, demand.Bound) else None,
+            now if isinstance(now, demand.Bound) else None,
+        )
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
             self._on_demand()

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import datetime as dt
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -107,24 +108,53 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     )
 
 
-def with_pods(
-    nodes: Iterable[PartitionedNode], bound: Iterable[demand.Bound]
-) -> tuple[PartitionedNode, ...]:
-    """Return the nodes with the requests of these pods."""
-    requests: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for pod in bound:
-        requests[pod.node_name].update(dict(pod.amounts))
+class Requests:
+    """Counts the requests of the pods bound to each node, as pods come and go; for any thread."""
+
+    def __init__(self, bound: Iterable[demand.Bound] = ()) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, collections.Counter[str]] = {}
+        self._amounts: dict[str, demand.Amounts] = {}
+        for pod in bound:
+            self.replace(None, pod)
+
+    def replace(self, before: demand.Bound | None, now: demand.Bound | None) -> None:
+        """Count a pod as it is now, no longer as it was before; None: it is not bound."""
+        with self._lock:
+            for pod, sign in ((before, -1), (now, 1)):
+                if pod is None:
+                    continue
+                counts = self._counts.setdefault(pod.node_name, collections.Counter())
+                for name, amount in pod.amounts:
+                    counts[name] += sign * amount
+                    if not counts[name]:
+                        del counts[name]
+                if not counts:
+                    del self._counts[pod.node_name]
+                self._amounts.pop(pod.node_name, None)
+
+    def of(self, node_name: str) -> demand.Amounts:
+        """Return the requests of the pods bound to a node."""
+        with self._lock:
+            if node_name not in self._amounts:
+                amounts = demand.to_amounts(self._counts.get(node_name, {}))
+                self._amounts[node_name] = amounts
+            return self._amounts[node_name]
+
+
+def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[PartitionedNode, ...]:
+    """Return the nodes with the requests of their pods."""
     return tuple(
-        dataclasses.replace(node, allocated=_allocated(node, requests[node.name]))
+        dataclasses.replace(node, allocated=_allocated(node, requests.of(node.name)))
         for node in nodes
     )
 
 
-def _allocated(node: PartitionedNode, requests: Mapping[str, int]) -> demand.Amounts:
+def _allocated(node: PartitionedNode, requests: demand.Amounts) -> demand.Amounts:
     """Return what the node's pods have; claims also show devices that no limit names."""
     if node.claimable is None:
-        return demand.to_amounts(requests)
-    others = {name: count for name, count in requests.items() if not resources.is_mig(name)}
+        return requests
+    others = {name: count for name, count in requests if not resources.is_mig(name)}
     return demand.to_amounts({**others, **dict(node.claimed)})
 
 
