@@ -41,14 +41,15 @@ class Announcer:
         """By UID of a pending pod: the message and time of its last Event."""
 
     def announce_request(self, change: partitioning.Change) -> None:
-        """Publish an Event on a node about its requested layout."""
-        self._emit(
-            events.Subject.node(change.node),
-            reason="RepartitioningRequested",
-            message=summary(change),
-            is_warning=False,
-            about=change.version,
-        )
+        """Publish an Event on a node about its requested layout; the log has every request."""
+        if self._allowance.take(self._clock.monotonic()):
+            self._emit(
+                events.Subject.node(change.node),
+                reason="RepartitioningRequested",
+                message=summary(change),
+                is_warning=False,
+                about=change.version,
+            )
 
     def announce(self, reason: str, message: str, *, is_warning: bool = False) -> bool:
         """Publish an Event on the Lease; return False if it should be retried."""

@@ -7,9 +7,10 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters import host
+from mig_manager.core.fleet import partitioning
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
-from mig_manager.partitioner import main
+from mig_manager.partitioner import announcer, main
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
@@ -341,6 +342,27 @@ def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: Rig) -> None:
     assert withheld == 250 - len(rig.events("NoRoomPossible"))
     # Beside those: the Lease, each ten seconds.
     assert len(rig.server.log.requests()) <= 1 + 1 + 31 + 7
+
+
+def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    ours = announcer.Announcer(own.service.cluster, own.service.leader, rig.clock)
+    for number in range(40):
+        ours.announce_request(
+            partitioning.Change(
+                node=f"n{number}",
+                version="7",
+                layout="",
+                content_hash="",
+                pods=(),
+                created={},
+                destroyed={},
+                why="room for 1 pod",
+            )
+        )
+
+    assert len(rig.events("RepartitioningRequested")) == 20
 
 
 def test_pods_that_can_never_fit_get_one_event_each(rig: Rig) -> None:

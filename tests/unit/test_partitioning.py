@@ -345,16 +345,33 @@ def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
     assert not third.changes
 
 
-def test_one_gpu_is_kept_for_a_large_pod_that_has_waited_long() -> None:
-    nodes = [node("a", ["3g.20gb@0*"], ["1g.5gb@0*"])]
-    small = [pod(f"s{n}", "3g.20gb") for n in range(2)]
-    served = only(decided(nodes, [pod("large", "7g.40gb", age_s=500), *small])).pods
-    assert [each.name for each in served] == ["s0", "s1"]
-    decision = decided(nodes, [pod("large", "7g.40gb", age_s=700), *small])
-    assert [each.name for each in only(decision).pods] == ["s0"]
-    assert partitions.wanted(only(decision), partitions.gpus("a", ["3g.20gb@0"], ["1g.5gb@0"]))
-    older = [pod(f"s{n}", "3g.20gb", age_s=800) for n in range(2)]
-    assert len(only(decided(nodes, [pod("large", "7g.40gb", age_s=700), *older])).pods) == 2
+def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
+    nodes = {f"n{n}": node(f"n{n}", EMPTY) for n in range(20)}
+    pods, history, changed_at = [pod("phantom", "7g.40gb")], partitioning.History(), []
+    for minute in range(121):
+        now = NOW + dt.timedelta(minutes=minute)
+        decision = decided(nodes.values(), pods, history=history, now=now)
+        seen = partitions.seen(nodes.values(), pods)
+        history = partitioning.remember(history, *seen, decision, now=now)
+        for change in decision.changes:
+            changed_at.append(minute)
+            nodes[change.node] = node(change.node, ["7g.40gb@0"])
+    assert changed_at[:2] == [0, 6]
+    assert len(changed_at) <= 4
+    assert history.unused["uid-phantom"].count >= 2
+
+
+def test_node_on_which_pods_are_preempted_is_not_changed() -> None:
+    nodes = [node("a", ["3g.20gb@0*"]), node("b", ["7g.40gb@0*"])]
+    preempting = pod("p", "3g.20gb", spec={"priority": 9})
+    preempting["status"]["nominatedNodeName"] = "a"
+    decision = decided(nodes, [preempting, pod("q", "1g.5gb")])
+    assert not decision.changes
+    reasons = {each.pod.name: (each.reason, each.message) for each in decision.waiting}
+    assert reasons["p"] == (Wait.SCHEDULER, "the scheduler preempts pods on node a for it")
+    assert reasons["q"][0] is Wait.CHANGING
+    preempting["status"]["nominatedNodeName"] = "b"
+    assert decided(nodes, [preempting, pod("q", "1g.5gb")]).changes
 
 
 def test_as_many_gpus_are_kept_for_a_pod_as_it_asks_for() -> None:

@@ -68,7 +68,7 @@ def single(pods: batch.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
 def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
     pods, ranks = claimed(found)
     expected = min(single(pods, ranks), key=lambda offer: offer.rank, default=None)
-    best = offers.Offers(pods).best(pods.index.every, ranks, refused={}, hold=None)
+    best = offers.Offers(pods).best(pods.index.every, ranks, refused={})
     assert (best and best.rank) == (expected and expected.rank)
 
 

@@ -105,6 +105,7 @@ class Pending:
     uid: str
     needs: Needs
     priority: int = 0
+    nominated: str = ""  # node on which the scheduler preempts other pods for it
     created_at: dt.datetime | None = None
 
     @property
@@ -170,6 +171,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
             uid=uid,
             needs=needs,
             priority=int(spec.get("priority") or 0),
+            nominated=str(status.get("nominatedNodeName") or ""),
             created_at=timestamps.parse(metadata.get("creationTimestamp")),
         )
 

@@ -284,6 +284,17 @@ class NodeRoom:
         self._claimed, self._new, self.ways = before
         return False
 
+    def drain(self, indices: Iterable[int]) -> bool:
+        """Destroy the idle instances of GPUs that can be lost; return whether there are any."""
+        before = len(self.ways)
+        for index in sorted({*indices} & self._gpus.states.keys() - self.ways.keys()):
+            if spare := self._spare(index):
+                had = collections.Counter(dict(self._gpus.states[index].idle_devices))
+                content = model.in_order(had - collections.Counter(dict(spare)))
+                count = sum(number for _, number in spare)
+                self.ways[index] = Way(content=content, lost=spare, destroyed=count)
+        return len(self.ways) > before
+
     def _create(
         self, items: Sequence[model.Profile], without: frozenset[int], tries: Iterator[int]
     ) -> bool:

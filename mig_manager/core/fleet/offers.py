@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.fleet import batch, node_room, node_sets, partitioned
+from mig_manager.core.fleet import batch, holds, node_room, node_sets, partitioned
 
 _MOST_SEARCHED = 300
 """Nodes in different states that are compared for one change."""
@@ -14,15 +14,6 @@ Queue = Mapping[int, Sequence[int]]
 """Ranks of pods by group, ascending."""
 Refused = Mapping[int, int]
 """By rank of a pod: the nodes to skip."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """GPUs on which only pods up to a rank get new room, so that a large pod is served."""
-
-    rank: int
-    node: str
-    indices: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +66,12 @@ class Offers:
         """By the GPUs of a node: slices of the requested profiles, and of the smallest."""
 
     def best(
-        self, nodes: int, ranks: Iterable[int], *, refused: Refused, hold: Hold | None
+        self,
+        nodes: int,
+        ranks: Iterable[int],
+        *,
+        refused: Refused,
+        holding: Sequence[holds.Hold] = (),
     ) -> Offer | None:
         """Return the best offer of a set of nodes to these pods, ascending; None if none serves.
 
@@ -84,10 +80,13 @@ class Offers:
         free slices are compared.
         """
         queue, best = self._batch.queue(ranks), None
-        reserved = self._batch.index.position[hold.node] if hold else 0
-        if hold and nodes >> reserved & 1:
-            nodes &= ~(1 << reserved)
-            best = self.offer(reserved, queue, refused=refused, hold=hold)
+        on_hold = {self._batch.index.position[hold.node] for hold in holding}
+        for position in sorted(on_hold):
+            if nodes >> position & 1:
+                nodes &= ~(1 << position)
+                offer = self.offer(position, queue, refused=refused, holding=holding)
+                if offer and (best is None or offer.rank < best.rank):
+                    best = offer
         for rank, group in _firsts(queue, refused):
             serving = self._batch.serving(group, nodes & ~refused.get(rank, 0))
             if serving:
@@ -134,7 +133,7 @@ class Offers:
         queue: Queue,
         *,
         refused: Refused,
-        hold: Hold | None = None,
+        holding: Sequence[holds.Hold] = (),
         bound: Bound | None = None,
         least: int = 0,
     ) -> Offer | None:
@@ -145,7 +144,8 @@ class Offers:
         pods, used = self._batch, 0
         bound = bound or self.bound(position)
         node, available = pods.nodes[position], dict(pods.available(position))
-        room, without, served = pods.room(node), frozenset[int](), []
+        room, served = pods.room(node), list[int]()
+        own = [hold for hold in holding if hold.node == node.name]
         full: set[int] = set()  # kinds
         servable = pods.servable(position)
         heads = [
@@ -158,8 +158,7 @@ class Offers:
             rank, group, at = heads[0]
             others = pods.others[group]
             is_skipped = bool(refused.get(rank, 0) >> position & 1)
-            if hold and hold.node == node.name and rank > hold.rank:
-                without = hold.indices
+            without = frozenset[int]().union(*(h.indices for h in own if rank > h.rank))
             if not is_skipped:
                 is_short = any(available.get(name, 0) < count for name, count in others)
                 size = bound.size(pods.devices[group])
@@ -210,28 +209,3 @@ def _firsts(queue: Queue, refused: Refused) -> Iterator[tuple[int, int]]:
             if rank not in refused:
                 break
     yield from sorted(firsts)
-
-
-def hold_for(pods: batch.Batch, rank: int, nodes: int) -> Hold | None:
-    """Return the least used GPUs that can serve a pod when they are idle."""
-    profiles = pods.profiles[pods.group[rank]]
-    if not profiles:
-        return None
-    largest = min(profiles)
-    options = []
-    for position in node_sets.each(nodes):
-        indices, in_use, missing = [], 0, profiles[largest]
-        for used, index, most in sorted(
-            (state.fill, index, most)
-            for index, state in pods.index.facts[position].gpus.states.items()
-            if (most := pods.search.most(state, largest))
-        ):
-            if missing > 0:
-                indices.append(index)
-                in_use, missing = in_use + used, missing - most
-        if indices and missing <= 0:
-            options.append((in_use, position, frozenset(indices)))
-    if not options:
-        return None
-    _, position, indices_to_hold = min(options, key=lambda each: each[:2])
-    return Hold(rank=rank, node=pods.nodes[position].name, indices=indices_to_hold)

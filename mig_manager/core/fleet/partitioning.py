@@ -7,9 +7,8 @@ Pods are served by priority, then by age. Idle instances that serve a pod stay f
 other pods the decision chooses nodes one by one. It prefers the node that serves the first pod in
 order, then the node that serves most pods, then the node that destroys the fewest instances.
 
-No pod waits for ever. The scheduler can still place small pods on existing instances while a large
-pod waits for idle GPUs. But after ``hold_after_s`` the decision holds as many GPUs as the large
-pod needs: they get no new instances for pods behind it.
+For a large pod that no change can serve, the decision holds GPUs (``holds``): they get no new
+instances for pods behind it.
 """
 
 import collections
@@ -23,7 +22,9 @@ from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import (
     batch,
     demand,
+    holds,
     node_index,
+    node_room,
     node_sets,
     offers,
     partitioned,
@@ -38,6 +39,9 @@ _MOST_CHANGES = 8
 """In one decision: every change considers all nodes, and a leader must renew its Lease."""
 _SILENCE_S = 300.0
 _LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
+_MOST_UNUSED = 2
+"""Rooms that a pod does not use before the partitioner waits longer and longer between them."""
+_MOST_DOUBLINGS = 8
 _LEAST_REST_S = 5.0
 _LONGEST_REST_S = 60.0
 
@@ -58,7 +62,9 @@ class PartitionerLimits:
     """How long room is kept for a pod that the scheduler does not place, how long the pod then
     gets none on that node, and when to repeat a request that an agent failed."""
     hold_after_s: float = 600.0
-    """How long the first pod in order waits before other pods get no new room on GPUs for it."""
+    """How long a pod waits without room before GPUs are on hold for it in a busy cluster."""
+    hold_timeout_s: float = 1800.0
+    """How long GPUs are on hold for one pod, and how long it then gets none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,8 @@ class Change:
     layout: str  # the text of the annotation ``mig-manager.io/layout``
     content_hash: str  # of the layout, as in the agent's status
     pods: tuple[demand.Pending, ...]
-    """The pods that it makes room for; none: it merges back, or withdraws a refused request."""
+    """The pods that it makes room for; none: it merges back, withdraws a refused request, or
+    destroys idle instances of GPUs on hold."""
     created: Mapping[model.Profile, int]
     destroyed: Mapping[model.Profile, int]
     why: str  # a sentence
@@ -95,6 +102,14 @@ class Waiting:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """Rooms for a pod that the scheduler did not use within ``room_timeout_s``."""
+
+    count: int
+    since: dt.datetime  # when the last of them began
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitioningDecision:
     """The changes to request, and the pods that they do not serve."""
 
@@ -103,6 +118,10 @@ class PartitioningDecision:
     waiting: tuple[Waiting, ...] = ()
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """For the next ``History``; without the room that the changes make."""
+    gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod."""
+    unused: Mapping[str, Unused] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +136,10 @@ class History:
     """By node: time of the last demand for its devices, or when this process first saw it."""
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod, by node: since when the node has room for it."""
+    gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod: the GPUs on hold for it."""
+    unused: Mapping[str, Unused] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod."""
     allocated: Mapping[str, demand.Amounts] = dataclasses.field(default_factory=dict)
     """By node: the MIG devices that its pods requested at the last decision."""
 
@@ -213,6 +236,8 @@ def remember(
             for name, amounts in allocated.items()
         },
         room_since=room_since,
+        unused={uid: unused for uid, unused in decision.unused.items() if uid in uids},
+        gpu_holds={uid: record for uid, record in decision.gpu_holds.items() if uid in uids},
         allocated=allocated,
     )
 
@@ -235,10 +260,13 @@ class _Decider:
         self._changes: list[Change] = []
         self._waiting: list[Waiting] = []
         self._room_since: dict[str, dict[str, dt.datetime]] = {}
+        self._nominated: set[str] = set()
+        self._unused = dict(history.unused)
         self._refused = self._refusals()
         """By rank of a pod: nodes where the scheduler did not place it."""
         self._still_refused: set[str] = set()
         """Nodes for which this decision would repeat a refused request too early."""
+        self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
         self._causes = waiting.Causes(pods, self._why_not_now)
 
     def decision(self) -> PartitioningDecision:
@@ -246,6 +274,11 @@ class _Decider:
         unmet: list[Unmet] = []
         for rank in self._remaining:
             pod = self._batch.pods[rank]
+            if self._is_backed_off(rank):
+                message = "it did not use room on several nodes, and gets none for a while"
+                not_scheduled = waiting.Wait.NOT_SCHEDULED
+                self._waiting.append(Waiting(pod=pod, reason=not_scheduled, message=message))
+                continue
             reason, message = self._causes.why(rank, self._refused.get(rank, 0))
             if reason is None:
                 unmet.append(Unmet(pod=pod, message=message))
@@ -256,6 +289,8 @@ class _Decider:
             unmet=tuple(unmet),
             waiting=tuple(self._waiting),
             room_since=self._room_since,
+            gpu_holds=self._gpu_holds,
+            unused=self._unused,
         )
 
     def _is_counted(self, node: partitioned.PartitionedNode) -> bool:
@@ -279,6 +314,14 @@ class _Decider:
     def _keep_room(self, rank: int) -> bool:
         pod, group = self._batch.pods[rank], self._batch.group[rank]
         since = self._history.room_since.get(pod.uid, {})
+        nominated = self._nodes.get(pod.nominated)
+        if nominated and not self._is_refused(rank, nominated):
+            self._nominated.add(nominated.name)
+            known = since.get(nominated.name)
+            when = known if known and self._is_recent(known) else self._now
+            message = f"the scheduler preempts pods on node {nominated.name} for it"
+            self._wait_at(rank, nominated, when, message)
+            return True
         for name, when in since.items():
             node = self._nodes.get(name)
             if node and node.is_changing and self._is_recent(when):
@@ -286,7 +329,7 @@ class _Decider:
                 self._wait_at(rank, node, when, message)
                 return True
         for node in self._batch.hosts(group, since):
-            if self._refused.get(rank, 0) >> self._batch.index.position[node.name] & 1:
+            if self._is_refused(rank, node):
                 continue
             self._batch.claim(group, node)
             known = since.get(node.name)
@@ -305,6 +348,17 @@ class _Decider:
             Waiting(pod=pod, reason=waiting.Wait.SCHEDULER, message=message, node=node.name)
         )
 
+    def _is_refused(self, rank: int, node: partitioned.PartitionedNode) -> bool:
+        return bool(self._refused.get(rank, 0) >> self._batch.index.position[node.name] & 1)
+
+    def _is_backed_off(self, rank: int) -> bool:
+        """Return whether a pod gets no new room for now, because it did not use several rooms."""
+        unused = self._unused.get(self._batch.pods[rank].uid)
+        if unused is None or unused.count < _MOST_UNUSED:
+            return False
+        pause_s = self._limits.room_timeout_s * (1 << min(unused.count, _MOST_DOUBLINGS))
+        return self._now - unused.since < dt.timedelta(seconds=pause_s)
+
     def _is_recent(self, since: dt.datetime) -> bool:
         return (self._now - since).total_seconds() <= self._limits.room_timeout_s
 
@@ -315,6 +369,10 @@ class _Decider:
             for name, since in self._history.room_since.get(pod.uid, {}).items():
                 age_s = (self._now - since).total_seconds()
                 if self._limits.room_timeout_s < age_s <= 2 * self._limits.room_timeout_s:
+                    before = self._unused.get(pod.uid)
+                    if before is None or since > before.since:
+                        count = before.count + 1 if before else 1
+                        self._unused[pod.uid] = Unused(count=count, since=since)
                     self._room_since.setdefault(pod.uid, {})[name] = since
                     if name in self._nodes:
                         position = self._batch.index.position[name]
@@ -329,30 +387,42 @@ class _Decider:
         candidates = node_sets.of(
             index.position[node.name] for node in self._own if not self._why_not_now(node)[1]
         )
-        hold, skipped = self._hold(), dict(self._refused)
-        while self._budget > 0 and self._remaining and candidates:
-            best = search.best(candidates, self._remaining, refused=skipped, hold=hold)
+        ranks = [rank for rank in self._remaining if not self._is_backed_off(rank)]
+        holding, skipped = self._holds(ranks), dict(self._refused)
+        while self._budget > 0 and ranks and candidates:
+            best = search.best(candidates, ranks, refused=skipped, holding=holding)
             if best is None:
-                return
+                break
             position = index.position[best.node.name]
             search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
-            # All GPUs: a reboot destroys instances that the layout does not name.
-            wanted = self._batch.present(best.node)
-            wanted |= {
-                gpu.uuid: batch.desired(gpu, state.fixed, best.room.ways[gpu.index].content)
-                for gpu, state in self._batch.states(best.node)
-                if gpu.index in best.room.ways
-            }
+            best.room.drain(_early(holding, best.node))
+            wanted = self._wanted(best.node, best.room)
             count = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
             if self._change(best.node, wanted, pods, f"room for {count}"):
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
+                ranks = [rank for rank in ranks if rank not in served]
             elif best.node.name in self._still_refused:
                 # The node may still serve the pods behind the first.
                 skipped[best.pods[0]] = skipped.get(best.pods[0], 0) | 1 << position
                 continue
             candidates &= ~(1 << position)
+        for node in {hold.node: self._nodes[hold.node] for hold in holding}.values():
+            is_free = self._budget > 0 and candidates >> index.position[node.name] & 1
+            room = self._batch.room(node)
+            if is_free and room.drain(_early(holding, node)):
+                self._change(node, self._wanted(node, room), (), "on hold for a larger pod")
+
+    def _wanted(
+        self, node: partitioned.PartitionedNode, room: node_room.NodeRoom
+    ) -> dict[str, model.DesiredGpu]:
+        """Return all GPUs as a change leaves them: a reboot destroys what a layout omits."""
+        return self._batch.present(node) | {
+            gpu.uuid: batch.desired(gpu, state.fixed, room.ways[gpu.index].content)
+            for gpu, state in self._batch.states(node)
+            if gpu.index in room.ways
+        }
 
     def _change(
         self,
@@ -405,23 +475,20 @@ class _Decider:
         )
         return True
 
-    def _hold(self) -> offers.Hold | None:
-        """Return the GPUs to hold for the first pod that has waited long without room."""
-        position = self._batch.index.position
-        usable = node_sets.of(position[node.name] for node in self._own if not node.unusable)
-        blocked: set[int] = set()
-        for rank in self._remaining:
-            pod, group = self._batch.pods[rank], self._batch.group[rank]
-            if group in blocked:
-                continue
-            blocked.add(group)
-            age_s = (self._now - pod.created_at).total_seconds() if pod.created_at else 0.0
-            able = usable & ~self._batch.never(group)
-            if age_s < self._limits.hold_after_s or not able:
-                continue
-            if not self._batch.serving(group, able):
-                return offers.hold_for(self._batch, rank, able)
-        return None
+    def _holds(self, ranks: Iterable[int]) -> tuple[holds.Hold, ...]:
+        """Return the GPUs to hold for pods that have waited without room."""
+        position, own = self._batch.index.position, self._own
+        ready = node_sets.of(position[node.name] for node in own if not node.unusable)
+        changing = node_sets.of(position[node.name] for node in own if node.is_changing)
+        times = holds.HoldTimes(
+            now=self._now,
+            after_s=self._limits.hold_after_s,
+            timeout_s=self._limits.hold_timeout_s,
+        )
+        chosen = holds.Holds(self._batch, ready | changing, self._history.gpu_holds, times)
+        result = chosen.choose(ranks, ready)
+        self._gpu_holds = chosen.records
+        return result
 
     def _why_not_now(self, node: partitioned.PartitionedNode) -> waiting.Cause:
         """Return why a node cannot be changed now; empty if it can."""
@@ -432,6 +499,8 @@ class _Decider:
             return wait.CHANGING if node.is_changing else wait.UNUSABLE, node.unusable
         if remaining_s := rest_s(node, self._limits, self._history, now=self._now):
             return wait.CHANGING, f"it rests after a change for {math.ceil(remaining_s)} s more"
+        if node.name in self._nominated:
+            return wait.CHANGING, "the scheduler preempts pods on it"
         if node.name in self._still_refused:
             return wait.UNUSABLE, "its agent failed the layout for it"
         return None, ""
@@ -466,3 +535,9 @@ class _Decider:
             wanted = self._batch.merged(node, base.get(node.name, {}))
             if self._batch.keeps_reserved(node, wanted):
                 self._change(node, wanted, (), "no pod has requested its idle instances")
+
+
+def _early(holding: Iterable[holds.Hold], node: partitioned.PartitionedNode) -> set[int]:
+    """Return the GPUs of a node whose idle instances a change destroys."""
+    own = (hold.indices for hold in holding if hold.is_early and hold.node == node.name)
+    return {index for indices in own for index in indices}

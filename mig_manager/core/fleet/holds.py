@@ -1,0 +1,159 @@
+"""Choose GPUs to hold for pods that no change of a node can serve now.
+
+Pods behind get no new instances on a GPU on hold. Small pods that start and end on all GPUs would
+otherwise keep a large pod waiting for ever, because no GPU is ever idle.
+
+While much of the cluster is free, a hold costs the other pods little. Then it begins soon, on
+several GPUs until one is idle, and their idle instances are destroyed, so that
+the scheduler binds no pod there. In a busy cluster that costs more than it gives: a hold begins
+late, on the GPUs of one node, and destroys nothing.
+"""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+
+from mig_manager.core.fleet import batch, node_sets
+
+_EARLY_S = 20.0
+_FREE_SHARE = 0.15
+"""Free memory slices of all GPUs outside the holds, for holds that begin early."""
+_MOST_CHOICES = 4
+"""Sets of GPUs that one pod holds early."""
+_MOST_HOLDS = 16
+"""Every node with a hold is compared by itself."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """GPUs on which only pods up to a rank get new room, so that a large pod is served."""
+
+    rank: int
+    node: str
+    indices: frozenset[int]
+    is_early: bool  # whether idle instances on them are destroyed
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRecord:
+    """The GPUs on hold for a pod, between decisions."""
+
+    since: dt.datetime
+    gpus: frozenset[tuple[str, str]]  # node, UUID
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HoldTimes:
+    """When holds begin and end."""
+
+    now: dt.datetime
+    after_s: float
+    timeout_s: float
+
+    def age_s(self, since: dt.datetime | None) -> float:
+        """Return the time since then; 0 if it is unknown."""
+        return (self.now - since).total_seconds() if since else 0.0
+
+
+class Holds:
+    """Chooses the GPUs to hold in one decision."""
+
+    def __init__(
+        self, pods: batch.Batch, nodes: int, before: Mapping[str, HoldRecord], times: HoldTimes
+    ) -> None:
+        """Build it; ``nodes`` can be changed now or soon, ``before`` is of the last decision."""
+        self._batch = pods
+        self._nodes = nodes
+        self._before = before
+        self._times = times
+        self._free = {
+            (position, index): pods.search.free_slices(state)
+            for position in node_sets.each(nodes)
+            for index, state in pods.index.facts[position].gpus.states.items()
+        }
+        total = sum(
+            pods.search.free_slices(state) + state.fill
+            for position in node_sets.each(nodes)
+            for state in pods.index.facts[position].gpus.states.values()
+        )
+        self._spare = sum(self._free.values()) - _FREE_SHARE * total
+        self._taken: set[tuple[int, int]] = set()
+        self.records: dict[str, HoldRecord] = {}
+        """By UID of a pending pod; for the next decision."""
+
+    def choose(self, ranks: Iterable[int], ready: int) -> tuple[Hold, ...]:
+        """Return the holds for pods, by priority and age.
+
+        Nodes outside ``ready`` are under change, and cannot serve a pod now.
+        """
+        holds: list[Hold] = []
+        is_served: dict[int, bool] = {}
+        for rank in ranks:
+            pod, group = self._batch.pods[rank], self._batch.group[rank]
+            age_s = self._times.age_s(pod.created_at)
+            if len(holds) >= _MOST_HOLDS or age_s < min(_EARLY_S, self._times.after_s):
+                continue
+            if group not in is_served:
+                able = ready & ~self._batch.never(group)
+                is_served[group] = bool(self._batch.serving(group, able))
+            if not is_served[group] and not self._has_ended(pod.uid):
+                is_first = not any(not hold.is_early for hold in holds)
+                is_due = is_first and age_s >= self._times.after_s
+                holds += self._for_pod(rank, is_due=is_due)
+        return tuple(holds)
+
+    def _has_ended(self, uid: str) -> bool:
+        """Return whether the hold for a pod took too long; then it gets none for as long."""
+        before = self._before.get(uid)
+        hold_s = self._times.age_s(before.since) if before else 0.0
+        if before and self._times.timeout_s < hold_s <= 2 * self._times.timeout_s:
+            self.records[uid] = dataclasses.replace(before, gpus=frozenset())
+            return True
+        return False
+
+    def _for_pod(self, rank: int, *, is_due: bool) -> Iterator[Hold]:
+        pod, mine = self._batch.pods[rank], set[tuple[str, str]]()
+        before = self._before.get(pod.uid)
+        is_kept = before is not None and self._times.age_s(before.since) <= self._times.timeout_s
+        own = before.gpus if before and is_kept else frozenset()
+        for _, _, position, indices in sorted(self._choices(rank, own))[:_MOST_CHOICES]:
+            cost = sum(self._free[position, index] for index in indices)
+            is_early = cost <= self._spare
+            if not is_early and (mine or not is_due):
+                break
+            self._spare -= cost
+            node = self._batch.nodes[position]
+            self._taken |= {(position, index) for index in indices}
+            mine |= {(node.name, gpu.uuid) for gpu in node.gpus if gpu.index in indices}
+            yield Hold(rank=rank, node=node.name, indices=frozenset(indices), is_early=is_early)
+        if mine:
+            since = before.since if before and is_kept else self._times.now
+            self.records[pod.uid] = HoldRecord(since=since, gpus=frozenset(mine))
+
+    def _choices(
+        self, rank: int, own: frozenset[tuple[str, str]]
+    ) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+        """Yield sets of GPUs of a node that can serve a pod when they are idle.
+
+        The least used come first, of these the ones that the pod holds already.
+        """
+        group = self._batch.group[rank]
+        profiles, search = self._batch.profiles[group], self._batch.search
+        if not profiles:
+            return
+        largest = min(profiles)
+        for position in node_sets.each(self._nodes & ~self._batch.never(group)):
+            facts = self._batch.index.facts[position]
+            uuids = {gpu.index: (facts.node.name, gpu.uuid) for gpu in facts.node.gpus}
+            ordered = sorted(
+                (state.fill, uuids[index] not in own, index, most)
+                for index, state in facts.gpus.states.items()
+                if (position, index) not in self._taken and (most := search.most(state, largest))
+            )
+            fill, new, indices, missing = 0, 0, list[int](), profiles[largest]
+            for used, is_new, index, most in ordered:
+                fill, new, missing = fill + used, new + is_new, missing - most
+                indices.append(index)
+                if missing <= 0:
+                    yield fill, new, position, tuple(indices)
+                    fill, new, indices, missing = 0, 0, [], profiles[largest]
