@@ -189,9 +189,10 @@ def _decisions(
     noted = ""
     while True:
         nodes = {node.name: node for node in selected.nodes()}
-        trouble = selected.trouble
-        decision = decider.decide(tuple(nodes.values()), clock.monotonic())
+        trouble, began_s = selected.trouble, clock.monotonic()
+        decision = decider.decide(tuple(nodes.values()), began_s)
         yield decision
+        took_s = clock.monotonic() - began_s
         # An outdated list shows neither which nodes may start nor which have finished.
         if not trouble:
             if decision.phase.is_over and not decision.withdraw:
@@ -205,6 +206,8 @@ def _decisions(
         if trouble not in ("", noted):
             terminal.note(trouble)
             noted = trouble
+        # Of thousands of nodes, one changes at any time.
+        clock.wait(took_s)
         selected.wait(_POLL_S)
 
 
