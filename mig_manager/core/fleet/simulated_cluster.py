@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, timing
-from mig_manager.core.fleet import demand, partitioned, partitioning
+from mig_manager.core.fleet import demand, node_index, partitioned, partitioning
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
@@ -297,6 +297,7 @@ class _Run:
         self._recheck_s = math.inf
         self._pause_s = times.recheck_s
         self._history = partitioning.History()
+        self._cache = node_index.NodeCache()
         self._requests: dict[str, partitioning.Change] = {}
         self._result = Result(waits={}, end_s=end_s)
         self._now_s = 0.0
@@ -451,7 +452,9 @@ class _Run:
         now = self._time()
         nodes = [node.publish() for node in self._nodes.values()]
         pending = [job.pod for job in self._pending.values()]
-        decision = partitioning.decide(nodes, pending, limits, now=now, history=self._history)
+        decision = partitioning.decide(
+            nodes, pending, limits, now=now, history=self._history, cache=self._cache
+        )
         self._history = partitioning.remember(self._history, nodes, pending, decision, now=now)
         for change in decision.changes:
             node = self._nodes[change.node]
