@@ -37,13 +37,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A slow machine is no bug. A change is judged by the same examples as the one before it, by more
-# of them in CI. Others are tried by hand, with --hypothesis-profile random.
-for _profile, _examples in {"fixed": 50, "thorough": 400, "random": 400}.items():
+# of them in CI. Others are tried by hand, with --hypothesis-profile random, or fuzz for hours.
+_PROFILES = {"fixed": 50, "thorough": 400, "random": 400, "fuzz": 20_000}
+for _profile, _examples in _PROFILES.items():
     hypothesis.settings.register_profile(
         _profile,
         hypothesis.settings(),
         deadline=None,
-        derandomize=_profile != "random",
+        derandomize=_profile not in ("random", "fuzz"),
         max_examples=_examples,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )

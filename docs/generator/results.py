@@ -146,11 +146,63 @@ def _fared(row: Entry, about: Entry) -> Iterable[str]:
     yield f"{row['partitioner_requests_per_pod'] + row['agents_requests_per_pod']:.1f}"
 
 
+_MIXES = {
+    "uniform": "1g, 2g, 3g and 7g alike",
+    "small": "two thirds 1g, few 7g",
+    "large": "three quarters 3g and 7g",
+    "shift": "large by night, small by day",
+    "multi": "a third with two devices each",
+    "trace-compute": "as Alibaba's trace, by compute",
+    "trace-memory": "as Alibaba's trace, by memory",
+}
+
+
+def load_table(_body: str) -> str:
+    """Return the mean waits of simulated pods by load, a row for each mix and load."""
+    found = entries("partitioner")
+    if not found:
+        return _NOTHING
+    about, *cells = found
+    _, *earlier = entries("partitioner-before") or ({},)
+    before = {_cell(entry): entry["rows"]["ours, packed"] for entry in earlier}
+    head = (
+        *("GPUs", "Pods", "Load", "Best fixed", "**Partitioner**", "Before", "Default scheduler"),
+        *("First-fit", "7g placed", "7g, best fixed", "7g, first-fit"),
+    )
+    rows = (tuple(_by_load(entry, before.get(_cell(entry)))) for entry in cells)
+    return (
+        f"Mean waits in seconds, with standard errors, of {about['seeds']} simulated hours "
+        f"each.\n\n{blocks.table(head, rows)}"
+    )
+
+
+def _cell(entry: Entry) -> Sequence[object]:
+    return tuple(entry[key] for key in ("product", "nodes", "mix", "load"))
+
+
+def _by_load(entry: Entry, before: Entry | None) -> Iterable[str]:
+    rows = entry["rows"]
+    fixed, ours, first = (
+        rows[name] for name in ("best fixed, packed", "ours, packed", "first-fit")
+    )
+    yield f"{entry['nodes'] * 8} {entry['product'].split('-')[0]}"
+    yield _MIXES[entry["mix"]]
+    yield f"{entry['load']:.0%}"
+    for row in (fixed, ours):
+        yield f"{row['mean_s']:.1f} ± {row['error_s']:.1f}"
+    yield f"{before['mean_s']:.1f}" if before else ""
+    yield f"{rows['ours, spread']['mean_s']:.1f}"
+    yield f"{first['mean_s']:.1f}"
+    for row in (ours, fixed, first):
+        yield f"{row['placed_7g']:.0%}" if "placed_7g" in row else ""
+
+
 RENDERERS: Mapping[str, blocks.Renderer] = {
     "double-strikes": double_table,
     "fault-matrices": fault_table,
     "kill-matrix": kill_table,
     "partitioner-day": day_table,
+    "partitioner-loads": load_table,
     "soak": soak_table,
 }
 """By the name that a block has in its page."""

@@ -62,6 +62,42 @@ def test_schedulers_choose_the_node_that_their_score_prefers(
     assert (waits["last"] == 0.0) is is_packed
 
 
+_HOUR_S = 3600.0
+_LIFE_S = 600.0
+_GPUS = 32
+_FEW_LARGE: day.Mix = {"1g": 0.65, "2g": 0.22, "3g": 0.10, "7g": 0.03}
+_LARGE_MIX: day.Mix = {"1g": 0.10, "2g": 0.15, "3g": 0.35, "7g": 0.40}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mix", "load"), [({0.0: _FEW_LARGE}, 0.9), ({0.0: _LARGE_MIX}, 0.75), (day.SHIFT, 0.75)]
+)
+def test_pods_wait_no_longer_than_for_the_best_fixed_layout(
+    mix: dict[float, day.Mix], load: float
+) -> None:
+    fixed_s, ours_s = 0.0, 0.0
+    pods = round(load * _GPUS * _HOUR_S / _LIFE_S / day.mean_share(mix, day.PRODUCT))
+    balanced: dict[day.Counts, int] = {(("3g.20gb", 1), ("2g.10gb", 1), ("1g.5gb", 2)): _GPUS}
+    for seed in (1, 2, 3):
+        jobs = day.jobs(seed=seed, pods=pods, day_s=_HOUR_S, gpus=_GPUS, load=load, mix=mix)
+        best = day.best_fixed(jobs, gpus=_GPUS, end_s=_HOUR_S)
+        results = [
+            simulated_cluster.simulate(
+                day.pods(jobs),
+                day.cluster(day.spread(layouts), simulated_cluster.Scheduler.PACKED, seed=seed),
+                end_s=_HOUR_S,
+                limits=limits,
+            )
+            for layouts, limits in ((best, None), (balanced, partitioning.PartitionerLimits()))
+        ]
+        assert [result.lost for result in results] == [0, 0]
+        waits = [day.mean(jobs, result.waits, end_s=_HOUR_S) for result in results]
+        fixed_s, ours_s = fixed_s + waits[0], ours_s + waits[1]
+
+    assert ours_s <= fixed_s
+
+
 def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
     jobs = day.jobs(seed=3, pods=120, day_s=_END_S, gpus=8, load=0.95)
 

@@ -11,9 +11,11 @@ late, on the GPUs of one node, and destroys nothing.
 
 import dataclasses
 import datetime as dt
+import functools
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
-from mig_manager.core.fleet import batch, node_sets
+from mig_manager.core.fleet import batch, node_room, node_sets
 
 _EARLY_S = 20.0
 _FREE_SHARE = 0.15
@@ -66,20 +68,32 @@ class Holds:
         self._nodes = nodes
         self._before = before
         self._times = times
-        self._free = {
-            (position, index): pods.search.free_slices(state)
-            for position in node_sets.each(nodes)
-            for index, state in pods.index.facts[position].gpus.states.items()
-        }
-        total = sum(
-            pods.search.free_slices(state) + state.fill
-            for position in node_sets.each(nodes)
-            for state in pods.index.facts[position].gpus.states.values()
-        )
-        self._spare = sum(self._free.values()) - _FREE_SHARE * total
         self._taken: set[tuple[int, int]] = set()
+        self._cost = 0
+        """Free memory slices of the GPUs on hold."""
+        self._without_choice: set[int] = set()
+        """Groups for which no early hold is possible any more."""
         self.records: dict[str, HoldRecord] = {}
         """By UID of a pending pod; for the next decision."""
+
+    @functools.cached_property
+    def _free(self) -> dict[tuple[int, int], int]:
+        """Free memory slices by node and GPU."""
+        return {
+            (position, index): self._batch.search.free_slices(state)
+            for position, index, state in self._states()
+        }
+
+    @functools.cached_property
+    def _most_cost(self) -> float:
+        used = sum(state.fill for _, _, state in self._states())
+        free = sum(self._free.values())
+        return free - _FREE_SHARE * (free + used)
+
+    def _states(self) -> Iterator[tuple[int, int, node_room.GpuState]]:
+        for position in node_sets.each(self._nodes):
+            for index, state in self._batch.index.facts[position].gpus.states.items():
+                yield position, index, state
 
     def choose(self, ranks: Iterable[int], ready: int) -> tuple[Hold, ...]:
         """Return the holds for pods, by priority and age.
@@ -99,7 +113,8 @@ class Holds:
             if not is_served[group] and not self._has_ended(pod.uid):
                 is_first = not any(not hold.is_early for hold in holds)
                 is_due = is_first and age_s >= self._times.after_s
-                holds += self._for_pod(rank, is_due=is_due)
+                if is_due or group not in self._without_choice:
+                    holds += self._for_pod(rank, is_due=is_due)
         return tuple(holds)
 
     def _has_ended(self, uid: str) -> bool:
@@ -116,17 +131,19 @@ class Holds:
         before = self._before.get(pod.uid)
         is_kept = before is not None and self._times.age_s(before.since) <= self._times.timeout_s
         own = before.gpus if before and is_kept else frozenset()
-        for _, _, position, indices in sorted(self._choices(rank, own))[:_MOST_CHOICES]:
+        for _, _, position, indices in heapq.nsmallest(_MOST_CHOICES, self._choices(rank, own)):
             cost = sum(self._free[position, index] for index in indices)
-            is_early = cost <= self._spare
+            is_early = self._cost + cost <= self._most_cost
             if not is_early and (mine or not is_due):
                 break
-            self._spare -= cost
+            self._cost += cost
             node = self._batch.nodes[position]
             self._taken |= {(position, index) for index in indices}
             mine |= {(node.name, gpu.uuid) for gpu in node.gpus if gpu.index in indices}
             yield Hold(rank=rank, node=node.name, indices=frozenset(indices), is_early=is_early)
-        if mine:
+        if not mine:
+            self._without_choice.add(self._batch.group[rank])
+        else:
             since = before.since if before and is_kept else self._times.now
             self.records[pod.uid] = HoldRecord(since=since, gpus=frozenset(mine))
 
