@@ -102,7 +102,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertisin
     if job.request.is_on_demand:
         raise errors.DrainError("a custom layout does not reboot an on-demand node")
     order = orders.Order(affected=None, limits=job.limits, rights=change.rights)
-    usage = survey.wait_for_usage(job.deps, change.gpus, order, job.cancel)
+    usage = survey.wait_for_usage(job.deps, change.gpus, order.undecided_pods, job.cancel)
     claiming = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
         raise errors.DrainError(

@@ -132,7 +132,12 @@ def _handle_drift(
 ) -> Action:
     affected = ""
     if job.limits.heals_drift:
-        affected = survey.name_users(job.deps, plan, gpus)
+        try:
+            affected = survey.name_users(job.deps, plan, gpus, job.cancel)
+        except errors.ClusterError as error:
+            if error.reason is not errors.Reason.POD_RESOURCES_UNAVAILABLE:
+                raise
+            affected = error.message
         if not affected:
             return Action.HEAL
     if is_new:

@@ -77,7 +77,7 @@ def plan_change(job: jobs.Job, resolved: resolving.Resolved) -> Change:
     recovery.restore_persistence(job, gpus)
     selected = resolving.select(resolved, gpus)
     others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in selected)
-    restoring = others if others and recovery.is_possible(job.deps, gpus, others) else ()
+    restoring = others if others and recovery.is_possible(job, gpus, others) else ()
     resolved = resolved.with_snapshots(gpus)
     plan = resolved.plan(gpus, restoring=restoring)
     return Change(
@@ -141,7 +141,9 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
 def _survey(job: jobs.Job, change: Change) -> Change:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
     job.deps.standby.expect_change()
-    usage = survey.wait_for_usage(job.deps, change.gpus, change.order(job), job.cancel)
+    usage = survey.wait_for_usage(
+        job.deps, change.gpus, change.order(job).undecided_pods, job.cancel
+    )
     if not job.limits.allows_foreign_managers:
         has_mode = any(map(mig_managers.is_vgpu_plugin, usage.pods))
         annotations = job.deps.node.latest().annotations if has_mode else {}

@@ -107,18 +107,20 @@ def _parse_record(text: str | None) -> requests.Request | None:
 
 
 def is_possible(
-    deps: ports.Dependencies,
+    job: jobs.Job,
     now: Sequence[model.Gpu],
     snapshot: Sequence[model.GpuSnapshot],
 ) -> bool:
     """Check whether a snapshot can be restored without taking a device from a pod.
 
     Raises:
-        ClusterError: The API refused or does not answer.
+        ClusterError: The API refused or does not answer, or kubelet does not.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
+        Superseded: Another layout is requested, or the agent stops.
     """
     try:
-        return not survey.name_users(deps, planner.restore(now, snapshot), now)
+        plan = planner.restore(now, snapshot)
+        return not survey.name_users(job.deps, plan, now, job.cancel)
     except errors.LayoutError as error:
         _log.warning("rollback_impossible", error=error.message)
         return False
@@ -127,7 +129,7 @@ def is_possible(
 def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
     """Return the snapshot to restore, of the GPUs that an interrupted change has touched."""
     before = job.journal.entries.snapshot
-    if not before or is_possible(job.deps, gpus, before):
+    if not before or is_possible(job, gpus, before):
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
     job.journal.note(applied="")
@@ -159,22 +161,22 @@ def roll_back(job: jobs.Job) -> str:
         job.status.note(gpus=now)
         restore_persistence(job, now)
         change = job.transaction()
-        plan = planner.restore(now, snapshot)
+        plan, cancel = planner.restore(now, snapshot), Uninterrupted(job.deps)
         if plan.is_empty:
             result = transaction.verify_without_steps(now, snapshot)
             return change.conclude(result).message if result.is_complete else result.message
-        _require_unused(job.deps, plan, now)
+        _require_unused(job.deps, plan, now, cancel)
         job.journal.begin_rollback()
         pods = job.deps.workloads.list()
         paused = pausing.pause(
-            dataclasses.replace(job, cancel=Uninterrupted(job.deps)),
+            dataclasses.replace(job, cancel=cancel),
             plan,
             pods,
             survey.extra_clients(job.deps),
         )
         try:
             # From now on kubelet cannot assign a device.
-            _require_unused(job.deps, plan, now)
+            _require_unused(job.deps, plan, now, cancel)
             # If they cannot be stopped, the GPUs may be idle all the same.
             with contextlib.suppress(errors.ConfigError, errors.HostError):
                 host.stop_services(job, job.deps.service_names(), plan)
@@ -191,8 +193,13 @@ def roll_back(job: jobs.Job) -> str:
     return result.message
 
 
-def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
-    pods = survey.name_users(deps, plan, now)
+def _require_unused(
+    deps: ports.Dependencies,
+    plan: steps.Plan,
+    now: Sequence[model.Gpu],
+    cancel: ports.Cancellation,
+) -> None:
+    pods = survey.name_users(deps, plan, now, cancel)
     if pods:
         raise errors.DrainError(f"pods use devices that would be removed: {pods}")
 

@@ -7,7 +7,15 @@ import pytest
 
 from mig_manager.core.node import policies, well_known
 from tests.node import fakes
-from tests.node.scenes import busy_node, dra_node, has_layout, hooked, hosted_node, node
+from tests.node.scenes import (
+    busy_node,
+    device,
+    dra_node,
+    has_layout,
+    hooked,
+    hosted_node,
+    node,
+)
 
 
 def guarded_node() -> fakes.NodeRig:
@@ -29,6 +37,15 @@ def waiting_node() -> fakes.NodeRig:
             rig.pods[affected] = dataclasses.replace(rig.pods[affected], phase="Succeeded")
 
     rig.clock.on_wait.append(finish)
+    return rig
+
+
+def starting_node() -> fakes.NodeRig:
+    """A pod whose device stays was just bound, and kubelet has just started."""
+    rig = busy_node()
+    devices = frozenset({device(rig, 1, "1g.5gb")})
+    uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
+    rig.kubelet_lists_from_s, rig.listed_from_s[uid] = 5.0, 6.0
     return rig
 
 
@@ -95,6 +112,7 @@ def resetting_node() -> fakes.NodeRig:
 _SWEPT_BY_DEFAULT = (
     "first-layout",
     "one-slice-on-a-busy-node",
+    "starting-pod",
     "host-services",
     "hooks",
     "dra-driver",
@@ -108,6 +126,7 @@ SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "by-force": (guarded_node, "one-slice-changed"),
     "no-eviction": (waiting_node, "one-slice-changed"),
     "whole-node": (whole_node, "one-slice-changed"),
+    "starting-pod": (starting_node, "one-slice-changed"),
     "monitors": (monitored_node, "one-slice-changed"),
     "extra-clients": (watched_node, "one-slice-changed"),
     "host-services": (hosted_node, "one-slice-changed"),
@@ -118,6 +137,16 @@ SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "dra-driver": (dra_node, "all-balanced"),
     "dra-driver-ungated": (lambda: dra_node(gated=False), "all-balanced"),
 }
+
+
+def spared(scenario: str) -> dict[str, str]:
+    """Return the names of the pods that a scene's change does not affect, by UID."""
+    make, layout = SCENARIOS[scenario]
+    rig = make()
+    affected = {"affected"} if layout == "one-slice-changed" else {"affected", "spared"}
+    if rig.policy.drain is policies.Drain.NODE:
+        return {}
+    return {uid: rig.pods[uid].name for uid in rig.assigned if rig.pods[uid].name not in affected}
 
 
 SWEPT = [

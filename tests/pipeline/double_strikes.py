@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager.agent import outcomes
+from mig_manager.agent.pods import orders
 from mig_manager.core.node import clients, well_known
 from tests import changes
 from tests.node import scenes
@@ -41,8 +42,11 @@ def _cut_journal(play: Play) -> None:
         play.rig.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
 
 
-def _start_pod(play: Play, *, is_spared: bool = False) -> None:
-    """Kubelet starts a pod that was bound before; it needs a plugin that serves the device."""
+def _start_pod(play: Play, *, is_spared: bool = False, is_late: bool = False) -> None:
+    """Kubelet starts a pod that was bound before; it needs a plugin that serves the device.
+
+    ``is_late``: Kubelet lists the device only a while after that.
+    """
     rig = play.rig
     serving = [p for p in rig.pods.values() if clients.is_device_plugin(p) and p.is_ready]
     in_use = frozenset().union(*rig.assigned.values())
@@ -53,7 +57,11 @@ def _start_pod(play: Play, *, is_spared: bool = False) -> None:
         if uuid in free and (name in changes.each(play.change.after)) is is_spared
     )
     if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pod_names:
-        uid = rig.add_pod("newcomer", devices=frozenset(existing[:1]))
+        uid = rig.add_pod(
+            "newcomer", devices=frozenset(existing[:1]), phase="Pending" if is_late else "Running"
+        )
+        if is_late:
+            rig.listed_from_s[uid] = rig.clock.now_s + 0.6 * orders.LISTED_WITHIN_S
         play.pods[uid] = "newcomer"
         if play.change.custom is None and not is_spared:
             play.may_go.add("newcomer")
@@ -72,6 +80,11 @@ def _miss_controller(play: Play) -> None:
     """Let no DaemonSet controller run for longer than an agent waits for a daemon to stop."""
     rig = play.rig
     rig.controller_away_until_s = rig.clock.now_s + 1.5 * scenes.TIMEOUTS["plugin_timeout_s"]
+
+
+def _restart_kubelet(play: Play) -> None:
+    """Let kubelet list no pod for longer than an agent waits for that."""
+    play.rig.kubelet_lists_from_s = play.rig.clock.now_s + 30
 
 
 def _change_file(play: Play) -> None:
@@ -102,10 +115,14 @@ WRITES: Mapping[str, Callable[[Play], None]] = {
     "journal cut short": _cut_journal,
     "pod starts where its device goes": _start_pod,
     "pod starts where its device stays": functools.partial(_start_pod, is_spared=True),
+    "pod is bound where its device stays": functools.partial(
+        _start_pod, is_spared=True, is_late=True
+    ),
     "pod ends": _end_pod,
     "file, another layout": _change_file,
     "file broken": _break_file,
     "DaemonSet controller away": _miss_controller,
+    "kubelet restarts": _restart_kubelet,
 }
 """What another program or a person does to the node, by what it is written to."""
 
@@ -128,7 +145,11 @@ def ends(change: Change, write: str, *, unread: changes.Gpus | None = None) -> S
         case "file broken" if not keeps_file:
             # What is active when the file breaks stays, with success if it was verified before.
             return (failed, change.end, End("failed", None, change.after))
-        case "pod starts where its device goes" | "pod starts where its device stays":
+        case (
+            "pod starts where its device goes"
+            | "pod starts where its device stays"
+            | "pod is bound where its device stays"
+        ):
             # On demand no pod is evicted, nor one whose device is not known yet.
             return (change.end, failed) if change.custom is not None else (change.end,)
         case "journal removed" | "journal cut short" if change.is_refused and unread:

@@ -279,6 +279,7 @@ class Play:
             rig.is_controller_away,
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
             rig.withdrawn is rig.schedulable,
+            rig.kubelet_lists_from_s > rig.clock.now_s,
             len(rig.saved),
         )
 

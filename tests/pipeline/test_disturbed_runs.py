@@ -24,7 +24,7 @@ from tests.node.scenes import (
     refuse,
     run,
 )
-from tests.node.swept_scenes import DCGM, SCENARIOS, SWEPT, monitored_node
+from tests.node.swept_scenes import DCGM, SCENARIOS, SWEPT, monitored_node, spared
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
@@ -137,7 +137,7 @@ def test_failing_api_does_not_block_the_rollback() -> None:
 @pytest.mark.parametrize("scenario", SWEPT)
 def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: str) -> None:
     make, layout = SCENARIOS[scenario]
-    undisturbed = calls(make, layout)
+    undisturbed, kept = calls(make, layout), spared(scenario).keys()
     assert len(undisturbed) > 8
     for index, call in enumerate(undisturbed):
         rig = make()
@@ -155,6 +155,7 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: 
         rig.failing = {}
         assert run(rig, layout, by=ours).state is model.State.SUCCESS, index
         assert_nothing_taken(rig)
+        assert kept <= rig.pods.keys(), index
         for key in advertising.DEPLOY_LABELS:
             assert rig.labels.get(key) == make().labels.get(key)
         assert rig.driver_runs is rig.has_dra_driver, index
@@ -176,6 +177,25 @@ def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) ->
 
         assert run(rig, layout, by=agent, attempt=2).state is model.State.SUCCESS, number
         assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("scenario", SWEPT)
+def test_no_spared_pod_is_evicted_whenever_kubelet_restarts(scenario: str) -> None:
+    make, layout = SCENARIOS[scenario]
+    undisturbed, kept = calls(make, layout), spared(scenario).keys()
+    for index in range(len(undisturbed)):
+        rig = make()
+        ours = reconciler(rig)
+
+        def restart(rig: fakes.NodeRig = rig, index: int = index) -> None:
+            if len(rig.log) == index + 1:
+                rig.kubelet_lists_from_s = rig.clock.now_s + 30
+
+        rig.on_call = restart
+        attempts = (run(rig, layout, by=ours, attempt=number + 1) for number in range(4))
+        assert any(each.state is model.State.SUCCESS for each in attempts), index
+        assert_nothing_taken(rig)
+        assert kept <= rig.pods.keys(), index
 
 
 @pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])

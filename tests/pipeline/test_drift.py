@@ -118,6 +118,17 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
     assert "workloads.evict" not in rig.log
 
 
+def test_a_drift_is_published_although_kubelet_is_silent() -> None:
+    rig, ours, ended = node_at_rest(heals=True)
+    scenes.add_pod_on_foreign_instances(rig)
+    rig.kubelet_is_silent = True
+
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    assert rig.events == ["Drifted"]
+    assert "default/foreign" in rig.statuses[-1]
+
+
 def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
     rig, ours, ended = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)

@@ -167,6 +167,15 @@ def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
     scenes.assert_nothing_taken(rig)
 
 
+def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
+    rig, before, _ = odd_node()
+    rig.kubelet_lists_from_s = rig.clock.now_s + 5
+
+    assert not scenes.undo(rig)
+
+    assert scenes.is_as_before(rig, before)
+
+
 def test_a_rollback_runs_although_the_list_of_extra_clients_is_invalid() -> None:
     rig, before, _ = odd_node()
     rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"

@@ -177,10 +177,10 @@ class Drain:
     def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
             return dataclasses.replace(before, pods=pods)
-        # If kubelet is silent now, the drain waits and affects no more pods.
-        no_answer = ""
+        # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
             assigned = self.allocations.assigned()
+            no_answer = dataclasses.replace(before, pods=pods, assigned=assigned).why_incomplete
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             no_answer = error.message

@@ -1,6 +1,7 @@
 """Find the users of devices that a plan changes, before the node is touched."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import structlog
@@ -19,15 +20,15 @@ seconds for the API server's list."""
 
 def wait_for_usage(
     deps: ports.Dependencies,
-    gpus: model.ObservedGpus,
-    order: orders.Order,
+    gpus: Sequence[model.Gpu],
+    find_undecided: Callable[[gpu_use.Usage], tuple[pod_object.Pod, ...]],
     cancel: ports.Cancellation,
 ) -> gpu_use.Usage:
     """Return the usage of devices; wait until kubelet lists the devices of starting pods.
 
     Raises:
         ClusterError: The API refused or does not answer; POD_RESOURCES_UNAVAILABLE: kubelet does
-            not answer or lists no device, and the order may affect pods that use others.
+            not answer or lists no device, and undecided pods remain.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
         Superseded: Another layout is requested, or the agent stops.
     """
@@ -37,14 +38,15 @@ def wait_for_usage(
         sleep=cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
-    listed_s = deps.clock.monotonic() + orders.LISTED_WITHIN_S
+    listed_s = math.inf
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
         usage = _usage_now(deps, gpus)
-        undecided = order.undecided_pods(usage)
-        is_over = is_last if usage.why_incomplete else deps.clock.monotonic() >= listed_s
-        if is_over or not undecided:
+        undecided = find_undecided(usage)
+        if not usage.why_incomplete:
+            listed_s = min(listed_s, deps.clock.monotonic() + orders.LISTED_WITHIN_S)
+        if is_last or not undecided or deps.clock.monotonic() >= listed_s:
             break
     if undecided and usage.why_incomplete:
         names = messages.listed([pod.key for pod in undecided])
@@ -91,16 +93,23 @@ def require_idle(
     deps.standby.expect_change()
 
 
-def name_users(deps: ports.Dependencies, plan: steps.Plan, gpus: Sequence[model.Gpu]) -> str:
+def name_users(
+    deps: ports.Dependencies,
+    plan: steps.Plan,
+    gpus: Sequence[model.Gpu],
+    cancel: ports.Cancellation,
+) -> str:
     """Name the pods that use, or may use, devices that a plan destroys, if none may be evicted.
 
-    Raises:
-        ClusterError: The API refused or does not answer.
-        HardwareError: The driver does not list the processes of pods whose devices no GPU has.
+    Raises as ``wait_for_usage``.
     """
-    usage = _usage_now(deps, gpus)
-    affected = clients.affected_ids(plan, gpus)
-    return usage.named(usage.users(affected, daemons=extra_clients(deps)))
+    affected, daemons = clients.affected_ids(plan, gpus), extra_clients(deps)
+
+    def find_undecided(usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
+        return usage.undecided(affected, daemons=daemons)
+
+    usage = wait_for_usage(deps, gpus, find_undecided, cancel)
+    return usage.named(usage.users(affected, daemons=daemons))
 
 
 def extra_clients(deps: ports.Dependencies) -> tuple[client_table.ExtraClient, ...]:
