@@ -410,7 +410,9 @@ class FakeHooks(_Port):
         check()
         self._rig.hooked.append(hook.command)
         self._rig.hook_environment = environment
-        if hook.command in self._rig.broken_hooks:
+        is_broken_once = hook.command in self._rig.hooks_broken_once
+        self._rig.hooks_broken_once.discard(hook.command)
+        if is_broken_once or hook.command in self._rig.broken_hooks:
             raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
         if point in (hook_files.Point.APPLY_START, hook_files.Point.APPLY_EXIT):
             self._rig.owes_exit = point is hook_files.Point.APPLY_START

@@ -241,6 +241,8 @@ class NodeRig:
     hooks: str = ""
     missing_hooks: set[str] = dataclasses.field(default_factory=set)
     broken_hooks: set[str] = dataclasses.field(default_factory=set)
+    hooks_broken_once: set[str] = dataclasses.field(default_factory=set)
+    """Commands that fail the next time."""
     hooked: list[str] = dataclasses.field(default_factory=list)
     """Commands of the hooks that have run, failed ones included."""
     hook_environment: Mapping[str, str] = dataclasses.field(default_factory=dict)

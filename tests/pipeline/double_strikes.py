@@ -32,13 +32,27 @@ def _remove_taint(play: Play) -> None:
     play.rig.has_hold_taint = False
 
 
+def _start_services(play: Play) -> None:
+    play.rig.services |= dict.fromkeys(
+        (name for name in play.rig.services if name != "off.service"), True
+    )
+
+
+def _restore_host(play: Play) -> None:
+    """Do by hand what only the journal lists, as the documentation says."""
+    _start_services(play)
+    play.rig.owes_exit = False
+
+
 def _remove_journal(play: Play) -> None:
+    _restore_host(play)
     play.rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
 
 
 def _cut_journal(play: Play) -> None:
     text = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None and text.endswith("}"):
+        _restore_host(play)
         play.rig.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
 
 
@@ -87,6 +101,11 @@ def _restart_kubelet(play: Play) -> None:
     play.rig.kubelet_lists_from_s = play.rig.clock.now_s + 30
 
 
+def _break_start_hook(play: Play) -> None:
+    if play.rig.hooks:
+        play.rig.hooks_broken_once.add("start")
+
+
 def _change_file(play: Play) -> None:
     """Swap the names of two layouts."""
     ours, other = play.change.layout, play.change.other.applied or ""
@@ -123,6 +142,8 @@ WRITES: Mapping[str, Callable[[Play], None]] = {
     "file broken": _break_file,
     "DaemonSet controller away": _miss_controller,
     "kubelet restarts": _restart_kubelet,
+    "services of the host started": _start_services,
+    "start hook broken once": _break_start_hook,
 }
 """What another program or a person does to the node, by what it is written to."""
 

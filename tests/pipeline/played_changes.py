@@ -98,6 +98,12 @@ CHANGES: Mapping[str, Change] = {
         was="all-balanced",
         evicted=frozenset({"affected"}),
     ),
+    "one slice, services and hooks": Change(
+        lambda: scenes.hooked(scenes.hosted_node()),
+        "one-slice-changed",
+        was="all-balanced",
+        evicted=frozenset({"affected"}),
+    ),
     "mode change": Change(
         scenes.busy_node,
         "all-disabled-first",
@@ -277,6 +283,9 @@ class Play:
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
             rig.is_controller_away,
+            tuple(rig.services.items()),
+            rig.owes_exit,
+            tuple(rig.hooks_broken_once),
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
             rig.withdrawn is rig.schedulable,
             rig.kubelet_lists_from_s > rig.clock.now_s,
