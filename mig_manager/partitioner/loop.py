@@ -403,10 +403,8 @@ class Partitioner:
         return bases
 
     def _base(self, name: str, node: partitioned.PartitionedNode) -> Base:
-        document = self._document
-        available = document.layouts if document else served.generated(node.gpus)
         try:
-            return layouts.select(available[name], node.gpus) if name in available else {}
+            return served.selected(name, self._document, node.gpus)
         except errors.LayoutError as error:
             _log.warning("base_layout_does_not_fit", node=node.name, detail=error.message)
             return {}

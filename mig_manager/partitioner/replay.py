@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import answers, bar, messages, profile_name, timestamps
+from mig_manager.core import answers, bar, messages, model, profile_name, timestamps
 from mig_manager.core.fleet import partitioned, partitioning, past_pods, simulated_cluster
 from mig_manager.core.layout import layouts, served
 
@@ -167,6 +167,8 @@ class Replayed:
     days: float  # before the last time that the pods name
     quiet_s: float
     longest_wait_s: float
+    base_layout: str | None = None  # to which idle instances are merged back
+    document: layouts.Document | None = None  # with the base layout; None: it is generated
 
 
 def replay(
@@ -308,6 +310,7 @@ class _Replay:
             scheduler=self._settings.scheduler,
             seed=0,
             begin=self._begin,
+            base={node.name: self._base(node) for node in nodes if limits},
             times=simulated_cluster.Times(
                 quiet_s=self._settings.quiet_s,
                 longest_wait_s=self._settings.longest_wait_s,
@@ -324,6 +327,13 @@ class _Replay:
         )
         self.is_complete &= result.end_s == end_s
         return result
+
+    def _base(self, node: partitioned.PartitionedNode) -> Mapping[str, model.DesiredGpu]:
+        name = self._settings.base_layout
+        try:
+            return served.selected(name, self._settings.document, node.gpus) if name else {}
+        except errors.LayoutError:
+            return {}
 
     def _row(
         self,

@@ -225,6 +225,27 @@ def test_pods_are_placed_where_they_fit(
     assert found["present layouts"]["waits"]["placed"] == present
 
 
+def test_idle_instances_return_to_the_base_layout(shell: commandline.Shell) -> None:
+    pods = [
+        past("large", "7g.40gb", arrival_s=0, runs_s=60),
+        past("small", "1g.5gb", arrival_s=3600, runs_s=60),
+    ]
+    file = shell.file(
+        "{version: v1, mig-configs: {home: [{devices: all, mig-enabled: true, "
+        "mig-devices: {1g.5gb: 7}}]}}"
+    )
+    options = ("--merge-back-after-s", "600", "-o", "json", "--base-layout")
+
+    for base in ("all-1g.5gb", "home", "all-9g.99gb"):
+        config = ("-f", file) if base == "home" else ()
+        own = rows(replayed(shell, [node("a", SMALL)], pods, *options, base, *config))[
+            "partitioner"
+        ]
+        assert own["changes"] == 2
+        is_back = own["by_profile"]["1x 1g.5gb"]["mean_s"] == 0
+        assert is_back is (base != "all-9g.99gb")
+
+
 def test_only_the_last_days_are_counted_and_older_pods_use_devices(
     shell: commandline.Shell,
 ) -> None:

@@ -26,6 +26,10 @@ def run(
     now = dt.datetime.fromtimestamp(clock.unix_s(), tz=dt.UTC)
     report: simulation.Report | replay.Report
     if chosen.is_replay:
+        document = None
+        if chosen.base_layout and chosen.config_file:
+            document = terminal.layout_file(str(chosen.config_file))
+            document.layout(chosen.base_layout)
         report = replay.replay(
             known,
             [pod for pod in map(past_pods.parse, items) if pod],
@@ -36,6 +40,8 @@ def run(
                 days=chosen.replay_days,
                 quiet_s=chosen.quiet_s,
                 longest_wait_s=chosen.longest_wait_s,
+                base_layout=chosen.base_layout,
+                document=document,
             ),
             _Watch(terminal.note, clock, chosen.replay_limit_s).proceed,
         )

@@ -65,6 +65,8 @@ class Cluster:
     seed: int  # of what the scheduler and kubelet choose at random
     begin: dt.datetime
     times: Times = dataclasses.field(default_factory=Times)
+    base: Mapping[str, Mapping[str, model.DesiredGpu]] = dataclasses.field(default_factory=dict)
+    """By node and UUID, the state to which idle instances are merged back."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -286,6 +288,7 @@ class _Run:
         self._demand = {uid: self._demands[job.pod.needs] for uid, job in self._jobs.items()}
         self._end_s = end_s
         self._begin = cluster.begin
+        self._base = cluster.base
         self._scheduler = cluster.scheduler
         self._limits = limits
         self._times = times = cluster.times
@@ -453,7 +456,13 @@ class _Run:
         nodes = [node.publish() for node in self._nodes.values()]
         pending = [job.pod for job in self._pending.values()]
         decision = partitioning.decide(
-            nodes, pending, limits, now=now, history=self._history, cache=self._cache
+            nodes,
+            pending,
+            limits,
+            now=now,
+            history=self._history,
+            cache=self._cache,
+            base=self._base,
         )
         self._history = partitioning.remember(self._history, nodes, pending, decision, now=now)
         for change in decision.changes:
@@ -466,7 +475,8 @@ class _Run:
         is_idle = is_recheck and not decision.changes
         longer_s = min(2 * self._pause_s, self._times.longest_recheck_s)
         self._pause_s = longer_s if is_idle else self._times.recheck_s
-        self._recheck_s = self._now_s + self._pause_s if pending else math.inf
+        has_more = bool(pending or limits.merge_back_after_s)
+        self._recheck_s = self._now_s + self._pause_s if has_more else math.inf
 
 
 def _node(origin: partitioned.PartitionedNode) -> _Node:

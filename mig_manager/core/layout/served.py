@@ -28,6 +28,19 @@ def generated(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
         return {}
 
 
+def selected(
+    name: str, document: layouts.Document | None, gpus: Iterable[model.Gpu]
+) -> dict[str, model.DesiredGpu]:
+    """Return a layout of a document, or else a generated one, on these GPUs; empty if unknown.
+
+    Raises:
+        LayoutError: It does not fit.
+    """
+    gpus = tuple(gpus)
+    available = document.layouts if document else generated(gpus)
+    return layouts.select(available[name], gpus) if name in available else {}
+
+
 def ungenerated(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu, ...]:
     """Return the unreachable GPUs with unknown layouts: no reachable GPU is of their model."""
     models = {gpu.pci_device_id for gpu in gpus}
