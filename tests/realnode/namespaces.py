@@ -10,6 +10,7 @@ import functools
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 
@@ -119,6 +120,8 @@ def machine(name: str, number: int, folder: pathlib.Path) -> Namespaces:
     try:
         waiting.until(lambda: spaces.has_ended or ready.exists(), f"namespaces of {name}")
         inner = f"n{number}"
+        # A link goes a moment after the namespace of its other end, as after a power cut.
+        waiting.until(lambda: inner not in dict(socket.if_nameindex()).values(), f"{inner} to go")
         for command in (
             f"ip link add {inner} type veth peer name eth0 netns {spaces.pid}",
             f"ip link set {inner} master {_BRIDGE} up",
