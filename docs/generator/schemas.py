@@ -34,7 +34,7 @@ _PLAIN: Mapping[object, Schema] = {
     str: {"type": "string"},
     types.NoneType: {"type": "null"},
 }
-_NOT_WRITTEN = {"gpu_uuid", "profile_id"}  # of a step: ``steps.plan_data``
+_NOT_WRITTEN = {"gpu_uuid", "profile_id", "within"}  # of a step: ``steps.plan_data``
 _WIDTH = 100
 
 

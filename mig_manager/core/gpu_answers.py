@@ -116,5 +116,5 @@ def _step_data(step: steps.Step) -> dict[str, object]:
     return {"action": ACTIONS[type(step)]} | {
         each.name: plain(getattr(step, each.name))
         for each in dataclasses.fields(step)
-        if each.name not in ("gpu_uuid", "profile_id")
+        if each.name not in ("gpu_uuid", "profile_id", "within")
     }

@@ -31,7 +31,7 @@ class DestroyComputeInstance:
 
     gpu_uuid: str
     gpu_instance_id: int
-    gpu_instance_placement: model.Placement
+    within: model.Placement  # of the GPU instance; plans in JSON name it by its id alone
     compute_instance_id: int
     profile: model.Profile
     uuid: str | None

@@ -99,7 +99,7 @@ def test_a_compute_instance_elsewhere_that_took_over_an_id_is_spared(node: Rig) 
     assert isinstance(end, steps.DestroyComputeInstance)
     successor = node.observe()
 
-    node.run(dataclasses.replace(end, gpu_instance_placement=model.Placement(0, 4)))
+    node.run(dataclasses.replace(end, within=model.Placement(0, 4)))
 
     assert node.observe() == successor
 

@@ -166,7 +166,7 @@ def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
             steps.DestroyComputeInstance(
                 gpu_uuid=gpu.uuid,
                 gpu_instance_id=gi.instance_id,
-                gpu_instance_placement=gi.placement,
+                within=gi.placement,
                 compute_instance_id=ci.instance_id,
                 profile=ci.profile,
                 uuid=ci.uuid,

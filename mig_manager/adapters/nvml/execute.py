@@ -146,7 +146,7 @@ class Executor:
         device = self._open()
         # Ids are reused: another instance with this id must not be destroyed.
         instance = self._gpu_instance(step.gpu_instance_id)
-        if instance is None or instance.placement != step.gpu_instance_placement:
+        if instance is None or instance.placement != step.within:
             return
         if not self._has_profile(instance, step.profile.gpu_instance):
             return

@@ -247,7 +247,7 @@ def _build(
         steps.DestroyComputeInstance(
             gpu_uuid=gpu.uuid,
             gpu_instance_id=gi.instance_id,
-            gpu_instance_placement=gi.placement,
+            within=gi.placement,
             compute_instance_id=ci.instance_id,
             profile=ci.profile,
             uuid=ci.uuid,
