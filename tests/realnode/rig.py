@@ -355,8 +355,13 @@ class Cluster:
 
 
 def is_running(pod: Object) -> bool:
-    """Check whether a pod runs and was neither deleted nor evicted."""
-    return pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+    """Check whether a pod runs and was neither deleted nor evicted.
+
+    Right after a reboot kubelet may not have found its containers yet.
+    """
+    status = pod["status"]
+    is_kept = "deletionTimestamp" not in pod["metadata"]
+    return is_kept and status["phase"] == "Running" and "containerStatuses" in status
 
 
 def devices(node: Object) -> dict[str, int]:
