@@ -368,7 +368,7 @@ class DrainError(MigManagerError):
     """Affected pods were not evicted before the deadline.
 
     DRAIN_STALLED means that evicted pods have no room elsewhere. If pods were evicted, the node
-    stays tainted until the next attempt (``keeps_closed``): their successors would start here.
+    stays tainted until the next attempt (``keeps_taint``): their successors would start here.
     """
 
     def __init__(
@@ -376,10 +376,10 @@ class DrainError(MigManagerError):
         message: str,
         *,
         reason: Reason = Reason.DRAIN_TIMEOUT,
-        keeps_closed: bool = False,
+        keeps_taint: bool = False,
     ) -> None:
         super().__init__(message, reason=reason)
-        self.keeps_closed = keeps_closed
+        self.keeps_taint = keeps_taint
 
 
 class NotReadyError(MigManagerError):

@@ -169,7 +169,7 @@ def _new_job(
     resumed = journal.resumed(
         (request.config, annotation_hash),
         boot_id=deps.boot_id,
-        # On-demand layouts never evict, so the node must not stay closed until pods are gone.
+        # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
         may_drain=not request.is_on_demand,
     )
     job_status = run_status.RunStatus(deps, first)

@@ -14,7 +14,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, well_known
 
 
-def close(job: jobs.Job, change: preparing.Change) -> None:
+def taint(job: jobs.Job, change: preparing.Change) -> None:
     """Taint the node, record the layout labelled as applied, and name the affected pods.
 
     Raises:

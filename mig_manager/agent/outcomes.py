@@ -16,8 +16,8 @@ class Outcome:
     """For people, with the remedy."""
     is_unfinished: bool = False
     """Whether GPUs or host services are in neither the requested nor the previous state."""
-    keeps_closed: bool = False
-    """Whether the node stays closed until the next attempt, because its drain has begun."""
+    keeps_taint: bool = False
+    """Whether the node stays tainted until the next attempt, because its drain has begun."""
     gpus: model.ObservedGpus = model.NO_GPUS
     """The verified GPUs; empty after a failure. Unreachable GPUs get the layout once they are
     back."""
@@ -37,7 +37,7 @@ def failure(
     message: str,
     *,
     is_unfinished: bool = False,
-    keeps_closed: bool = False,
+    keeps_taint: bool = False,
     is_final: bool = False,
 ) -> Outcome:
     """Return the outcome of a failure, with its remedy."""
@@ -50,7 +50,7 @@ def failure(
         reason=reason,
         message=messages.fit(text, messages.LONGEST_BYTES),
         is_unfinished=is_unfinished,
-        keeps_closed=keeps_closed,
+        keeps_taint=keeps_taint,
         is_final=is_final,
     )
 

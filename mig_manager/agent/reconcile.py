@@ -211,7 +211,7 @@ class Reconciler:
             self._attempts.undo(self._attempts.journal)
         view = self._shared.publisher.read()
         is_pending = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
-        if is_pending or self._attempts.journal.is_closed:
+        if is_pending or self._attempts.journal.keeps_pods_away:
             self._attempts.end_pending("the label was removed")
         if self._attempts.journal.is_empty:
             resting.admit_workloads(self._shared, view)
@@ -234,14 +234,14 @@ class Reconciler:
             self._publish_faults(gpus, is_active=False)
 
     def stop(self) -> None:
-        """Reopen a node that is closed until the next attempt; call when the agent stops.
+        """Remove the taint that stays until the next attempt; call when the agent stops.
 
-        A node that goes down for a reboot stays closed, for the agent after the reboot.
+        A node that goes down for a reboot keeps it, for the agent after the reboot.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
-        if self._attempts.journal.is_closed and not self._attempts.journal.rebooted_from:
+        if self._attempts.journal.keeps_pods_away and not self._attempts.journal.rebooted_from:
             self._attempts.end_pending("the agent stopped during a drain")
 
     def note_node(self, view: node_object.NodeView) -> None:

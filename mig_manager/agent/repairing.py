@@ -92,7 +92,7 @@ def end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     again.
     """
     record = job.journal.record
-    if outcome.reason in _OBSTACLES and not job.journal.entries.is_closed:
+    if outcome.reason in _OBSTACLES and not job.journal.entries.keeps_pods_away:
         _log.info("gpu_repair_postponed", reason=outcome.reason.value)
         repairs = gpu_repair.postponed(record.repairs, job.deps.clock.unix_s())
         job.journal.note_record(dataclasses.replace(record, repairs=repairs))

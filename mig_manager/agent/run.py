@@ -2,7 +2,7 @@
 
     resolve -> observe -> plan -> taint -> drain -> pause -> execute -> resume -> verify
 
-The hooks run before the node is closed, within the execution, and before the resume.
+The hooks run before the node is tainted, within the execution, and before the resume.
 
 Steps that can fail without disturbing a pod come before steps that disturb one. The journal lists
 every action first; the end of a run undoes the entries and publishes one final state with one
@@ -51,7 +51,7 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                 raise
             except errors.MigManagerError as error:
                 if isinstance(error, errors.DrainError):
-                    job.journal.note(draining=error.keeps_closed)
+                    job.journal.note(draining=error.keeps_taint)
                 result = undo(job)
                 is_final = _is_final(job, error)
                 return job.journal.failure(error.reason, error.message, result, is_final=is_final)
@@ -86,7 +86,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         )
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
-    draining.close(job, change)
+    draining.taint(job, change)
     drain, pods = draining.drain_pods(job, change)
     paused = draining.pause_clients(job, change, drain, pods)
     host.stop_services(job, change.services, change.plan)

@@ -138,7 +138,7 @@ class RunJournal:
     def resume(
         self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
     ) -> frozenset[str]:
-        """Restore some paused labels before the run ends, and reopen the node.
+        """Restore some paused labels before the run ends, and remove our taint.
 
         Args:
             keys: The labels; a label that another program wrote since the pause is kept.
@@ -197,7 +197,7 @@ class RunJournal:
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
             is_unfinished=not is_restored,
             # Evicted pods must not start here again before the other pods are gone.
-            keeps_closed=self.entries.draining and reason.is_transient,
+            keeps_taint=self.entries.draining and reason.is_transient,
             is_final=is_final and is_restored,
         )
 
@@ -215,8 +215,8 @@ class RunJournal:
         if outcome.reason is errors.Reason.INTERRUPTED:
             # The next agent must know that a plugin without a new pod still exists.
             kept = journal.unverified
-        if outcome.keeps_closed:
-            kept = journal.closed
+        if outcome.keeps_taint:
+            kept = journal.tainted
             journal = dataclasses.replace(journal, hold_taint=False)
         self._status.end_phase()
         self._status.finish(outcome, retry_after_s=self._retry_after_s)

@@ -60,7 +60,7 @@ def _changes_nothing(job: jobs.Job) -> bool:
     """Return whether the layout is active, or cannot be resolved or planned now.
 
     Such an error, even if it passes soon, costs no slot. If the run then disturbs a pod after all,
-    ``draining.close`` checks the slots before.
+    ``draining.taint`` checks the slots before.
     """
     try:
         resolved = resolving.resolve(job)

@@ -125,7 +125,7 @@ def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool)
     rig = scenes.busy_node()
     rig.clock.on_wait.clear()  # the evicted pod does not end
     ours = scenes.reconciler(rig, limits=ON)
-    assert run(rig, requested(), by=ours).keeps_closed
+    assert run(rig, requested(), by=ours).keeps_taint
     assert rig.has_hold_taint
     if is_restarted:
         ours = scenes.reconciler(rig, limits=ON)

@@ -84,7 +84,7 @@ class Drain:
 
         Raises:
             ClusterError: The API refused or does not answer.
-            DrainError: Names the pods; the node is not kept closed.
+            DrainError: Names the pods; the node does not stay tainted.
             MigManagerError: As ``run``.
         """
         now = self._usage(self.evictions.workloads.list(), usage)
@@ -219,7 +219,7 @@ class Drain:
             reason=reason,
             # If a pod cannot be evicted at all, the next attempt evicts none. A DRA driver returns
             # only to a node without the taint.
-            keeps_closed=has_evicted and _are_evictable(remaining) and not lacks_driver,
+            keeps_taint=has_evicted and _are_evictable(remaining) and not lacks_driver,
         )
 
 

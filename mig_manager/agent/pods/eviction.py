@@ -11,7 +11,7 @@ successors are ready elsewhere. Other pods wait until the budgets grant the rest
 controller have no successor and go last.
 
 If evicted pods find no room elsewhere, the drain ends as DRAIN_STALLED: it has evicted only what
-the budgets granted once. The node stays closed until the next attempt, which evicts no pod before
+the budgets granted once. The node stays tainted until the next attempt, which evicts no pod before
 the budgets grant that again.
 
 Without the right to list budgets, the API server decides about every eviction.

@@ -90,7 +90,7 @@ def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
 def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[model.Gpu]) -> bool:
     """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
 
-    If a claim's devices are unknown, wait for the driver's slices too. A closed node is reopened
+    If a claim's devices are unknown, wait for the driver's slices too. Our taint is removed
     first. Returns whether it waited.
 
     Raises:
@@ -109,7 +109,7 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[mod
 
     if not is_lacking(pods):
         return False
-    if job.journal.entries.is_closed and not dra_driver.has_ready(pods):
+    if job.journal.entries.keeps_pods_away and not dra_driver.has_ready(pods):
         # Evicted pods may come back, so an earlier attempt's drain starts over.
         job.journal.note(draining=False)
         resume_advertisers(job, as_if_paused(job, gpus, job.journal.entries.snapshot))

@@ -94,10 +94,10 @@ class Journal:
     def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or its devices are not verified yet."""
         has_paused = self.has_plugin or self.has_dra_driver
-        return self.is_closed or has_paused or bool(self.rebooted_from)
+        return self.keeps_pods_away or has_paused or bool(self.rebooted_from)
 
     @property
-    def is_closed(self) -> bool:
+    def keeps_pods_away(self) -> bool:
         """Whether the node has our taint, or paused labels."""
         return self.hold_taint or bool(self.paused_labels)
 
@@ -124,7 +124,7 @@ class Journal:
         )
 
     @property
-    def closed(self) -> "Journal":
+    def tainted(self) -> "Journal":
         """The unverified journal, if the node stays tainted for the next attempt of a drain."""
         return dataclasses.replace(self.unverified, hold_taint=self.hold_taint, draining=True)
 
