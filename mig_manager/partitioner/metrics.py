@@ -51,7 +51,7 @@ class Metrics:
             "recommended_pods", "Pods for which a change was recommended."
         )
         self._recommended_s = counter(
-            "recommended_wait_seconds", "How long pods waited without a recommended change."
+            "unserved_seconds", "How long pods waited without a recommended change."
         )
         self._wait_s = histogram(
             "wait_seconds",

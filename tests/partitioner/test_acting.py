@@ -216,7 +216,7 @@ def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
     assert "new change" in second
     assert "3 pods waited 2.5 h in all without them" in second
     assert rig.metric(own, "recommended_pods_total") == 3
-    waited_s = rig.metric(own, "recommended_wait_seconds_total")
+    waited_s = rig.metric(own, "unserved_seconds_total")
     assert waited_s == pytest.approx(2.5 * 3600, rel=0.01)
     for name in ("p2", "p3"):
         rig.bind(name, "n1")
