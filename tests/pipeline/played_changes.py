@@ -311,8 +311,9 @@ class Play:
             journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
             problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
         is_same = (self.layout, self.config.text) == (self.change.layout, scenes.CONFIG)
-        # A repair whose daemons do not stop has failed, and pauses for longer than a play.
-        is_paused = rig.controller_away_until_s > 0
+        # A repair whose daemons do not stop, or that another agent resumes while kubelet lists
+        # nothing, has failed, and pauses for longer than a play.
+        is_paused = max(rig.controller_away_until_s, rig.kubelet_lists_from_s) > 0
         if is_same and not is_paused and any(gpu.awaits_reset for gpu in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")
         if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":

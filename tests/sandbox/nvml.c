@@ -45,7 +45,9 @@ typedef struct {
     nvmlReturn_t nvmlReturn;
     nvmlValue_t value;
 } nvmlFieldValue_t;
-typedef struct { unsigned char clusterUuid[16]; nvmlReturn_t status; uint cliqueId, state; } nvmlGpuFabricInfo_t;
+typedef struct {
+    unsigned char clusterUuid[16]; nvmlReturn_t status; uint cliqueId; unsigned char state;
+} nvmlGpuFabricInfo_t;
 typedef struct {
     uint multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount;
     uint sharedJpegCount, sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;

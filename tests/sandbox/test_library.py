@@ -28,6 +28,8 @@ mig-configs:
 """
 _PYNVML_NAMES = {"nvmlPciInfo_t": "nvmlPciInfo_t", "nvmlProcessInfo_t": "c_nvmlProcessInfo_v3_t"}
 """Structs that pynvml calls otherwise than ``c_`` and the header's name."""
+_WIDER_IN_PYNVML = {("nvmlGpuFabricInfo_t", "state", 24, 1): 4}
+"""Size in pynvml of a field that it reads together with the padding after it."""
 
 
 @pytest.fixture
@@ -87,7 +89,8 @@ def test_structs_of_the_library_are_laid_out_as_pynvml_lays_them_out(
     ours = fields_of(str(library.SOURCE), tmp_path)
 
     assert len(ours) > 80
-    assert ours == {(kind, field, *pynvml_field(kind, field)) for kind, field, _, _ in ours}
+    expected = {(*row[:3], _WIDER_IN_PYNVML.get(row, row[3])) for row in ours}
+    assert expected == {(kind, field, *pynvml_field(kind, field)) for kind, field, _, _ in ours}
 
 
 @pytest.mark.slow

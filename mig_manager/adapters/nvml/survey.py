@@ -117,7 +117,8 @@ def _fabric(device: gpu_device.Device) -> surveys.Fabric:
     info = pynvml.c_nvmlGpuFabricInfo_t()
     with contextlib.suppress(errors.HardwareError):
         library.call(pynvml.nvmlDeviceGetGpuFabricInfo, device.handle, ctypes.byref(info))
-    state = _FABRICS.get(info.state, surveys.Fabric.FAILED)
+    # A byte in nvml.h; pynvml reads the padding after it, too.
+    state = _FABRICS.get(info.state & 0xFF, surveys.Fabric.FAILED)
     # Of a completed registration alone (nvml.h).
     is_failed = state is surveys.Fabric.COMPLETED and info.status != pynvml.NVML_SUCCESS
     return surveys.Fabric.FAILED if is_failed else state
