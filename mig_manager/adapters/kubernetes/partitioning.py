@@ -6,6 +6,7 @@ while their watch works: if a watch is lost, ``is_current`` says so.
 
 import dataclasses
 import hashlib
+import threading
 from collections.abc import Callable, Collection
 
 from mig_manager import errors
@@ -51,7 +52,7 @@ class Cluster:
             selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
             times=times,
         )
-        self.requests = partitioned.Requests()
+        self.requests = partitioned.Requests(lock=threading.Lock())
         """Of the pods that have a node."""
         self._claims = device_claims.DeviceClaims(kube, on_demand, times=times)
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}

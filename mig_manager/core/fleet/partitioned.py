@@ -1,9 +1,9 @@
 """A node for the partitioner: its GPUs, instances in use, and why it cannot be changed now."""
 
 import collections
+import contextlib
 import dataclasses
 import datetime as dt
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -109,10 +109,18 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
 
 
 class Requests:
-    """Counts the requests of the pods bound to each node, as pods come and go; for any thread."""
+    """Counts the requests of the pods bound to each node, as pods come and go.
 
-    def __init__(self, bound: Iterable[demand.Bound] = ()) -> None:
-        self._lock = threading.Lock()
+    Threads that share it give it a lock.
+    """
+
+    def __init__(
+        self,
+        bound: Iterable[demand.Bound] = (),
+        *,
+        lock: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._lock = lock or contextlib.nullcontext()
         self._counts: dict[str, collections.Counter[str]] = {}
         self._amounts: dict[str, demand.Amounts] = {}
         for pod in bound:
