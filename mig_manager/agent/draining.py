@@ -30,7 +30,7 @@ def taint(job: jobs.Job, change: preparing.Change) -> None:
         act = "evict" if isinstance(change.rights, orders.Evict) else "wait for"
         message = f"{count} to {act}: {change.usage.named(affected)}"
 
-    def taint(view: node_object.NodeView) -> run_journal.Step:
+    def step(view: node_object.NodeView) -> run_journal.Step:
         # An interrupted run has removed the label, and its journal names the layout.
         applied = view.labels.get(well_known.APPLIED_LABEL) or job.journal.entries.applied
         return run_journal.Step(
@@ -39,7 +39,7 @@ def taint(job: jobs.Job, change: preparing.Change) -> None:
             change=node_object.NodePatch(hold_taint=True),
         )
 
-    job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.TAINT, taint)
+    job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.TAINT, step)
     if affected:
         _announce(job, message, reason="Draining", is_warning=False)
 
