@@ -1,7 +1,6 @@
 """The pending pods of one decision, in order, and the room that nodes have for them."""
 
 import collections
-import dataclasses
 import datetime as dt
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -117,10 +116,6 @@ class Batch:
             self._excluded[group] = node_index.sum_of(exclusions)
         return self._excluded[group]
 
-    def short(self, needs: demand.Amounts) -> int:
-        """Return the nodes on which too little of any of these resources is available."""
-        return self.amounts.short(needs)
-
     def never(self, group: int) -> int:
         """Return the nodes that could not serve pods of a group even if idle, or must not change.
 
@@ -153,7 +148,7 @@ class Batch:
         """Return the nodes of a set that a change lets serve a pod of a group."""
         if not self._is_known[group]:
             return 0
-        nodes &= ~(self.excluded(group) | self.short(self.others[group]))
+        nodes &= ~(self.excluded(group) | self.amounts.short(self.others[group]))
         return self.with_devices(group, nodes)
 
     def with_devices(self, group: int, nodes: int) -> int:
@@ -222,7 +217,7 @@ class Batch:
         """Return how many idle devices of a profile the scheduler can give to further pods."""
         if profile not in self.index.facts[position].devices:
             return 0
-        return max(0, self._available[position].get(_resource(profile), 0))
+        return max(0, self._available[position].get(resources.of_profile(profile) or "", 0))
 
     def available(self, position: int) -> Mapping[str, int]:
         """Return the resources of a node beside its pods and claims."""
@@ -290,13 +285,12 @@ class Batch:
         self, node: partitioned.PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
     ) -> bool:
         """Return whether a node with these states of GPUs, by UUID, keeps reserved devices."""
-        before = self.devices_of(node)
-        others = tuple(gpu for gpu in node.gpus if gpu.uuid not in wanted)
-        after = self.devices_of(dataclasses.replace(node, gpus=others))
+        before = self.index.facts[self.index.position[node.name]].devices
+        after = node_index.count_devices(gpu for gpu in node.gpus if gpu.uuid not in wanted)
         for goal in wanted.values():
             after.update(goal.counts)
         return all(
-            after[profile] >= min(count, before[profile])
+            after[profile] >= min(count, before.get(profile, 0))
             for profile, count in self._reserved.items()
         )
 
@@ -309,20 +303,9 @@ class Batch:
             if gpu.index in states:
                 yield gpu, states[gpu.index]
 
-    def devices_of(
-        self, node: partitioned.PartitionedNode
-    ) -> "collections.Counter[model.Profile]":
-        """Count the MIG devices of a node."""
-        return collections.Counter(device.profile for gpu in node.gpus for device in gpu.devices)
-
 
 def _is_opted_in(node: partitioned.PartitionedNode) -> bool:
     return node.is_opted_in
-
-
-@functools.cache
-def _resource(profile: model.Profile) -> str:
-    return resources.of_profile(profile) or ""
 
 
 def desired(

@@ -70,7 +70,7 @@ class NodeCache:
             node=node,
             gpus=node_room.Gpus(self.search, states),
             empty=tuple(map(self.search.empty, node.gpus)),
-            devices=collections.Counter(d.profile for gpu in node.gpus for d in gpu.devices),
+            devices=count_devices(node.gpus),
             available=node.available,
         )
 
@@ -165,6 +165,11 @@ class NodeIndex:
             for value, nodes in self._with_label(requirement.key).items()
             if requirement.matches({} if value is None else {requirement.key: value})
         )
+
+
+def count_devices(gpus: Iterable[model.Gpu]) -> "collections.Counter[model.Profile]":
+    """Count the MIG devices of GPUs by profile."""
+    return collections.Counter(device.profile for gpu in gpus for device in gpu.devices)
 
 
 def sum_of(sets: Iterable[int]) -> int:

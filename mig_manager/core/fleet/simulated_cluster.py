@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import datetime as dt
 import enum
-import functools
 import heapq
 import itertools
 import math
@@ -187,7 +186,7 @@ class _Node:
         for gpu in self.gpus:
             for gi in gpu.gpu_instances:
                 for ci in gi.compute_instances:
-                    resource = _resource(ci.profile)
+                    resource = resources.of_profile(ci.profile)
                     if not resource:
                         continue
                     self.total[resource] += 1
@@ -262,11 +261,6 @@ class _Demand:
     nodes: tuple[_Node, ...]
     queue: list[tuple[tuple[int, float, int], Job]] = dataclasses.field(default_factory=list)
     """Pending pods, the first in order first: by priority, then by age."""
-
-
-@functools.cache
-def _resource(profile: model.Profile) -> str:
-    return resources.of_profile(profile) or ""
 
 
 class _Run:

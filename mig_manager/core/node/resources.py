@@ -6,6 +6,7 @@ knows. So the API gives certainty only if all devices of a kind are in use, or a
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model, profile_name, steps
@@ -16,6 +17,7 @@ _MIG_PREFIX = f"{well_known.RESOURCE_PREFIX}mig-"
 SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
 
 
+@functools.lru_cache(maxsize=1024)  # pods may name any profile
 def of_profile(profile: model.Profile) -> str | None:
     """Return the resource name of a MIG profile.
 
