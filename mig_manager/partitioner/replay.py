@@ -15,6 +15,7 @@ from mig_manager import errors
 from mig_manager.core import answers, bar, messages, model, profile_name, timestamps
 from mig_manager.core.fleet import partitioned, partitioning, past_pods, simulated_cluster
 from mig_manager.core.layout import layouts, served
+from mig_manager.partitioner import simulation
 
 PARTITIONER = "partitioner"
 PRESENT = "present layouts"
@@ -130,11 +131,8 @@ class Report:
                 "\n".join(map(style.fitted, _group_table(title, by_decision, by_present)))
             )
         if self.unmet:
-            lines = [
-                style.wrapped(messages.with_full_stop(f"{pod}: {message}"), indent="  ")
-                for pod, message in self.unmet[:_MOST_GROUPS]
-            ]
-            blocks.append("\n".join([style.paint("No node can serve", bar.Tone.STRONG), *lines]))
+            unmet = self.unmet[:_MOST_GROUPS]
+            blocks.append(simulation.pod_list("No node can serve", unmet, style))
         blocks.append(
             style.wrapped(
                 "Waits are from a pod's creation to its node; a pod without a node waits until "

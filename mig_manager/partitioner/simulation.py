@@ -64,12 +64,8 @@ class Report:
             ("No node can serve", [(e.pod.key, e.message) for e in self.decision.unmet]),
             ("Waiting", [(e.pod.key, e.message) for e in self.decision.waiting]),
         ):
-            lines = [
-                style.wrapped(messages.with_full_stop(f"{key}: {text}"), indent="  ")
-                for key, text in rows
-            ]
-            if lines:
-                blocks.append("\n".join([style.paint(title, bar.Tone.STRONG), *lines]))
+            if rows:
+                blocks.append(pod_list(title, rows, style))
         served = sum(len(change.pods) for change in self.decision.changes)
         summary = (
             f"Opted-in nodes: {len(self.nodes)}, others: {self.others}; would change: "
@@ -78,6 +74,14 @@ class Report:
         )
         blocks.append(style.wrapped(summary))
         return "\n\n".join(blocks)
+
+
+def pod_list(title: str, rows: Iterable[tuple[str, str]], style: bar.Style) -> str:
+    """Return pods with the reason of each, below a title."""
+    lines = (
+        style.wrapped(messages.with_full_stop(f"{pod}: {why}"), indent="  ") for pod, why in rows
+    )
+    return "\n".join([style.paint(title, bar.Tone.STRONG), *lines])
 
 
 def simulate(

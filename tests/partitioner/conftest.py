@@ -1,13 +1,21 @@
 """The cluster of the partitioner's tests."""
 
+import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 from tests.partitioner import rig as rigs
+from tests.shell import commandline
 
 
 @pytest.fixture
 def rig() -> Iterator[rigs.Rig]:
     with rigs.serving() as rig:
         yield rig
+
+
+@pytest.fixture
+def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
+    yield commandline.Shell(tmp_path)
+    commandline.forget_log()

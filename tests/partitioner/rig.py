@@ -5,7 +5,7 @@ import dataclasses
 import datetime as dt
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
@@ -23,6 +23,7 @@ from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import dra_driver, waiting
 from tests.node import fakes, gpu_values, scenes
+from tests.shell import commandline
 from tests.stage import apirig
 from tests.unit import samples
 
@@ -358,3 +359,17 @@ def serving(server: apiserver.ApiServer | None = None) -> Iterator[Rig]:
 def counts(gpus: Iterable[model.Gpu]) -> Mapping[str, int]:
     """Return the devices of GPUs by resource."""
     return resources.counts(gpus)
+
+
+def simulated(
+    shell: commandline.Shell,
+    nodes: Sequence[Mapping[str, Any]],
+    pods: Sequence[Mapping[str, Any]],
+    *options: str,
+) -> commandline.Answer:
+    """Give nodes and pods to the command in files."""
+    files = [
+        shell.file(json.dumps({"kind": "List", "items": items}), name)
+        for name, items in (("nodes.json", nodes), ("pods.json", pods))
+    ]
+    return shell("partitioner", "--simulate", *files, *options)

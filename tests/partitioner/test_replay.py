@@ -19,15 +19,10 @@ from mig_manager.core.fleet import partitioning, past_pods, simulated_cluster
 from mig_manager.partitioner import replay
 from tests import programs, waiting
 from tests.cluster import envtest
+from tests.partitioner import rig as rigs
 from tests.shell import commandline
 from tests.unit import partitions
 from tests.unit.partitions import NOW, SMALL, node, pod
-
-
-@pytest.fixture
-def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
-    yield commandline.Shell(tmp_path)
-    commandline.forget_log()
 
 
 def past(
@@ -95,11 +90,7 @@ def replayed(
     pods: Sequence[Mapping[str, Any]],
     *options: str,
 ) -> commandline.Answer:
-    files = [
-        shell.file(json.dumps({"kind": "List", "items": items}), name)
-        for name, items in (("nodes.json", nodes), ("pods.json", pods))
-    ]
-    return shell("partitioner", "--simulate", *files, "--replay", *options)
+    return rigs.simulated(shell, nodes, pods, "--replay", *options)
 
 
 def rows(answer: commandline.Answer) -> dict[str, Any]:

@@ -1,34 +1,13 @@
 """``partitioner --simulate``: the decision about nodes and pods in files."""
 
 import json
-import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pytest
 
+from tests.partitioner import rig as rigs
 from tests.shell import commandline
 from tests.unit import partitions
 from tests.unit.partitions import EMPTY, SMALL, node, pod
-
-
-@pytest.fixture
-def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
-    yield commandline.Shell(tmp_path)
-    commandline.forget_log()
-
-
-def simulated(
-    shell: commandline.Shell,
-    nodes: Sequence[Mapping[str, Any]],
-    pods: Sequence[Mapping[str, Any]],
-    *options: str,
-) -> commandline.Answer:
-    files = [
-        shell.file(json.dumps({"kind": "List", "items": items}), name)
-        for name, items in (("nodes.json", nodes), ("pods.json", pods))
-    ]
-    return shell("partitioner", "--simulate", *files, *options)
 
 
 def test_shows_each_node_before_and_after_and_each_pod_without_room(
@@ -47,7 +26,7 @@ def test_shows_each_node_before_and_after_and_each_pod_without_room(
         pod("u", "1g.5gb", node="a"),
         pod("v", "7g.40gb", node="b"),
     ]
-    answer = simulated(shell, nodes, pods)
+    answer = rigs.simulated(shell, nodes, pods)
     assert answer.status == 0
     assert "room for 1 pod on GPU 0, for ml/p." in answer.out
     assert "new" in answer.out
@@ -58,7 +37,7 @@ def test_shows_each_node_before_and_after_and_each_pod_without_room(
 
 
 def test_the_answer_in_json_has_layout_steps_and_reasons(shell: commandline.Shell) -> None:
-    answer = simulated(shell, [node("a", SMALL)], [pod("p", "7g.40gb")], "-o", "json")
+    answer = rigs.simulated(shell, [node("a", SMALL)], [pod("p", "7g.40gb")], "-o", "json")
     (found,) = answer.data["nodes"]
     assert found["pods"] == ["ml/p"]
     assert len(found["steps"][0]["steps"]) == 16
@@ -68,9 +47,9 @@ def test_the_answer_in_json_has_layout_steps_and_reasons(shell: commandline.Shel
 
 def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell) -> None:
     nodes, pods = [node("a", SMALL)], [pod("p", "7g.40gb")]
-    kept = simulated(shell, nodes, pods, "--reserve", "1g.5gb=1", "-o", "json").data
+    kept = rigs.simulated(shell, nodes, pods, "--reserve", "1g.5gb=1", "-o", "json").data
     assert kept["waiting"][0]["reason"] == "in-use"
-    other = simulated(shell, nodes, pods, "--node-selector", "pool=x", "-o", "json").data
+    other = rigs.simulated(shell, nodes, pods, "--node-selector", "pool=x", "-o", "json").data
     assert other["nodes"] == []
     assert "no node has the label" in other["unmet"][0]["message"]
 
