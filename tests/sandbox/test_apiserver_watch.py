@@ -1,8 +1,10 @@
 """Watches of the embedded Kubernetes API."""
 
 import contextlib
+import gc
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +13,7 @@ from urllib import parse
 import pytest
 
 from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.apiserver import server as sandbox_server
 from testkit import apiserver
 from tests import waiting
 from tests.stage import apirig
@@ -194,3 +197,13 @@ def test_stopping_the_server_ends_watches_and_stalled_requests(
     stuck.close()
     with pytest.raises(ConnectionRefusedError):
         watch()
+
+
+def test_stopping_the_server_closes_connections_that_just_came() -> None:
+    """What is left open warns when it is collected, and a warning is an error."""
+    for _ in range(20):
+        with contextlib.ExitStack() as clients:
+            with sandbox_server.serve() as running:
+                for _ in range(8):
+                    clients.enter_context(socket.create_connection(running.address))
+            gc.collect()

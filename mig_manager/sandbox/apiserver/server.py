@@ -28,6 +28,7 @@ Object = resources.Object
 
 _KEEP_ALIVE_S = 75
 _STOP_TIMEOUT_S = 5
+_END_TIMEOUT_S = 1
 _BACKLOG = 1024
 _DEFAULT_WATCH_S = 1800
 """Duration of a watch without ``timeoutSeconds``; the real server picks 30 to 60 minutes."""
@@ -149,10 +150,13 @@ class ApiServer:
         )
         self._ready.set()
         await self._stopping.wait()
-        listener.close()
+        # A listener that is closed between accept and the transport leaks the connection:
+        # asyncio's Server takes none once it is closed.
+        self._loop.remove_reader(self._socket)
         self._feed.close()
-        if self._state.tasks:
-            await asyncio.wait(self._state.tasks, timeout=1)
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=_END_TIMEOUT_S)
+        listener.close()
         for transport in self.transports():
             transport.close()
         await asyncio.sleep(0)
