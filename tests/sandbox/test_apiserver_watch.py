@@ -200,7 +200,7 @@ def test_stopping_the_server_ends_watches_and_stalled_requests(
 
 
 def test_stopping_the_server_closes_connections_that_just_came() -> None:
-    """What is left open warns when it is collected, and a warning is an error."""
+    """A connection that stays open warns when it is collected, and a warning is an error."""
     for _ in range(20):
         with contextlib.ExitStack() as clients:
             with sandbox_server.serve() as running:
