@@ -152,9 +152,9 @@ def _killed_everywhere(make: Make, layout: str, story: Story) -> None:
 
 def _rebooting_node(*, comes_down: bool) -> fakes.NodeRig:
     node = scenes.node()
-    node.mode_waits = node.may_reboot = True
+    node.driver.mode_waits = node.host.may_reboot = True
     if not comes_down:
-        node.reboot_refusal = "a person is logged in"
+        node.host.reboot_refusal = "a person is logged in"
     return node
 
 
@@ -162,7 +162,7 @@ def _rebooted(story: Story) -> None:
     """Reboot in the middle of a run, as the signal to end does, and go on afterwards."""
     node = _rebooting_node(comes_down=True)
     request = fakes.FakeRequest(node.clock, replaced=False)
-    request.ends_when = lambda: node.reboots > 0
+    request.ends_when = lambda: node.host.reboots > 0
     with _recorded(node, story), contextlib.suppress(errors.Superseded):
         scenes.reconciler(node).run("all-1g.5gb", request)
     node.restart_machine()
@@ -178,10 +178,10 @@ def _refused(story: Story) -> None:
         _play(scenes.busy_node(), layout, story)
     _play(scenes.node(layout="all-1g.5gb"), "all-1g.5gb", story)
     guarded = scenes.busy_node()
-    guarded.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+    guarded.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
     _play(guarded, "one-slice-changed", story)
     silent = scenes.busy_node()
-    silent.plugin_is_broken = True
+    silent.plugin.is_broken = True
     _play(silent, "one-slice-changed", story)
     _play(_rebooting_node(comes_down=False), "all-1g.5gb", story)
 

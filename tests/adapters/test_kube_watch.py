@@ -25,7 +25,7 @@ from tests.adapters.watch_rig import (
     label,
     wait_for_watch,
 )
-from tests.node import fakes
+from tests.node import fakes, knobs
 from tests.stage import apirig
 from tests.unit import machine
 
@@ -269,7 +269,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     server: apiserver.ApiServer, kube: api.KubeApi, how: apiserver.Break | None
 ) -> None:
     server.store.create(kube_pods.make_pod("a", containers=[kube_pods.container(gpus=1)]))
-    silent = fakes.NodeRig(gpus=(), kubelet_is_silent=True).allocations
+    silent = fakes.NodeRig(gpus=(), kubelet=knobs.Kubelet(is_silent=True)).allocations
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None)
     clock = fakes.FakeClock()
     workloads = pods.KubeWorkloads(

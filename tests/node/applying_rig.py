@@ -101,7 +101,7 @@ class Node(fakes.NodeRig):
         self.fails: Callable[[steps.Step], bool] = lambda _step: False
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
         self._killed_at: int | None = None
-        self.step_error = self._take
+        self.driver.step_error = self._take
         if start != "off":
             self.set_up(start)
 
@@ -205,13 +205,13 @@ class Node(fakes.NodeRig):
             journal=self.journal,
             boot_layout=self.boot_layout,
             clock=self.clock,
-            boot_id=self.boot_id,
+            boot_id=self.host.boot_id,
             lock_timeout_s=30.0,
             notify=self.notes.append,
             uninterrupted=self.guard,
-            hooks=self.programs if self.hooks else None,
-            refresh_files=self.host.refresh,
-            reset=self.host,
+            hooks=self.programs if self.hooks.text else None,
+            refresh_files=self.machine.refresh,
+            reset=self.machine,
         )
 
 

@@ -6,18 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import model, ports, steps
+from mig_manager.core import model, ports
 from mig_manager.core.node import claims as dra
 from mig_manager.core.node import (
     clients,
-    evictions,
     pod_object,
     policies,
     schedulable,
-    selectors,
     well_known,
 )
-from tests.node import fake_ports
+from tests.node import fake_cluster, fake_host, knobs
 from tests.unit import samples
 
 
@@ -101,44 +99,30 @@ class FakeConfig:
         return self.text
 
 
-@dataclasses.dataclass
-class FakeBudget:
-    """A PodDisruptionBudget of the namespace ``default`` whose controller is immediate."""
-
-    name: str
-    app: str
-    """It covers the pods with this value of the label ``app``."""
-    replicas: int
-    max_unavailable: int
-
-    def observed(self, rig: "NodeRig") -> evictions.Budget:
-        """Return it with its status as it is now."""
-        ready = [
-            pod
-            for pod in (*rig.pods.values(), *rig.elsewhere.values())
-            if self.covers(pod) and pod.is_ready and not pod.is_terminating
-        ]
-        desired = self.replicas - self.max_unavailable
-        return evictions.Budget(
-            namespace="default",
-            name=self.name,
-            selector=selectors.parse_selector(f"app={self.app}"),
-            allowed=max(0, len(ready) - desired),
-            healthy=len(ready),
-            desired=desired,
-        )
-
-    def covers(self, pod: pod_object.Pod) -> bool:
-        return pod.labels.get("app") == self.app
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class NodeRig:
     """The whole node: GPUs, pods, plugin, labels; state is public for the tests to look at."""
 
     gpus: tuple[model.Gpu, ...]
-    lost: set[str] = dataclasses.field(default_factory=set)
     clock: FakeClock = dataclasses.field(default_factory=FakeClock)
+    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
+    extra_clients: str = ""
+    slots: ports.Slots | None = None
+
+    # -- its parts
+
+    kubelet: knobs.Kubelet = dataclasses.field(default_factory=knobs.Kubelet)
+    plugin: knobs.Plugin = dataclasses.field(default_factory=knobs.Plugin)
+    dra_driver: knobs.DraDriver = dataclasses.field(default_factory=knobs.DraDriver)
+    daemons: knobs.Daemons = dataclasses.field(default_factory=knobs.Daemons)
+    disruptions: knobs.Disruptions = dataclasses.field(default_factory=knobs.Disruptions)
+    driver: knobs.Driver = dataclasses.field(default_factory=knobs.Driver)
+    resets: knobs.Resets = dataclasses.field(default_factory=knobs.Resets)
+    host: knobs.Host = dataclasses.field(default_factory=knobs.Host)
+    hooks: knobs.Hooks = dataclasses.field(default_factory=knobs.Hooks)
+
+    # -- the Node, and the cluster's other objects
+
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
     is_unschedulable: bool = False
@@ -149,57 +133,27 @@ class NodeRig:
     """``MigReady`` as the node has it."""
     recovery_condition: dict[str, str] | None = None
     """``GpuRecoveryNeeded`` as the node has it."""
-    conditions: list[str] = dataclasses.field(default_factory=list)
-    """The reasons of ``MigReady``, one for each write."""
+    schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """The devices that the plugin has registered, by resource."""
     pods: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
     watched: Callable[[], tuple[pod_object.Pod, ...] | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""
-    assigned: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    unlisted: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    """Name of a pod that only kubelet lists -> its devices."""
-    claims: set[str] = dataclasses.field(default_factory=set)
-    """UIDs of pods that hold a GPU by ResourceClaim."""
-    budgets: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Name of a pod -> why it must not be evicted."""
-    disruption_budgets: list["FakeBudget"] = dataclasses.field(default_factory=list)
-    elsewhere: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
-    """Pods of other nodes, and unscheduled ones."""
-    retry_after_s: float = 0.0
-    deploy_daemons: dict[str, bool] = dataclasses.field(default_factory=dict)
-    """Deploy label -> whether its pod becomes ready."""
-    loose_daemons: set[str] = dataclasses.field(default_factory=set)
-    """Names of daemons that only the hold taint keeps away."""
-    controller_away_until_s: float = 0.0
-    """When the DaemonSet controller is back, which stops and starts the daemons."""
-    policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    extra_clients: str = ""
+
+    # -- what was published, in order
+
+    states: list[str] = dataclasses.field(default_factory=list)
+    statuses: list[str] = dataclasses.field(default_factory=list)
+    """Their messages."""
+    conditions: list[str] = dataclasses.field(default_factory=list)
+    """The reasons of ``MigReady``."""
+    events: list[str] = dataclasses.field(default_factory=list)
+    """Their reasons."""
     messages: list[str] = dataclasses.field(default_factory=list)
     """Of the events."""
-    statuses: list[str] = dataclasses.field(default_factory=list)
-    schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    withdrawn: Mapping[str, frozenset[str]] | None = None
-    """What was schedulable when the agent last withdrew it; kubelet has not reported since."""
-    phantoms: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Capacity that kubelet has forgotten, because its one update without it was lost."""
-    unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    """Devices that the plugin has registered and calls unhealthy."""
-    kubelet_is_silent: bool = False
-    kubelet_lists_from_s: float = 0.0
-    """Before it, a kubelet that has just started lists no pod."""
-    listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """UID of a starting pod -> when kubelet lists its devices."""
-    plugin_is_broken: bool = False
-    plugin_waiting: pod_object.Waiting | None = None
-    """Why kubelet cannot start the container of a broken plugin."""
-    plugin_is_gated: bool = True
-    has_dra_driver: bool = False
-    dra_is_gated: bool = True
-    dra_is_broken: bool = False
-    slices: tuple[dra.Slice, ...] | None = ()
-    """What the DRA driver has published; None: the API does not list it."""
+
+    # -- the calls of ports
+
     log: list[str] = dataclasses.field(default_factory=list)
-    states: list[str] = dataclasses.field(default_factory=list)
-    events: list[str] = dataclasses.field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
     failing: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that this call raises."""
@@ -207,49 +161,6 @@ class NodeRig:
     """Name of a port call -> the error that each of them raises, for as long as it stands here."""
     losing: dict[int, Exception] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that answers this patch although it was carried out."""
-    step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
-    services: dict[str, bool] = dataclasses.field(default_factory=dict)
-    """Name of a service of the host -> whether it runs."""
-    broken_services: set[str] = dataclasses.field(default_factory=set)
-    gpu_users: str = ""
-    """Who uses what a plan destroys; empty: no process does."""
-    mode_waits: bool = False
-    """Whether a MIG mode change waits for a reset or a reboot."""
-    has_reset: bool = False
-    may_reboot: bool = False
-    reset_only: set[str] = dataclasses.field(default_factory=set)
-    """UUIDs that a reset must name, no more and no less; empty: any."""
-    reset_refusal: str = ""
-    """Why no GPU is reset; empty: they are."""
-    after_reset: model.RecoveryAction = model.RecoveryAction.NONE
-    """The recovery action of a GPU after its repair."""
-    boot_id: str = "boot-1"
-    reboot_refusal: str = ""
-    reboots: int = 0
-    slots: ports.Slots | None = None
-    refreshed: int = 0
-    has_persistence: bool = False
-    """Whether GPUs have persistence mode, without which they are reset."""
-    refuses_persistence: bool = False
-    """Whether it cannot be switched on."""
-    without_persistence: set[str] = dataclasses.field(default_factory=set)
-    """GPUs that have lost it."""
-    saved: list[str] = dataclasses.field(default_factory=list)
-    """What was kept for the next boot."""
-    request_text: str | None = None
-    """What the host keeps of the request."""
-    hooks: str = ""
-    missing_hooks: set[str] = dataclasses.field(default_factory=set)
-    broken_hooks: set[str] = dataclasses.field(default_factory=set)
-    hooks_broken_once: set[str] = dataclasses.field(default_factory=set)
-    """Commands that fail the next time."""
-    hooked: list[str] = dataclasses.field(default_factory=list)
-    """Commands of the hooks that have run, failed ones included."""
-    hook_environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Of the last one."""
-    owes_exit: bool = False
-    """Whether hooks of the start have run, and those of the end have not."""
-    executed: list[steps.Step] = dataclasses.field(default_factory=list)
     _serial: int = 0
 
     def __post_init__(self) -> None:
@@ -264,8 +175,8 @@ class NodeRig:
             has_let_go = pod.claimed_ids is None or self.driver_runs
             if pod.is_terminating and has_let_go:
                 del self.pods[uid]
-                self.assigned.pop(uid, None)
-            elif pod.phase == "Pending" and self.clock.now_s >= self.listed_from_s.get(
+                self.kubelet.assigned.pop(uid, None)
+            elif pod.phase == "Pending" and self.clock.now_s >= self.kubelet.listed_from_s.get(
                 uid, math.inf
             ):
                 self.pods[uid] = dataclasses.replace(pod, phase="Running")
@@ -275,7 +186,7 @@ class NodeRig:
 
     @property
     def is_controller_away(self) -> bool:
-        return self.clock.now_s < self.controller_away_until_s
+        return self.clock.now_s < self.daemons.controller_away_until_s
 
     def stop_daemons(self) -> None:
         """Stop the daemons whose labels the node has not."""
@@ -289,7 +200,7 @@ class NodeRig:
         if self.has_hold_taint:
             return
         names = self.pod_names
-        for key, is_ready in self.deploy_daemons.items():
+        for key, is_ready in self.daemons.deployed.items():
             name = key.rpartition(".")[2]
             if self.labels.get(key) == "true" and name not in names:
                 self.add_pod(
@@ -301,12 +212,12 @@ class NodeRig:
                     # Monitors of a DRA cluster have every GPU by a claim with admin access.
                     claimed_ids=frozenset() if name.endswith("-dra") else None,
                 )
-        for name in self.loose_daemons - names:
+        for name in self.daemons.loose - names:
             self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
         if self._plugin_is_wanted() and not self._plugins():
             self.start_plugin()
-        is_selected = self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_is_gated
-        if self.has_dra_driver and is_selected and not self.drivers:
+        is_selected = self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_driver.is_gated
+        if self.dra_driver.is_installed and is_selected and not self.drivers:
             self.start_driver()
 
     def _plugins(self) -> list[pod_object.Pod]:
@@ -314,21 +225,21 @@ class NodeRig:
 
     def _plugin_is_wanted(self) -> bool:
         is_selected = self.labels.get(well_known.PLUGIN_DEPLOY_LABEL) == "true"
-        return is_selected or not self.plugin_is_gated
+        return is_selected or not self.plugin.is_gated
 
     def start_plugin(self) -> None:
         """Start a device plugin: it sees the GPUs as they are now, and never again."""
-        gated = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin_is_gated else {}
+        gated = {well_known.PLUGIN_DEPLOY_LABEL: "true"} if self.plugin.is_gated else {}
         self.add_pod(
             "nvidia-device-plugin",
             labels={"app": "nvidia-device-plugin-daemonset"},
             node_selector=gated,
             owner_kind="DaemonSet",
             mounts_plugin_sockets=True,
-            is_ready=not self.plugin_is_broken,
-            waiting=self.plugin_waiting,
+            is_ready=not self.plugin.is_broken,
+            waiting=self.plugin.waiting,
         )
-        if not self.plugin_is_broken:
+        if not self.plugin.is_broken:
             self.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(self.gpus)[0]}
 
     @property
@@ -344,15 +255,15 @@ class NodeRig:
         self.add_pod(
             "nvidia-dra-driver-kubelet-plugin",
             container_names=("gpus",),
-            node_selector={dra.DEPLOY_LABEL: "true"} if self.dra_is_gated else {},
+            node_selector={dra.DEPLOY_LABEL: "true"} if self.dra_driver.is_gated else {},
             owner_kind="DaemonSet",
             mounts_driver_sockets=True,
-            is_ready=not self.dra_is_broken,
+            is_ready=not self.dra_driver.is_broken,
         )
-        if self.dra_is_broken:
+        if self.dra_driver.is_broken:
             return
         uuids = sorted(schedulable.expected_devices(self.gpus)[0])
-        self.slices = (
+        self.dra_driver.slices = (
             dra.Slice(
                 name=f"node-a-gpu.nvidia.com-{self._serial}",
                 pool="node-a",
@@ -362,6 +273,10 @@ class NodeRig:
                 for_machines=frozenset(),
             ),
         )
+
+    @property
+    def pods_everywhere(self) -> tuple[pod_object.Pod, ...]:
+        return (*self.pods.values(), *self.disruptions.elsewhere.values())
 
     @property
     def pod_names(self) -> set[str]:
@@ -380,7 +295,7 @@ class NodeRig:
         )
         self.pods[uid] = dataclasses.replace(pod, **fields)  # type: ignore[arg-type]
         if devices:
-            self.assigned[uid] = devices
+            self.kubelet.assigned[uid] = devices
         return uid
 
     def called(self, name: str) -> None:
@@ -393,45 +308,45 @@ class NodeRig:
     # -- ports, each in its own little class because their methods share names -----------
 
     @property
-    def node(self) -> "fake_ports.FakeNode":
-        return fake_ports.FakeNode(self)
+    def node(self) -> "fake_cluster.FakeNode":
+        return fake_cluster.FakeNode(self)
 
     @property
-    def workloads(self) -> "fake_ports.FakeWorkloads":
-        return fake_ports.FakeWorkloads(self)
+    def workloads(self) -> "fake_cluster.FakeWorkloads":
+        return fake_cluster.FakeWorkloads(self)
 
     @property
-    def allocations(self) -> "fake_ports.FakeAllocations":
-        return fake_ports.FakeAllocations(self)
+    def allocations(self) -> "fake_cluster.FakeAllocations":
+        return fake_cluster.FakeAllocations(self)
 
     @property
-    def published(self) -> "fake_ports.FakeSlices | None":
-        return fake_ports.FakeSlices(self) if self.has_dra_driver else None
+    def published(self) -> "fake_cluster.FakeSlices | None":
+        return fake_cluster.FakeSlices(self) if self.dra_driver.is_installed else None
 
     def restart_machine(self) -> None:
         """Reboot: pending modes are active, and no instance is left on the GPUs."""
-        self.boot_id = f"boot-{int(self.boot_id.removeprefix('boot-')) + 1}"
+        self.host.boot_id = f"boot-{int(self.host.boot_id.removeprefix('boot-')) + 1}"
         self.gpus = tuple(
             dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
             for gpu in self.gpus
         )
         self.schedulable = {}
         self.pods.clear()
-        self.assigned.clear()
+        self.kubelet.assigned.clear()
         self.live()
 
     @property
-    def host(self) -> "fake_ports.FakeHost":
-        return fake_ports.FakeHost(self)
+    def machine(self) -> "fake_host.FakeHost":
+        return fake_host.FakeHost(self)
 
     @property
-    def request_file(self) -> "fake_ports.FakeRequestFile":
-        return fake_ports.FakeRequestFile(self)
+    def request_file(self) -> "fake_host.FakeRequestFile":
+        return fake_host.FakeRequestFile(self)
 
     @property
-    def programs(self) -> "fake_ports.FakeHooks":
-        return fake_ports.FakeHooks(self)
+    def programs(self) -> "fake_host.FakeHooks":
+        return fake_host.FakeHooks(self)
 
     @property
-    def hardware(self) -> "fake_ports.FakeGpus":
-        return fake_ports.FakeGpus(self)
+    def hardware(self) -> "fake_host.FakeGpus":
+        return fake_host.FakeGpus(self)

@@ -57,11 +57,11 @@ def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
 def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
     product = hardware.find("A100-SXM4-40GB")
     rig = fakes.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
-    rig.plugin_is_gated = gated
+    rig.plugin.is_gated = gated
     if layout:
         run(rig, layout)
         rig.log.clear()
-        rig.executed.clear()
+        rig.driver.executed.clear()
         rig.states.clear()
         rig.events.clear()
         rig.messages.clear()
@@ -110,15 +110,15 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         telemetry=telemetry or ports.Telemetry(),
         lock=lock,
         slots=rig.slots,
-        boot_id=rig.boot_id,
-        reset=rig.host if rig.has_reset else None,
-        reboot=rig.host.request if rig.may_reboot else None,
-        services=rig.host if rig.services else None,
-        service_names=lambda: tuple(rig.services),
-        refresh_files=rig.host.refresh,
-        boot_layout=rig.host,
+        boot_id=rig.host.boot_id,
+        reset=rig.machine if rig.resets.are_available else None,
+        reboot=rig.machine.request if rig.host.may_reboot else None,
+        services=rig.machine if rig.host.services else None,
+        service_names=lambda: tuple(rig.host.services),
+        refresh_files=rig.machine.refresh,
+        boot_layout=rig.machine,
         request_file=rig.request_file,
-        hooks=rig.programs if rig.hooks else None,
+        hooks=rig.programs if rig.hooks.text else None,
         own_pod_uid="uid-of-the-agent",
     )
     return reconcile.Reconciler(
@@ -204,10 +204,10 @@ def kill_at(rig: fakes.NodeRig, step: int, layout: str) -> None:
         if len(seen) == step:
             raise Killed
 
-    rig.step_error = kill
+    rig.driver.step_error = kill
     with pytest.raises(Killed):
         run(rig, layout)
-    rig.step_error = lambda _step: None
+    rig.driver.step_error = lambda _step: None
 
 
 def killed(
@@ -257,7 +257,7 @@ def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> Non
     text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text) if text else journals.Journal(config="")
     # An exit hook that failed stays pending, and runs again at the next attempt.
-    assert rig.owes_exit is journal.exit_hook
+    assert rig.hooks.pending_exit is journal.exit_hook
     remaining = dataclasses.replace(
         journal,
         exit_hook=False,
@@ -267,7 +267,7 @@ def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> Non
     assert remaining.is_restored
     # After a failure the next run refreshes the device files.
     assert not (remaining.stale_files and rig.labels.get(well_known.STATE_LABEL) == "success")
-    assert all(is_on is (name != "off.service") for name, is_on in rig.services.items())
+    assert all(is_on is (name != "off.service") for name, is_on in rig.host.services.items())
 
 
 def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
@@ -312,10 +312,10 @@ def dra_node(*, gated: bool = True) -> fakes.NodeRig:
     rig.pods.clear()
     rig.schedulable = {}
     del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
-    rig.has_dra_driver, rig.dra_is_gated = True, gated
+    rig.dra_driver.is_installed, rig.dra_driver.is_gated = True, gated
     if gated:
         rig.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
-        rig.deploy_daemons |= dict.fromkeys(DRA_MONITORS, True)
+        rig.daemons.deployed |= dict.fromkeys(DRA_MONITORS, True)
     rig.live()
     for name, start in (("low", 0), ("high", 6)):
         rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device_at(rig, start)}))
@@ -345,7 +345,7 @@ def broken(call: str) -> Exception:
 def hosted_node() -> fakes.NodeRig:
     """Host services use the GPUs; one of them does not run."""
     rig = busy_node()
-    rig.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
+    rig.host.services |= {"dcgm.service": True, "nvsm.service": True, "off.service": False}
     return rig
 
 
@@ -360,7 +360,7 @@ hooks:
 
 
 def hooked(rig: fakes.NodeRig) -> fakes.NodeRig:
-    rig.hooks = HOOKS
+    rig.hooks.text = HOOKS
     return rig
 
 

@@ -21,7 +21,7 @@ from tests.node.scenes import (
 def guarded_node() -> fakes.NodeRig:
     """A budget protects the affected pod, and the policy allows force."""
     rig = busy_node()
-    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+    rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
     rig.policy = policies.Policy(is_forced=True)
     return rig
 
@@ -45,7 +45,7 @@ def starting_node() -> fakes.NodeRig:
     rig = busy_node()
     devices = frozenset({device(rig, 1, "1g.5gb")})
     uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
-    rig.kubelet_lists_from_s, rig.listed_from_s[uid] = 5.0, 6.0
+    rig.kubelet.lists_from_s, rig.kubelet.listed_from_s[uid] = 5.0, 6.0
     return rig
 
 
@@ -65,8 +65,8 @@ def monitored_node() -> fakes.NodeRig:
     """The operator's monitors and its validator; one monitor is deployed nowhere."""
     rig = busy_node()
     rig.labels |= dict.fromkeys((GFD, DCGM, EXPORTER), "true")
-    rig.deploy_daemons |= {GFD: True, EXPORTER: True}
-    rig.loose_daemons.add("nvidia-operator-validator")
+    rig.daemons.deployed |= {GFD: True, EXPORTER: True}
+    rig.daemons.loose.add("nvidia-operator-validator")
     rig.live()
     return rig
 
@@ -89,8 +89,8 @@ def watched_node() -> fakes.NodeRig:
     rig = busy_node()
     rig.extra_clients = EXTRA_CLIENTS
     rig.labels[SAMPLER] = "true"
-    rig.deploy_daemons[SAMPLER] = True
-    rig.loose_daemons.add("watcher")
+    rig.daemons.deployed[SAMPLER] = True
+    rig.daemons.loose.add("watcher")
     rig.live()
     return rig
 
@@ -105,7 +105,7 @@ def sharing_node() -> fakes.NodeRig:
 def resetting_node() -> fakes.NodeRig:
     """A MIG mode change takes effect only after a reset."""
     rig = node()
-    rig.mode_waits = rig.has_reset = True
+    rig.driver.mode_waits = rig.resets.are_available = True
     return rig
 
 
@@ -146,7 +146,11 @@ def spared(scenario: str) -> dict[str, str]:
     affected = {"affected"} if layout == "one-slice-changed" else {"affected", "spared"}
     if rig.policy.drain is policies.Drain.NODE:
         return {}
-    return {uid: rig.pods[uid].name for uid in rig.assigned if rig.pods[uid].name not in affected}
+    return {
+        uid: rig.pods[uid].name
+        for uid in rig.kubelet.assigned
+        if rig.pods[uid].name not in affected
+    }
 
 
 SWEPT = [

@@ -33,15 +33,15 @@ def _remove_taint(play: Play) -> None:
 
 
 def _start_services(play: Play) -> None:
-    play.rig.services |= dict.fromkeys(
-        (name for name in play.rig.services if name != "off.service"), True
+    play.rig.host.services |= dict.fromkeys(
+        (name for name in play.rig.host.services if name != "off.service"), True
     )
 
 
 def _restore_host(play: Play) -> None:
     """Do by hand what only the journal lists, as the documentation says."""
     _start_services(play)
-    play.rig.owes_exit = False
+    play.rig.hooks.pending_exit = False
 
 
 def _remove_journal(play: Play) -> None:
@@ -63,7 +63,7 @@ def _start_pod(play: Play, *, is_spared: bool = False, is_late: bool = False) ->
     """
     rig = play.rig
     serving = [p for p in rig.pods.values() if clients.is_device_plugin(p) and p.is_ready]
-    in_use = frozenset().union(*rig.assigned.values())
+    in_use = frozenset().union(*rig.kubelet.assigned.values())
     free = frozenset().union(*rig.schedulable.values()) - in_use
     existing = sorted(
         uuid
@@ -75,7 +75,7 @@ def _start_pod(play: Play, *, is_spared: bool = False, is_late: bool = False) ->
             "newcomer", devices=frozenset(existing[:1]), phase="Pending" if is_late else "Running"
         )
         if is_late:
-            rig.listed_from_s[uid] = rig.clock.now_s + 0.6 * orders.LISTED_WITHIN_S
+            rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * orders.LISTED_WITHIN_S
         play.pods[uid] = "newcomer"
         if play.change.custom is None and not is_spared:
             play.may_go.add("newcomer")
@@ -85,7 +85,7 @@ def _end_pod(play: Play) -> None:
     for uid, name in play.pods.items():
         if name in ("affected", "spared") and uid in play.rig.pods:
             del play.rig.pods[uid]
-            play.rig.assigned.pop(uid, None)
+            play.rig.kubelet.assigned.pop(uid, None)
             play.may_go.add(name)
             return
 
@@ -93,17 +93,19 @@ def _end_pod(play: Play) -> None:
 def _miss_controller(play: Play) -> None:
     """Let no DaemonSet controller run for longer than an agent waits for a daemon to stop."""
     rig = play.rig
-    rig.controller_away_until_s = rig.clock.now_s + 1.5 * scenes.TIMEOUTS["plugin_timeout_s"]
+    rig.daemons.controller_away_until_s = (
+        rig.clock.now_s + 1.5 * scenes.TIMEOUTS["plugin_timeout_s"]
+    )
 
 
 def _restart_kubelet(play: Play) -> None:
     """Let kubelet list no pod for longer than an agent waits for that."""
-    play.rig.kubelet_lists_from_s = play.rig.clock.now_s + 30
+    play.rig.kubelet.lists_from_s = play.rig.clock.now_s + 30
 
 
 def _break_start_hook(play: Play) -> None:
-    if play.rig.hooks:
-        play.rig.hooks_broken_once.add("start")
+    if play.rig.hooks.text:
+        play.rig.hooks.broken_once.add("start")
 
 
 def _change_file(play: Play) -> None:

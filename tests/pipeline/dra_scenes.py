@@ -18,7 +18,7 @@ mig-configs:
 
 
 def published(rig: fakes.NodeRig) -> frozenset[str]:
-    return frozenset(uuid for each in rig.slices or () for uuid in each.uuids.values())
+    return frozenset(uuid for each in rig.dra_driver.slices or () for uuid in each.uuids.values())
 
 
 def without_driver(rig: fakes.NodeRig) -> fakes.NodeRig:

@@ -109,7 +109,7 @@ def assert_fails(
 
 def goes(rig: NodeRig, uid: str) -> None:
     rig.pods.pop(uid)
-    rig.assigned.pop(uid)
+    rig.kubelet.assigned.pop(uid)
 
 
 PASSIVE = policies.Policy(drain=policies.Drain.NONE)

@@ -81,7 +81,7 @@ NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 def faulty_node() -> fakes.NodeRig:
     """The first GPU of a busy node awaits a reset."""
     rig = scenes.busy_node()
-    rig.has_reset = True
+    rig.resets.are_available = True
     first, *others = rig.gpus
     rig.gpus = (
         dataclasses.replace(first, recovery_action=model.RecoveryAction.GPU_RESET),
@@ -160,14 +160,14 @@ class Play:
         rig = change.make()
         play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG), change.layout, change.custom)
         assert changes.described(rig.gpus) == change.before
-        play.pods = {uid: pod.name for uid, pod in rig.pods.items() if uid in rig.assigned}
+        play.pods = {uid: pod.name for uid, pod in rig.pods.items() if uid in rig.kubelet.assigned}
         return play
 
     def fork(self) -> "Play":
         """Return another play that is as far as this one."""
         rig = self.rig
-        rig.on_call, rig.step_error = _nothing, _accept
-        for past in (rig.log, rig.executed, rig.statuses, rig.events, rig.messages):
+        rig.on_call, rig.driver.step_error = _nothing, _accept
+        for past in (rig.log, rig.driver.executed, rig.statuses, rig.events, rig.messages):
             past.clear()
         forked = copy.deepcopy(self, {id(rig.gpus): rig.gpus, id(self.change): self.change})
         forked.moment = 0
@@ -192,13 +192,13 @@ class Play:
             self._check_idle(one)
             return self._refuse(one)
 
-        rig.on_call, rig.step_error = come_to, step
+        rig.on_call, rig.driver.step_error = come_to, step
         try:
             return self._serve()
         except scenes.Killed:
             return None
         finally:
-            rig.on_call, rig.step_error = _nothing, _accept
+            rig.on_call, rig.driver.step_error = _nothing, _accept
 
     def _serve(self) -> outcomes.Outcome | None:
         ours = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
@@ -223,7 +223,7 @@ class Play:
                     continue
                 if is_over and asked == self.requested:
                     # What comes back by itself, such as the plugin of a failed change, does.
-                    away_s = self.rig.controller_away_until_s - self.rig.clock.now_s
+                    away_s = self.rig.daemons.controller_away_until_s - self.rig.clock.now_s
                     self.rig.clock.wait(max(_PAUSE_S, away_s))
                     return outcome
             self.rig.clock.wait(_PAUSE_S)
@@ -261,7 +261,7 @@ class Play:
                 }
             case _:
                 return
-        for uid, devices in self.rig.assigned.items():
+        for uid, devices in self.rig.kubelet.assigned.items():
             if uid in self.rig.pods and devices & doomed:
                 self.problems.append(f"{step} destroys a device of {self.rig.pods[uid].name}")
 
@@ -283,13 +283,13 @@ class Play:
             tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
             tuple(pods),
             rig.is_controller_away,
-            tuple(rig.services.items()),
-            rig.owes_exit,
-            tuple(rig.hooks_broken_once),
+            tuple(rig.host.services.items()),
+            rig.hooks.pending_exit,
+            tuple(rig.hooks.broken_once),
             tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
-            rig.withdrawn is rig.schedulable,
-            rig.kubelet_lists_from_s > rig.clock.now_s,
-            len(rig.saved),
+            rig.kubelet.withdrawn is rig.schedulable,
+            rig.kubelet.lists_from_s > rig.clock.now_s,
+            len(rig.host.boot_layouts),
         )
 
     def judge(self, outcome: outcomes.Outcome | None, ends: Sequence[End]) -> list[str]:
@@ -313,7 +313,7 @@ class Play:
         is_same = (self.layout, self.config.text) == (self.change.layout, scenes.CONFIG)
         # A repair whose daemons do not stop, or that another agent resumes while kubelet lists
         # nothing, has failed, and pauses for longer than a play.
-        is_paused = max(rig.controller_away_until_s, rig.kubelet_lists_from_s) > 0
+        is_paused = max(rig.daemons.controller_away_until_s, rig.kubelet.lists_from_s) > 0
         if is_same and not is_paused and any(gpu.awaits_reset for gpu in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")
         if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":

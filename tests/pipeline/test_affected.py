@@ -45,7 +45,7 @@ def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
         if isinstance(step, steps.DestroyGpuInstance):
             is_gone.append(trainer not in rig.pods)
 
-    rig.step_error = watch
+    rig.driver.step_error = watch
     assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
     assert is_gone == [True]
@@ -69,7 +69,7 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     def fail() -> None:
         ids = rig.schedulable.get("nvidia.com/gpu", frozenset())
         rig.schedulable = {"nvidia.com/gpu": ids - {faulty}}
-        rig.unhealthy = {"nvidia.com/gpu": frozenset({faulty})}
+        rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({faulty})}
 
     rig.clock.on_wait.append(fail)
     fail()
@@ -83,7 +83,7 @@ def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: 
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({scenes.device(rig, gpu, profile)})
     uid = rig.add_pod("starting", devices=devices, phase="Pending", is_ready=False)
-    rig.listed_from_s[uid] = rig.clock.now_s + listed_after_s
+    rig.kubelet.listed_from_s[uid] = rig.clock.now_s + listed_after_s
     return uid
 
 
@@ -140,8 +140,8 @@ def test_no_pod_is_evicted_that_a_kubelet_silent_since_the_survey_cannot_name() 
     rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
 
     def bind() -> None:
-        if rig.has_hold_taint and not rig.kubelet_is_silent:
-            rig.kubelet_is_silent = True
+        if rig.has_hold_taint and not rig.kubelet.is_silent:
+            rig.kubelet.is_silent = True
             starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=0.0)
 
     rig.on_call = bind

@@ -15,7 +15,7 @@ from mig_manager.core import liveness, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
 from tests import waiting
-from tests.node import fake_ports
+from tests.node import fake_cluster
 
 
 class Capacity(capacity.CapacityReport):
@@ -41,7 +41,7 @@ class Capacity(capacity.CapacityReport):
         self.has_observed.set()
 
 
-class Condition(fake_ports.FakeNode):
+class Condition(fake_cluster.FakeNode):
     """A Node whose condition cannot be written at first."""
 
     def __init__(self) -> None:

@@ -235,9 +235,9 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(fake: FakeS
 
 def test_a_machine_that_reboots_for_us_keeps_its_slot(fake: FakeSlots) -> None:
     rig = fake.rig
-    rig.mode_waits = rig.may_reboot = True
+    rig.driver.mode_waits = rig.host.may_reboot = True
     request = fakes.FakeRequest(rig.clock)
-    request.ends_when = lambda: rig.reboots > 0
+    request.ends_when = lambda: rig.host.reboots > 0
 
     with pytest.raises(errors.Superseded):
         scenes.run(rig, "all-disabled", request=request)

@@ -243,12 +243,12 @@ def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fake
 def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.NodeRig) -> None:
     ours = on_demand(rig)
     catch_up(rig, ours)
-    rig.kubelet_is_silent = True
+    rig.kubelet.is_silent = True
 
     scenes.run(rig, "all-balanced", by=ours)
 
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
-    rig.kubelet_is_silent = False
+    rig.kubelet.is_silent = False
     catch_up(rig, ours)
     assert published(rig) == [[[0, 2]], [[4, 4]]]
 
@@ -297,7 +297,7 @@ def test_a_node_that_is_registered_again_gets_everything_again(rig: fakes.NodeRi
 
 def test_an_attempt_that_is_retried_observes_no_use(rig: fakes.NodeRig) -> None:
     del rig.annotations[well_known.CAPACITY_ANNOTATION]
-    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+    rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     outcome = scenes.run(rig)
 

@@ -138,7 +138,7 @@ def repartition(rig: fakes.NodeRig) -> None:
     """Let another program change GPU 0, where a pod then uses what the layout would destroy."""
     scenes.run(rig, "all-1g.5gb")
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if "plugin" in pod.name}
-    rig.assigned.clear()
+    rig.kubelet.assigned.clear()
     rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
 
 

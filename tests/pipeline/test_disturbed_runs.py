@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, well_known
-from tests.node import fake_ports, fakes
+from tests.node import fake_cluster, fakes
 from tests.node.scenes import (
     BROKEN,
     assert_ends,
@@ -32,7 +32,7 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
     key = "nvidia.com/gpu.deploy.dcgm"
     rig = node()
     rig.labels[key] = "true"
-    rig.plugin_is_broken = not ends_well
+    rig.plugin.is_broken = not ends_well
 
     def upgrade_driver() -> None:
         if rig.labels[key] == well_known.PAUSED_VALUE:
@@ -64,10 +64,14 @@ def just_before_patch(rig: fakes.NodeRig, number: int, write: Callable[[], objec
     rig.on_call = strike
 
 
+def cordon(rig: fakes.NodeRig) -> None:
+    rig.is_unschedulable = True
+
+
 def test_a_cordon_stays_whenever_it_is_set() -> None:
     for number in range(patches(busy_node, "one-slice-changed")):
         rig = busy_node()
-        just_before_patch(rig, number, functools.partial(vars(rig).update, is_unschedulable=True))
+        just_before_patch(rig, number, functools.partial(cordon, rig))
 
         assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
 
@@ -79,7 +83,7 @@ def test_a_cordon_stays_whenever_it_is_set() -> None:
 def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: str | None) -> None:
     def make() -> fakes.NodeRig:
         rig = monitored_node()
-        rig.deploy_daemons[DCGM] = True
+        rig.daemons.deployed[DCGM] = True
         rig.live()
         return rig
 
@@ -87,7 +91,7 @@ def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: s
         rig = make()
 
         def write(rig: fakes.NodeRig = rig) -> None:
-            fake_ports._merge(rig.labels, {DCGM: value})
+            fake_cluster._merge(rig.labels, {DCGM: value})
 
         just_before_patch(rig, number, write)
 
@@ -101,12 +105,12 @@ def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: s
 def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     rig = busy_node()
     before = rig.gpus
-    rig.step_error = refuse(step, times=1)
+    rig.driver.step_error = refuse(step, times=1)
 
     back = "the former instances are restored"
     assert_ends(rig, errors.Reason.INSUFFICIENT_RESOURCES, back)
 
-    assert rig.executed
+    assert rig.driver.executed
     assert is_as_before(rig, before)
     assert "spared" in rig.pod_names
 
@@ -114,7 +118,7 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
 def test_failing_api_does_not_block_the_rollback() -> None:
     def failing_node() -> fakes.NodeRig:
         rig = busy_node()
-        rig.step_error = refuse(steps.CreateGpuInstance, times=1)
+        rig.driver.step_error = refuse(steps.CreateGpuInstance, times=1)
         return rig
 
     rig = failing_node()
@@ -158,9 +162,9 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: 
         assert kept <= rig.pods.keys(), index
         for key in advertising.DEPLOY_LABELS:
             assert rig.labels.get(key) == make().labels.get(key)
-        assert rig.driver_runs is rig.has_dra_driver, index
+        assert rig.driver_runs is rig.dra_driver.is_installed, index
         has_plugin = any(clients.is_device_plugin(pod) for pod in rig.pods.values())
-        assert has_plugin is not rig.has_dra_driver, index
+        assert has_plugin is not rig.dra_driver.is_installed, index
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
@@ -170,7 +174,7 @@ def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) ->
         rig = make()
         agent = reconciler(rig)
         just_before_patch(
-            rig, number, functools.partial(vars(rig).update, controller_away_until_s=30.0)
+            rig, number, functools.partial(setattr, rig.daemons, "controller_away_until_s", 30.0)
         )
         run(rig, layout, by=agent)
         rig.clock.wait(30.0)
@@ -189,7 +193,7 @@ def test_no_spared_pod_is_evicted_whenever_kubelet_restarts(scenario: str) -> No
 
         def restart(rig: fakes.NodeRig = rig, index: int = index) -> None:
             if len(rig.log) == index + 1:
-                rig.kubelet_lists_from_s = rig.clock.now_s + 30
+                rig.kubelet.lists_from_s = rig.clock.now_s + 30
 
         rig.on_call = restart
         attempts = (run(rig, layout, by=ours, attempt=number + 1) for number in range(4))
@@ -243,7 +247,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
         else:
             # It is verified; only the monitors were still pending.
             assert outcome.reason is errors.Reason.APPLIED
-            assert rig.deploy_daemons
+            assert rig.daemons.deployed
 
         # Between the mode and the instances there are hooks, and a newer request ends them.
         is_undone = "restoring the previous instances" in rig.statuses

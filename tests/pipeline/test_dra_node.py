@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import claims, policies, schedulable, well_known
 from mig_manager.errors import Reason
-from tests.node import fake_ports, fakes, gpu_values
+from tests.node import fake_cluster, fakes, gpu_values
 from tests.node.scenes import (
     DRA_MONITORS,
     Killed,
@@ -88,9 +88,9 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
 
 def test_taints_that_a_drivers_restart_clears_are_in_an_event() -> None:
     rig = dra_node()
-    (published_slice,) = rig.slices or ()
+    (published_slice,) = rig.dra_driver.slices or ()
     taints = {"gpu-0-mig-1": "gpu.nvidia.com/xid=79"}
-    rig.slices = (dataclasses.replace(published_slice, taints=taints),)
+    rig.dra_driver.slices = (dataclasses.replace(published_slice, taints=taints),)
 
     assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
@@ -121,8 +121,8 @@ def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> No
 
 def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
     rig = dra_node()
-    stale = rig.slices
-    rig.clock.on_wait.append(lambda: vars(rig).update(slices=stale))
+    stale = rig.dra_driver.slices
+    rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", stale))
 
     why = "the DRA driver's ResourceSlices list 14 devices: 8 exist, 10 are expected"
     outcome = run(rig, "most-in-one", KEEP_ONE)
@@ -135,7 +135,7 @@ def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
 
 def test_a_driver_that_does_not_come_back_is_named() -> None:
     rig = dra_node()
-    rig.dra_is_broken = True
+    rig.dra_driver.is_broken = True
     outcome = run(rig, "most-in-one", KEEP_ONE)
     assert outcome.reason is Reason.PLUGIN_NOT_READY
     assert "no new DRA driver pod is ready: default/nvidia-dra-driver" in outcome.message
@@ -143,13 +143,13 @@ def test_a_driver_that_does_not_come_back_is_named() -> None:
 
 def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     rig = dra_node()
-    rig.clock.on_wait.append(lambda: vars(rig).update(slices=None))
+    rig.clock.on_wait.append(lambda: setattr(rig.dra_driver, "slices", None))
     assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
 
 def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
     rig = busy_node()
-    ours = reconciler(rig, slices=fake_ports.FakeSlices(rig))
+    ours = reconciler(rig, slices=fake_cluster.FakeSlices(rig))
     assert run(rig, by=ours).state is model.State.SUCCESS
     assert run(rig, by=ours).reason is Reason.ALREADY_APPLIED
     assert not [call for call in rig.log if call.startswith("slices")]
@@ -158,7 +158,7 @@ def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
 def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once() -> None:
     rig = dra_node()
     seen = starts(rig)
-    rig.slices = ()
+    rig.dra_driver.slices = ()
 
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
 
@@ -257,7 +257,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
 @pytest.mark.parametrize("gated", [True, False])
 def test_reboot_is_refused_while_a_pod_with_a_claim_remains(*, gated: bool) -> None:
     rig = without_pods(dra_node(gated=gated))
-    rig.mode_waits = rig.may_reboot = True
+    rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     claimed = sorted(rig.gpus[1].mig_uuids)
     rig.gpus = (*off, rig.gpus[1])
@@ -267,7 +267,7 @@ def test_reboot_is_refused_while_a_pod_with_a_claim_remains(*, gated: bool) -> N
     why = "these pods with ResourceClaims cannot end: default/claiming; drain the node and reboot"
     assert_ends(rig, Reason.REBOOT_REQUIRED, why, layout="all-1g.5gb")
 
-    assert rig.reboots == 0
+    assert rig.host.reboots == 0
     assert {"claiming", "other"} <= rig.pod_names
     rig.clock.wait(1)
     assert rig.driver_runs
@@ -275,11 +275,11 @@ def test_reboot_is_refused_while_a_pod_with_a_claim_remains(*, gated: bool) -> N
 
 def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
     rig = without_pods(dra_node())
-    rig.mode_waits = rig.may_reboot = True
+    rig.driver.mode_waits = rig.host.may_reboot = True
 
     run(rig, "all-disabled")
 
-    assert rig.reboots == 1
+    assert rig.host.reboots == 1
 
 
 def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:

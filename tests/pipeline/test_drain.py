@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
-from tests.node import fake_ports, fakes
+from tests.node import fake_cluster, fakes
 from tests.node.fakes import NodeRig
 from tests.pipeline.drains import (
     FORCE,
@@ -41,8 +41,8 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
 
 
 def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: NodeRig) -> None:
-    rig.budgets["train"] = "disruption budget is being computed"
-    rig.retry_after_s = 6
+    rig.disruptions.refusals["train"] = "disruption budget is being computed"
+    rig.disruptions.retry_after_s = 6
     asked: list[float] = []
 
     def note() -> None:
@@ -61,8 +61,8 @@ def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: N
 def test_pause_longer_than_the_deadline_ends_with_it(
     rig: NodeRig, policy: policies.Policy | None
 ) -> None:
-    rig.budgets["train"] = "later"
-    rig.retry_after_s = 3600
+    rig.disruptions.refusals["train"] = "later"
+    rig.disruptions.retry_after_s = 3600
 
     if policy:
         drained(rig, policy=policy)
@@ -117,7 +117,7 @@ def test_a_pod_that_cannot_be_evicted_may_finish_by_itself() -> None:
 
 
 def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
-    rig.budgets["train"] = "no"
+    rig.disruptions.refusals["train"] = "no"
     ours = new_drain(rig, policy=FORCE)
 
     run(rig, ours)
@@ -131,7 +131,7 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
 def test_the_many_pods_that_force_deletes_are_counted() -> None:
     rig = empty()
     for number in range(7):
-        rig.budgets[f"p{number}"] = "no"
+        rig.disruptions.refusals[f"p{number}"] = "no"
         gpu_pod(rig, f"p{number}")
 
     drained(rig, policy=FORCE)
@@ -142,7 +142,7 @@ def test_the_many_pods_that_force_deletes_are_counted() -> None:
 
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:
-    rig.budgets["train"] = "no"
+    rig.disruptions.refusals["train"] = "no"
     rig.clock.on_wait.clear()
 
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "as long again by force", policy=FORCE)
@@ -178,7 +178,7 @@ def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str
 
 def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRig) -> None:
     other = rig.add_pod("other", devices=frozenset({machine.mig_uuid("other")}))
-    rig.clock.on_wait.append(lambda: setattr(rig, "kubelet_is_silent", True))
+    rig.clock.on_wait.append(lambda: setattr(rig.kubelet, "is_silent", True))
 
     assert drained(rig) == 1
     assert other in rig.pods
@@ -186,7 +186,7 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRi
 
 def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) -> None:
     other = rig.add_pod("other", devices=frozenset({machine.mig_uuid("other")}))
-    rig.clock.on_wait.append(rig.assigned.clear)
+    rig.clock.on_wait.append(rig.kubelet.assigned.clear)
 
     assert drained(rig) == 1
     assert other in rig.pods
@@ -203,7 +203,7 @@ class Ear(ports.Telemetry):
 def test_each_eviction_or_deletion_by_force_is_counted(rig: NodeRig, *, by_force: bool) -> None:
     ear = Ear()
     gpu_pod(rig, "second")
-    rig.budgets |= {"train": "no", "second": "no"} if by_force else {}
+    rig.disruptions.refusals |= {"train": "no", "second": "no"} if by_force else {}
 
     assert drained(rig, policy=FORCE, telemetry=ear) == (0 if by_force else 2)
 
@@ -220,7 +220,7 @@ def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:
 
 def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) -> None:
     ear = Ear()
-    rig.budgets["train"] = "no"
+    rig.disruptions.refusals["train"] = "no"
     back: list[str] = []
     rig.clock.on_wait.append(
         lambda: back.append(gpu_pod(rig)) if "workloads.delete" in rig.log and not back else None
@@ -234,7 +234,7 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
 
 
 def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> None:
-    class Late(fake_ports.FakeWorkloads):
+    class Late(fake_cluster.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 
         def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:

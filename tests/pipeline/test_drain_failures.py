@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
-from tests.node import fake_ports, fakes
+from tests.node import fake_cluster, fakes
 from tests.node.fakes import NodeRig
 from tests.pipeline.drains import (
     FORBIDDEN,
@@ -68,7 +68,7 @@ def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
     assert rig.clock.now_s < 10
 
 
-class Choosy(fake_ports.FakeWorkloads):
+class Choosy(fake_cluster.FakeWorkloads):
     """Refuses some pods and not others, at a call of its choice."""
 
     def __init__(
@@ -152,7 +152,7 @@ def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
 ) -> None:
     by_force = call == "delete"
     if by_force:
-        rig.budgets["train"] = "no"
+        rig.disruptions.refusals["train"] = "no"
     rig.refusing = {f"workloads.{call}": error}
 
     assert_fails(rig, error.reason, why, policy=FORCE if by_force else None)

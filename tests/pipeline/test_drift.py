@@ -85,7 +85,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     assert rig.events == ["Drifted"]
 
     uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
-    del rig.pods[uid], rig.assigned[uid]
+    del rig.pods[uid], rig.kubelet.assigned[uid]
     assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
 
 
@@ -121,7 +121,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
     rig, ours, ended = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)
-    rig.kubelet_is_silent = True
+    rig.kubelet.is_silent = True
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 

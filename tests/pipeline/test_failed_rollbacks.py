@@ -18,11 +18,11 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """A change has failed, and so has its rollback."""
     rig = scenes.busy_node()
     before = rig.gpus
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
     outcome = scenes.run(rig)
     assert outcome.is_unfinished
     assert outcome.should_retry
-    rig.step_error = lambda _step: None
+    rig.driver.step_error = lambda _step: None
     return rig, before
 
 
@@ -61,8 +61,8 @@ def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | No
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
 def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
     rig, _ = unlucky_node()
-    rig.boot_id = boot_id
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    rig.host.boot_id = boot_id
+    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
 
     assert scenes.undo(rig)  # and is retried
 
@@ -72,10 +72,10 @@ def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) 
 def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     rig = scenes.busy_node()
     before = rig.gpus
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
     ours = scenes.reconciler(rig)
     scenes.run(rig, by=ours)
-    rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+    rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
     outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=ours, attempt=2)
 
@@ -128,9 +128,9 @@ def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
             created.append(step)
         return None
 
-    rig.step_error = refuse_after_one_creation
+    rig.driver.step_error = refuse_after_one_creation
     assert scenes.run(rig).is_unfinished
-    rig.step_error = lambda _step: None
+    rig.driver.step_error = lambda _step: None
     (odd,) = (
         ci.uuid or ""
         for gi in rig.gpus[0].gpu_instances
@@ -169,7 +169,7 @@ def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
 
 def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
     rig, before, _ = odd_node()
-    rig.kubelet_lists_from_s = rig.clock.now_s + 5
+    rig.kubelet.lists_from_s = rig.clock.now_s + 5
 
     assert not scenes.undo(rig)
 
@@ -199,7 +199,7 @@ def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
 
 def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
     rig = scenes.busy_node()
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=10**9)
+    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=10**9)
 
     scenes.run(rig)
 

@@ -104,7 +104,7 @@ def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
 
 def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
     rig, ours, ended = node_at_rest()
-    rig.lost.add(rig.gpus[1].uuid)
+    rig.driver.lost.add(rig.gpus[1].uuid)
     ours.check_drift(LAYOUT, ended)
     assert recovery(rig) == ("True", "GpuUnreachable")
     assert rig.events == []

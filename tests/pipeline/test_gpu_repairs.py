@@ -28,7 +28,7 @@ DAY_S = 86400.0
 def faulty_node(*indices: int) -> fakes.NodeRig:
     """Return a busy node whose GPUs with these indices (0 if none is named) await a reset."""
     rig = scenes.busy_node()
-    rig.has_reset = True
+    rig.resets.are_available = True
     break_gpus(rig, *(indices or (0,)))
     return rig
 
@@ -73,7 +73,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all() -> None:
     assert "spared" in rig.pod_names
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     assert not any(gpu.needs_recovery for gpu in rig.gpus)
-    assert {step.gpu_uuid for step in rig.executed} == {before[0].uuid}
+    assert {step.gpu_uuid for step in rig.driver.executed} == {before[0].uuid}
     assert {"GpuRepairBegun", "Draining", "GpuRepaired", "GpuRecovered"} <= set(rig.events)
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
     scenes.assert_nothing_taken(rig)
@@ -123,11 +123,12 @@ def taint(rig: fakes.NodeRig) -> None:
 
 
 def taint_device(rig: fakes.NodeRig) -> None:
-    rig.has_dra_driver, rig.dra_is_gated = True, False
+    rig.dra_driver.is_installed, rig.dra_driver.is_gated = True, False
     rig.live()
-    assert rig.slices is not None
-    rig.slices = tuple(
-        dataclasses.replace(each, taints={"gpu-0": "gpu.nvidia.com/xid=79"}) for each in rig.slices
+    assert rig.dra_driver.slices is not None
+    rig.dra_driver.slices = tuple(
+        dataclasses.replace(each, taints={"gpu-0": "gpu.nvidia.com/xid=79"})
+        for each in rig.dra_driver.slices
     )
 
 
@@ -145,7 +146,7 @@ def rebrand(rig: fakes.NodeRig) -> None:
 
 
 def forbid(rig: fakes.NodeRig) -> None:
-    rig.has_reset = False
+    rig.resets.are_available = False
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_a_taint_that_gpu_pods_tolerate_is_where_the_node_belongs(
 
 def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     rig = faulty_node()
-    rig.budgets["affected"] = "budget 'pdb' allows no disruption"
+    rig.disruptions.refusals["affected"] = "budget 'pdb' allows no disruption"
     before = rig.gpus
 
     outcome = serve(rig)
@@ -235,14 +236,14 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     outcome = scenes.run(rig, LAYOUT, by=ours)
     assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
     lock.refusals = 1000 if obstacle == "lock" else 0
-    rig.kubelet_is_silent = obstacle == "kubelet"
+    rig.kubelet.is_silent = obstacle == "kubelet"
     rig.refusing = {"workloads.list": scenes.BROKEN["node"]} if obstacle == "API" else {}
 
     scenes.run(rig, LAYOUT, by=ours)
 
     assert "GpuRepairFailed" not in rig.events
     assert {"affected", "spared"} <= rig.pod_names
-    lock.refusals, rig.kubelet_is_silent = 0, False
+    lock.refusals, rig.kubelet.is_silent = 0, False
     rig.refusing.clear()
     outcome = serve(rig, ours)
     assert outcome.reason is errors.Reason.APPLIED
@@ -253,7 +254,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
 
 def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> None:
     rig = faulty_node()
-    rig.after_reset = model.RecoveryAction.GPU_RESET
+    rig.resets.action_after = model.RecoveryAction.GPU_RESET
     ours = agent(rig)
     outcome = serve(rig, ours)
     assert resets(rig) == 1
@@ -274,7 +275,7 @@ def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> No
 
 def test_a_restart_does_not_shorten_the_pause() -> None:
     rig = faulty_node()
-    rig.after_reset = model.RecoveryAction.GPU_RESET
+    rig.resets.action_after = model.RecoveryAction.GPU_RESET
     serve(rig)
     assert resets(rig) == 1
 
@@ -313,7 +314,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
 
 def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     rig = faulty_node()
-    rig.reset_refusal = "GPU 0 can only be reset together with GPU 1"
+    rig.resets.refusal = "GPU 0 can only be reset together with GPU 1"
     before = rig.gpus
     outcome = serve(rig)
     assert outcome.state is model.State.SUCCESS
@@ -331,7 +332,7 @@ def test_instances_that_the_fault_keeps_go_with_the_reset() -> None:
             return errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR)
         return None
 
-    rig.step_error = refuse
+    rig.driver.step_error = refuse
     serve(rig)
     assert resets(rig) == 1
     assert gpu_values.geometry(rig.gpus) == before
@@ -343,7 +344,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
 
     def lose() -> None:
         if rig.log[-1] == "host.reset":
-            rig.lost.add(uuid)
+            rig.driver.lost.add(uuid)
 
     rig.on_call = lose
     outcome = serve(rig)
@@ -356,10 +357,10 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
 
 def test_a_repair_never_reboots_the_node() -> None:
     rig = faulty_node()
-    rig.may_reboot = True
-    rig.reset_refusal = "no"
+    rig.host.may_reboot = True
+    rig.resets.refusal = "no"
     serve(rig)
-    assert rig.reboots == 0
+    assert rig.host.reboots == 0
     assert "spared" in rig.pod_names
 
 
@@ -437,7 +438,7 @@ def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
 
 def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig = custom_requests.idle_node()
-    rig.has_reset = True
+    rig.resets.are_available = True
     ours = agent(rig, limits=RESET | custom_requests.ON)
     on_demand = custom_requests.requested(custom_requests.BALANCED, is_on_demand=True)
     outcome = custom_requests.run(rig, on_demand, by=ours)

@@ -37,21 +37,21 @@ def assert_refused(
 
 def test_a_silent_kubelet_evicts_no_pod() -> None:
     rig = scenes.busy_node()
-    rig.kubelet_is_silent = True
+    rig.kubelet.is_silent = True
     started_s = rig.clock.now_s
     assert_refused(rig, Reason.POD_RESOURCES_UNAVAILABLE, "no socket", "default/affected")
     assert 20 <= (rig.clock.now_s - started_s) / RETRIES < 22
-    rig.kubelet_is_silent = False
+    rig.kubelet.is_silent = False
     scenes.assert_ends(rig, Reason.APPLIED)
     assert "spared" in rig.pod_names
 
 
 def test_a_kubelet_that_restarts_is_waited_for() -> None:
     rig = scenes.busy_node()
-    rig.kubelet_is_silent = True
+    rig.kubelet.is_silent = True
 
     def start() -> None:
-        rig.kubelet_is_silent &= rig.clock.now_s < 10
+        rig.kubelet.is_silent &= rig.clock.now_s < 10
 
     rig.clock.on_wait.append(start)
     scenes.assert_ends(rig, Reason.APPLIED)
@@ -69,7 +69,7 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
     rig = scenes.busy_node()
     rig.policy = policies.Policy(drain=drain)
     # It answers again when its devices are verified.
-    rig.on_call = lambda: setattr(rig, "kubelet_is_silent", "gpus.execute" not in rig.log)
+    rig.on_call = lambda: setattr(rig.kubelet, "is_silent", "gpus.execute" not in rig.log)
     started_s = rig.clock.now_s
     scenes.assert_ends(rig, Reason.APPLIED, layout=layout)
     assert rig.clock.now_s - started_s < 20
@@ -81,17 +81,17 @@ def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
 
 def test_a_pod_that_only_kubelet_lists_keeps_its_device_and_all_pods() -> None:
     rig = scenes.busy_node()
-    rig.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
+    rig.kubelet.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
     assert_refused(rig, Reason.DRAIN_TIMEOUT, "default/deleted", "kubelet still has it")
 
 
 def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
     rig = scenes.busy_node()
-    rig.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
+    rig.kubelet.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
 
     def end() -> None:
         if rig.clock.now_s > 5:
-            rig.unlisted.clear()
+            rig.kubelet.unlisted.clear()
 
     rig.clock.on_wait.append(end)
     scenes.assert_ends(rig, Reason.APPLIED)

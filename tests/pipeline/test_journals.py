@@ -17,7 +17,7 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
     layout: str, *, passes: bool
 ) -> None:
     rig = scenes.node()
-    rig.plugin_is_broken = True
+    rig.plugin.is_broken = True
     rig.pods.clear()
 
     scenes.run(rig, layout, attempt=3, retry_after_s=40)
@@ -148,12 +148,12 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     assert scenes.run(rig, by=reconciler).is_unfinished
 
     assert reconciler.rest()
-    assert not rig.services["dcgm.service"]
+    assert not rig.host.services["dcgm.service"]
 
     rig.refusing.clear()
     assert not reconciler.rest()
 
-    assert rig.services["dcgm.service"]
+    assert rig.host.services["dcgm.service"]
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 

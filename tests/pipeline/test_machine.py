@@ -17,11 +17,11 @@ ALL_1G = "all-1g.5gb"
 def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None:
     rig = scenes.hosted_node()
     switched: list[tuple[str, bool]] = []
-    before = dict(rig.services)
+    before = dict(rig.host.services)
 
     def note() -> None:
-        switched.extend((n, on) for n, on in rig.services.items() if before[n] is not on)
-        before.update(rig.services)
+        switched.extend((n, on) for n, on in rig.host.services.items() if before[n] is not on)
+        before.update(rig.host.services)
 
     rig.on_call = note
     assert_ends(rig, Reason.APPLIED)
@@ -39,7 +39,7 @@ def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None
 def test_services_keep_running_where_no_device_is_removed() -> None:
     rig = scenes.node()
     rig.gpus = gpu_values.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
-    rig.services["dcgm.service"] = True
+    rig.host.services["dcgm.service"] = True
 
     assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
     assert "host.stop" not in rig.log
@@ -47,9 +47,9 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
 
 def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
     rig = scenes.hosted_node()
-    rig.broken_services = {"nvsm.service"}
-    rig.step_error = lambda _step: AssertionError()  # it would crash the run
-    rig.on_call = lambda: rig.broken_services.clear() if "host.start" in rig.log else None
+    rig.host.broken_services = {"nvsm.service"}
+    rig.driver.step_error = lambda _step: AssertionError()  # it would crash the run
+    rig.on_call = lambda: rig.host.broken_services.clear() if "host.start" in rig.log else None
 
     with structlog.testing.capture_logs() as log:
         assert_ends(rig, Reason.HOST_SERVICE_FAILED, "nvsm.service does not answer")
@@ -61,8 +61,8 @@ def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
 
 def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig = scenes.hosted_node()
-    rig.on_call = lambda: rig.broken_services.update(
-        {"nvsm.service"} if not rig.services["nvsm.service"] else ()
+    rig.on_call = lambda: rig.host.broken_services.update(
+        {"nvsm.service"} if not rig.host.services["nvsm.service"] else ()
     )
     ours = scenes.reconciler(rig)
 
@@ -75,15 +75,15 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     assert not rig.is_unschedulable
 
     rig.on_call = lambda: None
-    rig.broken_services.clear()
+    rig.host.broken_services.clear()
     assert_ends(rig, Reason.APPLIED, by=ours, attempt=2)
 
 
 @pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
 def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: str | None) -> None:
     rig = scenes.hosted_node()
-    rig.services["nvsm.service"] = False
-    rig.services["debug-shell.service"] = False
+    rig.host.services["nvsm.service"] = False
+    rig.host.services["debug-shell.service"] = False
     forged = journals.Journal(
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
@@ -94,8 +94,8 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
     if wanted:
         assert scenes.run(rig, wanted, by=ours).state is model.State.SUCCESS
 
-    assert not rig.services["debug-shell.service"]
-    assert rig.services["nvsm.service"]
+    assert not rig.host.services["debug-shell.service"]
+    assert rig.host.services["nvsm.service"]
     assert "HostServiceRefused" in rig.events
     assert any("debug-shell.service" in message for message in rig.messages)
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
@@ -103,7 +103,7 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
 
 def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
     rig = scenes.hosted_node()
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
     assert_ends(rig, Reason.INSUFFICIENT_RESOURCES)
 
@@ -111,10 +111,10 @@ def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
 @pytest.mark.parametrize("may_reset", [True, False])
 def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) -> None:
     rig = swept_scenes.resetting_node()
-    rig.has_reset = may_reset
-    rig.reset_refusal = "GPU 0 is in use by dcgm (pid 7)"
+    rig.resets.are_available = may_reset
+    rig.resets.refusal = "GPU 0 is in use by dcgm (pid 7)"
 
-    why = rig.reset_refusal if may_reset else ""
+    why = rig.resets.refusal if may_reset else ""
     assert_ends(rig, Reason.RESET_REQUIRED, why, layout=ALL_1G)
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
@@ -133,7 +133,7 @@ class Alive(ports.Telemetry):
 
 def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> None:
     rig = scenes.node(layout="all-balanced")
-    rig.services = {f"s{number}.service": True for number in range(5)}
+    rig.host.services = {f"s{number}.service": True for number in range(5)}
     pulse = liveness.Pulse(lambda: rig.clock.now_s)
     pulse.beat()
     slow_s = 100.0
@@ -173,11 +173,11 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
 def test_verified_layouts_are_kept_for_the_next_boot() -> None:
     rig = scenes.node()
     assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
-    rig.lost.add(rig.gpus[0].uuid)
+    rig.driver.lost.add(rig.gpus[0].uuid)
 
     assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
-    kept = [journals.VerifiedLayout.from_json(text) for text in rig.saved]
+    kept = [journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts]
     assert [(each.config, each.boot_id) for each in kept] == [
         (ALL_1G, "boot-1"),
         ("all-balanced", "boot-1"),
@@ -188,12 +188,12 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
 
 def test_a_layout_that_fails_is_not_kept() -> None:
     rig = scenes.node()
-    rig.plugin_is_broken = True
+    rig.plugin.is_broken = True
     rig.pods.clear()
 
     scenes.run(rig, ALL_1G)
 
-    assert rig.saved == []
+    assert rig.host.boot_layouts == []
 
 
 def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
@@ -205,7 +205,7 @@ def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
 @pytest.mark.parametrize("is_resumed", [True, False])
 def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resumed: bool) -> None:
     rig = swept_scenes.resetting_node()
-    rig.has_persistence = True
+    rig.resets.need_persistence_off = True
 
     def kill() -> None:
         if rig.log[-1] == "host.reset":
@@ -215,9 +215,9 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resu
     with pytest.raises(scenes.Killed):
         scenes.run(rig, "all-1g.5gb")
     rig.on_call = lambda: None
-    assert len(rig.without_persistence) == len(rig.gpus)
+    assert len(rig.resets.without_persistence) == len(rig.gpus)
     # What is to be undone needs a reset, too.
-    rig.has_persistence = False
+    rig.resets.need_persistence_off = False
     rig.refusing["host.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
 
     if is_resumed:
@@ -225,7 +225,7 @@ def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resu
     else:
         scenes.undo(rig)
 
-    assert rig.without_persistence == set()
+    assert rig.resets.without_persistence == set()
 
 
 @pytest.mark.parametrize("obstacle", ["refused", "unreachable", "not allowed"])
@@ -235,13 +235,13 @@ def test_persistence_mode_is_restored_once_that_is_possible(
 ) -> None:
     rig = scenes.node(layout="all-balanced")
     uuid = rig.gpus[0].uuid
-    rig.without_persistence = {uuid}
+    rig.resets.without_persistence = {uuid}
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journals.Journal(
-        config="all-balanced", boot_id=rig.boot_id, persistent_gpus=(uuid,)
+        config="all-balanced", boot_id=rig.host.boot_id, persistent_gpus=(uuid,)
     ).to_json()
-    rig.has_reset = obstacle != "not allowed"
-    rig.refuses_persistence = obstacle == "refused"
-    rig.lost = {uuid} if obstacle == "unreachable" else set()
+    rig.resets.are_available = obstacle != "not allowed"
+    rig.resets.keep_persistence_off = obstacle == "refused"
+    rig.driver.lost = {uuid} if obstacle == "unreachable" else set()
 
     def serve() -> None:
         if is_resumed:
@@ -250,12 +250,12 @@ def test_persistence_mode_is_restored_once_that_is_possible(
             scenes.undo(rig)
 
     serve()
-    assert rig.without_persistence == {uuid}
-    rig.has_reset, rig.refuses_persistence = True, False
-    rig.lost.clear()
+    assert rig.resets.without_persistence == {uuid}
+    rig.resets.are_available, rig.resets.keep_persistence_off = True, False
+    rig.driver.lost.clear()
     serve()
 
-    assert rig.without_persistence == set()
+    assert rig.resets.without_persistence == set()
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
@@ -266,11 +266,11 @@ def test_outdated_device_files_are_refreshed_by_a_new_agent() -> None:
     )
     assert scenes.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED
     rig.refusing.clear()
-    rig.refreshed = 0
+    rig.host.refreshes = 0
 
     assert scenes.resume(rig, "all-1g.5gb").reason is Reason.ALREADY_APPLIED
 
-    assert (rig.refreshed, "Recovered" in rig.events) == (1, False)
+    assert (rig.host.refreshes, "Recovered" in rig.events) == (1, False)
     scenes.assert_nothing_taken(rig)
 
 
@@ -283,31 +283,31 @@ def test_outdated_device_files_are_refreshed_where_the_label_is_gone() -> None:
 
     assert scenes.undo(rig)
     rig.refusing.clear()
-    rig.refreshed = 0
+    rig.host.refreshes = 0
     assert not scenes.undo(rig)
 
-    assert rig.refreshed == 1
+    assert rig.host.refreshes == 1
     scenes.assert_nothing_taken(rig)
 
 
 def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> None:
     rig = scenes.busy_node()
-    rig.gpu_users = "python (pid 4242, unit train.service)"
-    rig.refreshed = 0
+    rig.driver.clients = "python (pid 4242, unit train.service)"
+    rig.host.refreshes = 0
     before = rig.gpus
 
     assert_ends(rig, Reason.IN_USE, "in use by python (pid 4242, unit train.service); waited 30 s")
 
     assert rig.clock.now_s >= 30
-    assert (rig.executed, rig.gpus, rig.refreshed) == ([], before, 0)
+    assert (rig.driver.executed, rig.gpus, rig.host.refreshes) == ([], before, 0)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_a_process_that_ends_is_waited_for() -> None:
     rig = scenes.busy_node()
-    rig.gpu_users = "python (pid 4242)"
+    rig.driver.clients = "python (pid 4242)"
     rig.clock.on_wait.append(
-        lambda: setattr(rig, "gpu_users", "") if rig.clock.now_s > 10 else None
+        lambda: setattr(rig.driver, "clients", "") if rig.clock.now_s > 10 else None
     )
 
     assert_ends(rig, Reason.APPLIED)
@@ -316,25 +316,25 @@ def test_a_process_that_ends_is_waited_for() -> None:
 
 def test_a_newer_request_ends_the_wait_for_a_process() -> None:
     rig = scenes.busy_node()
-    rig.gpu_users = "python (pid 4242)"
+    rig.driver.clients = "python (pid 4242)"
     before = rig.gpus
 
     scenes.assert_superseded(rig, when=lambda: "gpus.execute" in rig.log, replaced=True)
 
-    assert (rig.executed, rig.gpus) == ([], before)
+    assert (rig.driver.executed, rig.gpus) == ([], before)
 
 
 def test_rollback_waits_for_a_process_that_uses_new_instances() -> None:
     rig = scenes.node(layout="all-balanced")
     scenes.kill_at(rig, 9, ALL_1G)
-    rig.executed.clear()
-    rig.gpu_users = "python (pid 4242)"
+    rig.driver.executed.clear()
+    rig.driver.clients = "python (pid 4242)"
     successor = scenes.reconciler(rig)
 
     successor.recover(None)
-    assert rig.executed == []
+    assert rig.driver.executed == []
     assert successor.rest()
 
-    rig.gpu_users = ""
+    rig.driver.clients = ""
     assert not successor.rest()
-    assert rig.executed
+    assert rig.driver.executed

@@ -240,7 +240,7 @@ def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.Metrics) 
 
 def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Metrics) -> None:
     rig = scenes.node(layout="all-balanced")
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
     scenes.run(rig, by=scenes.reconciler(rig, telemetry=heard))
 

@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fake_ports, fakes
+from tests.node import fake_cluster, fakes
 from tests.node.scenes import (
     Killed,
     assert_ends,
@@ -46,11 +46,11 @@ def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(
     layout: str, *, gated: bool
 ) -> None:
     rig = without_driver(dra_node(gated=gated))
-    rig.dra_is_broken = True
+    rig.dra_driver.is_broken = True
     why = "no DRA driver pod is ready after 20 s"
     assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
     assert {"low", "high"} <= rig.pod_names
-    rig.dra_is_broken = False
+    rig.dra_driver.is_broken = False
     assert run(without_driver(rig), layout).state is model.State.SUCCESS
 
 
@@ -92,7 +92,7 @@ def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
     rig.has_hold_taint = True
     journal = journals.Journal(config="all-disabled", hold_taint=True, draining=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
-    rig.budgets["low"] = "budget 'x' allows no disruption"
+    rig.disruptions.refusals["low"] = "budget 'x' allows no disruption"
 
     assert resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
 
@@ -106,10 +106,10 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
         if pod.claimed_ids:
             rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
     without_driver(rig)
-    rig.slices = ()
+    rig.dra_driver.slices = ()
 
     def learn() -> None:
-        for uid in rig.pods.keys() & known.keys() if rig.slices else ():
+        for uid in rig.pods.keys() & known.keys() if rig.dra_driver.slices else ():
             rig.pods[uid] = dataclasses.replace(rig.pods[uid], claimed_ids=known[uid].claimed_ids)
 
     rig.clock.on_wait.append(learn)
@@ -119,7 +119,7 @@ def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
 
 def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
     rig = dra_node()
-    rig.slices = ()
+    rig.dra_driver.slices = ()
 
     assert_ends(rig, Reason.APPLIED, layout="all-disabled")
 
@@ -132,7 +132,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
     with pytest.raises(Killed):
         run(rig, "all-disabled")
     rig.failing = {}
-    rig.slices = ()
+    rig.dra_driver.slices = ()
     for uid, pod in rig.pods.items():
         if pod.claimed_ids:
             rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
@@ -149,7 +149,7 @@ def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> Non
     assert set(closed) == {True}
 
 
-class NewWorkloads(fake_ports.FakeWorkloads):
+class NewWorkloads(fake_cluster.FakeWorkloads):
     """The pods as a new agent sees them: it knows a claim's devices only from the slices."""
 
     def __init__(self, rig: fakes.NodeRig) -> None:
@@ -174,7 +174,7 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
     waits = 0
     for index, rig, _ in kills(make, lambda rig: run(rig, "all-balanced")):
         if not rig.driver_runs:
-            rig.slices = ()
+            rig.dra_driver.slices = ()
         ours = reconciler(rig, workloads=NewWorkloads(rig))
         ours.recover(requested)
 

@@ -115,7 +115,7 @@ class Node:
         """Reboot: kubelet starts the daemons again, and no other pod."""
         self.state.reboot()
         self.cluster.pods.clear()
-        self.cluster.assigned.clear()
+        self.cluster.kubelet.assigned.clear()
         self.cluster.schedulable = {}
         self.cluster.live()
 
@@ -394,14 +394,16 @@ def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     node.state.log_calls()
     fourth = frozenset({node.gpus()[3].uuid, *node.gpus()[3].mig_uuids})
     others = node.others(3)
-    staying = {uid for uid, devices in node.cluster.assigned.items() if not devices & fourth}
+    staying = {
+        uid for uid, devices in node.cluster.kubelet.assigned.items() if not devices & fourth
+    }
     clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
 
     node.assert_ends(after, Reason.APPLIED)
 
     assert node.others(3) == others
     assert len(staying) == 14
-    assert staying == node.cluster.assigned.keys() & staying & node.cluster.pods.keys()
+    assert staying == node.cluster.kubelet.assigned.keys() & staying & node.cluster.pods.keys()
     assert list(node.state.read().clients) == clients
     calls = nvml_faults.read_calls(node.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}

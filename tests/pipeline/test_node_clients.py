@@ -62,7 +62,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
         for uid, pod in list(rig.pods.items()):
             if pod.is_terminating and not clients.is_device_plugin(pod):
                 del rig.pods[uid]
-                rig.assigned.pop(uid, None)
+                rig.kubelet.assigned.pop(uid, None)
 
     rig.clock.on_wait = [live_without_end_of_the_plugin]
     late = "did not stop within 20 s: default/nvidia-device-plugin"
@@ -92,7 +92,7 @@ def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
 def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: str | None) -> None:
     def broken() -> fakes.NodeRig:
         rig = node(layout=before)
-        rig.plugin_is_broken = True
+        rig.plugin.is_broken = True
         rig.pods.clear()
         rig.start_plugin()
         return rig
@@ -107,13 +107,13 @@ def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: s
 
 def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     rig = node(layout="all-1g.5gb")
-    rig.plugin_is_broken = True
+    rig.plugin.is_broken = True
     why = "with MIG strategy single it does not start: MIG devices differ"
     for _ in range(2):
         assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-balanced")
         assert well_known.APPLIED_LABEL not in rig.labels
 
-    rig.plugin_is_broken = False
+    rig.plugin.is_broken = False
     for uid in plugins(rig):
         del rig.pods[uid]
     assert run(rig, "all-balanced").state is model.State.SUCCESS
@@ -122,7 +122,7 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
 def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
     text = CONFIG + "  bare:\n  - {devices: all, mig-enabled: true, mig-devices: {}}\n"
     rig = node()
-    rig.plugin_is_broken = True
+    rig.plugin.is_broken = True
     why = "no MIG device on GPU 0, GPU 1"
 
     assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="bare", by=reconciler(rig, text))
@@ -130,8 +130,8 @@ def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
 
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
     rig = node()
-    rig.plugin_is_broken = True
-    rig.plugin_waiting = pod_object.Waiting(reason="ErrImagePull", message="plugin:9: not found")
+    rig.plugin.is_broken = True
+    rig.plugin.waiting = pod_object.Waiting(reason="ErrImagePull", message="plugin:9: not found")
     why = "nvidia-device-plugin (ErrImagePull: plugin:9: not found)"
 
     assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
@@ -142,10 +142,13 @@ def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> No
 def node_between_plugins() -> fakes.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = node(layout="all-balanced")
-    rig.plugin_is_gated = False
+    rig.plugin.is_gated = False
     rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
-    rig.unhealthy, rig.schedulable = rig.schedulable, dict.fromkeys(rig.schedulable, frozenset())
+    rig.plugin.unhealthy, rig.schedulable = (
+        rig.schedulable,
+        dict.fromkeys(rig.schedulable, frozenset()),
+    )
     return rig
 
 
@@ -162,12 +165,12 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) ->
 
     def start() -> None:
         if not plugins(rig) and "gpus.execute" in rig.log:
-            rig.unhealthy = {}
+            rig.plugin.unhealthy = {}
             rig.start_plugin()
 
     match comes:
         case "during the change":
-            rig.step_error = lambda _step: start()
+            rig.driver.step_error = lambda _step: start()
         case "after it":
             rig.clock.on_wait = [start]
         case _:
@@ -204,7 +207,7 @@ def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
 
 def test_a_newer_request_does_not_wait_for_monitors() -> None:
     rig = monitored_node()
-    rig.deploy_daemons[GFD] = False
+    rig.daemons.deployed[GFD] = False
     hasty = fakes.FakeRequest(rig.clock, replaced=True)
     hasty.ends_when = lambda: rig.statuses[-1].startswith("resuming")
 
@@ -230,7 +233,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
 
 def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     rig = monitored_node()
-    rig.deploy_daemons[GFD] = False
+    rig.daemons.deployed[GFD] = False
     closed: list[bool] = []
     rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
 
@@ -244,7 +247,7 @@ def test_monitor_that_does_not_return_is_only_a_warning() -> None:
 
 def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     rig = busy_node()
-    rig.loose_daemons.add("nvidia-operator-validator")
+    rig.daemons.loose.add("nvidia-operator-validator")
     rig.live()
     before = {pod.uid for pod in rig.pods.values() if clients.is_validator(pod)}
     before.add(rig.add_pod("gfd", container_names=("gpu-feature-discovery-ctr",)))
@@ -282,7 +285,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
     def note_pods(_step: steps.Step) -> None:
         here.append(rig.pod_names)
 
-    rig.step_error = note_pods
+    rig.driver.step_error = note_pods
     assert_ends(rig, Reason.APPLIED)
     rig.live()
 
@@ -301,7 +304,7 @@ def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
         if not early:
             early.append(rig.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
 
-    rig.step_error = start
+    rig.driver.step_error = start
     assert_ends(rig, Reason.APPLIED)
 
     assert early[0] not in rig.pods
@@ -313,13 +316,13 @@ def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool)
     shown = tuple(rig.pods.values()) if shows_old else ()
     rig.watched = lambda: shown
     here: list[str] = []
-    rig.step_error = lambda _step: here.extend(plugins(rig))
-    rig.plugin_is_broken = shows_old
+    rig.driver.step_error = lambda _step: here.extend(plugins(rig))
+    rig.plugin.is_broken = shows_old
 
     reason = Reason.PLUGIN_NOT_READY if shows_old else Reason.APPLIED
     assert_ends(rig, reason, layout="all-balanced")
 
-    assert rig.executed
+    assert rig.driver.executed
     assert here == []
 
 
@@ -350,9 +353,9 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     *, is_plugin_broken: bool
 ) -> None:
     rig = sharing_node()
-    rig.plugin_is_broken = is_plugin_broken
+    rig.plugin.is_broken = is_plugin_broken
     if not is_plugin_broken:
-        rig.step_error = refuse(steps.CreateGpuInstance, times=1)
+        rig.driver.step_error = refuse(steps.CreateGpuInstance, times=1)
 
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
     assert_ends(rig, reason)
@@ -362,7 +365,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
 
 def test_plugin_config_of_another_program_is_not_overwritten() -> None:
     rig = sharing_node()
-    rig.plugin_is_broken = True
+    rig.plugin.is_broken = True
 
     def choose() -> None:
         if rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":

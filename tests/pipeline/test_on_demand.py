@@ -35,7 +35,7 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **opti
     for text in (*texts, "the agent does not retry"):
         assert text in outcome.message
     assert rig.gpus == before
-    assert not rig.executed
+    assert not rig.driver.executed
     assert set(rig.pods) == pods
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert published(rig).reason == "InUse"
@@ -101,7 +101,7 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
         ("pod uid-of-another", "3g.20gb"),
     ):
         rig = idle_node()
-        rig.services["dcgm.service"] = True
+        rig.host.services["dcgm.service"] = True
         place = f"pod {add_monitor(rig)}" if owner == "monitor" else owner
         found = used_by(rig, place, profile=profile)
         ours = scenes.reconciler(rig, limits=ON, processes=lambda found=found: found)
@@ -171,7 +171,7 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
 
     def start() -> None:
         if rig.log[-1] == "gpus.execute":
-            rig.gpu_users = "python (pid 7)"
+            rig.driver.clients = "python (pid 7)"
 
     rig.on_call = start
     outcome = run(rig, ON_DEMAND)
@@ -190,16 +190,16 @@ def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
 
 def test_on_demand_a_machine_is_not_rebooted() -> None:
     rig = scenes.node()
-    rig.mode_waits = rig.may_reboot = True
+    rig.driver.mode_waits = rig.host.may_reboot = True
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.REBOOT_REQUIRED
     assert "does not reboot" in outcome.message
-    assert not rig.reboots
+    assert not rig.host.reboots
 
 
 def test_on_demand_other_failures_are_retried() -> None:
     rig = idle_node()
-    rig.plugin_is_broken = True
+    rig.plugin.is_broken = True
     assert run(rig, ON_DEMAND).should_retry
 
 
@@ -338,10 +338,10 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
             if len(seen) == index:
                 raise scenes.Killed
 
-        rig.step_error = kill
+        rig.driver.step_error = kill
         with pytest.raises(scenes.Killed):
             run(rig, ON_DEMAND)
-        rig.step_error = lambda _step: None
+        rig.driver.step_error = lambda _step: None
         rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
         wanted = requested(BALANCED, is_on_demand=True)
         successor = scenes.reconciler(rig, limits=ON)
@@ -361,13 +361,13 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     scenes.run(rig, "all-1g.5gb")
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "spared"}
     assert ours.check_drift("custom", ended, ON_DEMAND) is drift.Action.HEAL
-    rig.gpu_users = "python (pid 7)"
+    rig.driver.clients = "python (pid 7)"
 
     outcome = run(rig, ON_DEMAND, by=ours, may_evict=False)
 
     assert outcome.reason is Reason.IN_USE
     assert outcome.should_retry  # no program chooses another layout: none was requested
-    rig.gpu_users = ""
+    rig.driver.clients = ""
     assert run(rig, ON_DEMAND, by=ours, attempt=2, may_evict=False).reason is Reason.APPLIED
     scenes.assert_nothing_taken(rig)
 

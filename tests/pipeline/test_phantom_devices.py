@@ -23,7 +23,7 @@ def node_at_rest(
     rig = scenes.node(layout=LAYOUT)
     ours = scenes.reconciler(rig, telemetry=telemetry)
     outcome = scenes.run(rig, LAYOUT, by=ours)
-    rig.phantoms = {PHANTOM: 4}
+    rig.kubelet.phantoms = {PHANTOM: 4}
     for each in (rig.states, rig.events, rig.messages, rig.log):
         each.clear()
     return rig, ours, outcome
@@ -36,11 +36,11 @@ def published(rig: fakes.NodeRig) -> dict[str, str]:
 
 def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
     rig = scenes.node(layout="all-balanced")
-    rig.phantoms = {"nvidia.com/mig-7g.40gb": 2}
+    rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
 
     scenes.assert_ends(rig, Reason.APPLIED, layout=LAYOUT)
 
-    assert rig.phantoms == {}
+    assert rig.kubelet.phantoms == {}
     assert "PhantomDevicesRemoved" in rig.events
 
 
@@ -50,7 +50,7 @@ def test_phantom_devices_of_an_active_layout_cost_no_wait() -> None:
 
     scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours)
 
-    assert rig.phantoms == {}
+    assert rig.kubelet.phantoms == {}
     assert rig.clock.monotonic() == began
     assert rig.pods == pods
 
@@ -60,7 +60,7 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
-    assert rig.phantoms == {}
+    assert rig.kubelet.phantoms == {}
     assert rig.states == []
     assert rig.events == ["PhantomDevicesRemoved"]
     assert f"4 {PHANTOM}" in rig.messages[0]
@@ -81,7 +81,7 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     patch = published(rig)["message"].partition(command)[2].split("'")[1]
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
     # As a person does.
-    rig.phantoms.clear()
+    rig.kubelet.phantoms.clear()
     ours.check_drift(LAYOUT, ended)
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
@@ -100,7 +100,7 @@ def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
 
 def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig = scenes.node()
-    rig.phantoms = {PHANTOM: 4}
+    rig.kubelet.phantoms = {PHANTOM: 4}
     rig.refusing = {"node.remove": FORBIDDEN}
     ours = scenes.reconciler(rig, limits={"plugin_timeout_s": 3000})
 
@@ -120,7 +120,7 @@ def test_phantom_devices_are_counted_until_they_are_gone(*, is_watched: bool) ->
             ours.note_node(rig.node.read())
         ours.check_drift(LAYOUT, ended)
         seen.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))
-        rig.phantoms.clear()
+        rig.kubelet.phantoms.clear()
 
     assert seen == [4, 0]
 
@@ -130,7 +130,7 @@ def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
     rig.refusing = {"node.remove": FORBIDDEN}
     assert scenes.run(rig, LAYOUT, by=ours).should_retry
 
-    rig.phantoms.clear()
+    rig.kubelet.phantoms.clear()
 
     scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours, attempt=2)
 
@@ -165,7 +165,7 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     rig, ours, _ = node_at_rest()
     rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
-    rig.unhealthy = dict(rig.schedulable)
+    rig.plugin.unhealthy = dict(rig.schedulable)
     rig.schedulable = {"nvidia.com/gpu": frozenset(), **others}
 
     scenes.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=ours)
@@ -174,17 +174,17 @@ def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
 @pytest.mark.parametrize("resource", ["nvidia.com/hostdev", "nvidia.com/mig-1g.5gb"])
 def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
     rig, ours, ended = node_at_rest()
-    rig.phantoms = {resource: 4}
+    rig.kubelet.phantoms = {resource: 4}
 
     ours.check_drift(LAYOUT, ended)
 
-    assert rig.phantoms == {resource: 4}
+    assert rig.kubelet.phantoms == {resource: 4}
     assert "node.remove" not in rig.log
 
 
 def test_a_drift_check_without_phantoms_asks_neither_kubelet_nor_the_api() -> None:
     rig, ours, ended = node_at_rest()
-    rig.phantoms = {}
+    rig.kubelet.phantoms = {}
     rig.labels["nvidia.com/mig.strategy"] = "single"
     # As the watch does.
     ours.note_node(rig.node.read())

@@ -19,7 +19,7 @@ LAYOUT = "all-1g.5gb"
 def rebooting_node() -> fakes.NodeRig:
     """Only a reboot helps; a pod holds a whole GPU."""
     rig = scenes.node()
-    rig.mode_waits = rig.may_reboot = True
+    rig.driver.mode_waits = rig.host.may_reboot = True
     return rig
 
 
@@ -27,9 +27,9 @@ def go_down(
     rig: fakes.NodeRig, layout: str = LAYOUT, *, by: reconcile.Reconciler | None = None
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
-    ours, before = by or scenes.reconciler(rig), rig.reboots
+    ours, before = by or scenes.reconciler(rig), rig.host.reboots
     patient = fakes.FakeRequest(rig.clock)
-    patient.ends_when = lambda: rig.reboots > before
+    patient.ends_when = lambda: rig.host.reboots > before
     with pytest.raises(errors.Superseded):
         scenes.run(rig, layout, by=ours, request=patient)
     ours.stop()
@@ -47,18 +47,18 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
 
     go_down(rig)
 
-    assert rig.reboots == 1
+    assert rig.host.reboots == 1
     assert rig.labels[well_known.STATE_LABEL] == "rebooting"
     assert rig.has_hold_taint
     assert "Rebooting" in rig.events
     assert rig.conditions[-1] == "Rebooting"
     assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["rebooted"] is True
-    rig.mode_waits = False
+    rig.driver.mode_waits = False
     rig.restart_machine()
     outcome = scenes.resume(rig, LAYOUT)
 
     assert outcome.state is model.State.SUCCESS
-    assert rig.reboots == 1
+    assert rig.host.reboots == 1
     scenes.assert_nothing_taken(rig)
 
 
@@ -75,25 +75,25 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
 
     assert scenes.run(rig, LAYOUT, by=ours).reason is not Reason.APPLIED
 
-    assert rig.reboots == 1
+    assert rig.host.reboots == 1
 
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
     rig = rebooting_node()
     impatient = fakes.FakeRequest(rig.clock, replaced=True)
-    impatient.ends_when = lambda: rig.reboots > 0
+    impatient.ends_when = lambda: rig.host.reboots > 0
 
     late = "the machine is still up 600 s after the reboot request"
     assert_ends(rig, Reason.REBOOT_REQUIRED, late, layout=LAYOUT, request=impatient)
 
     assert rig.clock.now_s >= 600
-    assert rig.reboots == 1
+    assert rig.host.reboots == 1
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])
 def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
     rig = rebooting_node()
-    rig.reboot_refusal = refusal
+    rig.host.reboot_refusal = refusal
     ours = scenes.reconciler(rig)
     late = fakes.FakeRequest(rig.clock)
 
@@ -112,7 +112,7 @@ def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     successor.recover(LAYOUT)
     go_down(rig, by=successor)
 
-    assert rig.reboots == 2
+    assert rig.host.reboots == 2
     assert rig.labels[well_known.STATE_LABEL] == "rebooting"
 
 
@@ -149,7 +149,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
     assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
 
     assert scenes.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
-    assert rig.reboots == 1
+    assert rig.host.reboots == 1
 
 
 def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> None:
@@ -163,13 +163,13 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
 
     go_down(rig, by=successor)
 
-    assert rig.reboots == 2
+    assert rig.host.reboots == 2
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
 def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(*, is_guarded: bool) -> None:
     rig = scenes.node(layout="all-balanced")
-    rig.mode_waits = rig.may_reboot = True
+    rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
     rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
@@ -177,17 +177,17 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(*, is_guarde
         go_down(rig, "all-balanced")
         assert "bystander" not in rig.pod_names
         return
-    rig.budgets["bystander"] = "budget 'pdb-a' allows no disruption"
+    rig.disruptions.refusals["bystander"] = "budget 'pdb-a' allows no disruption"
 
     assert_ends(rig, Reason.REBOOT_REQUIRED, "pdb-a", layout="all-balanced")
 
-    assert rig.reboots == 0
+    assert rig.host.reboots == 0
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])
 def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal: str) -> None:
     rig = rebooting_node()
-    rig.reboot_refusal = refusal
+    rig.host.reboot_refusal = refusal
 
     assert_ends(rig, Reason.REBOOT_REQUIRED, refusal or "still up", layout=LAYOUT)
 
@@ -200,9 +200,9 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal
 @pytest.mark.parametrize("gated", [True, False])
 def test_refused_reboot_refreshes_device_files_and_the_plugin(*, gated: bool) -> None:
     rig = scenes.node(layout="all-balanced", gated=gated)
-    rig.mode_waits = rig.may_reboot = True
-    rig.reboot_refusal = "polkit says no"
-    rig.refreshed = 0
+    rig.driver.mode_waits = rig.host.may_reboot = True
+    rig.host.reboot_refusal = "polkit says no"
+    rig.host.refreshes = 0
     before = rig.gpus
     old = set(rig.pods)
 
@@ -210,7 +210,7 @@ def test_refused_reboot_refreshes_device_files_and_the_plugin(*, gated: bool) ->
 
     current = (dataclasses.replace(gpu, pending_mode=gpu.current_mode) for gpu in rig.gpus)
     assert gpu_values.geometry(current) == gpu_values.geometry(before)
-    assert rig.refreshed == 1
+    assert rig.host.refreshes == 1
     rig.clock.wait(1)
     assert not old & set(rig.pods)
 
@@ -218,14 +218,14 @@ def test_refused_reboot_refreshes_device_files_and_the_plugin(*, gated: bool) ->
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: bool) -> None:
     rig = scenes.hosted_node()
-    rig.mode_waits = rig.may_reboot = True
-    rig.budgets["spared"] = "budget 'pdb-a' allows no disruption"
+    rig.driver.mode_waits = rig.host.may_reboot = True
+    rig.disruptions.refusals["spared"] = "budget 'pdb-a' allows no disruption"
 
     scenes.assert_superseded(
         rig, "all-disabled-first", when=lambda: "gpus.execute" in rig.log, replaced=replaced
     )
 
-    assert rig.reboots == 0
+    assert rig.host.reboots == 0
 
 
 def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
@@ -236,13 +236,13 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     rig.gpus = (changed, second)
     rig.live()
     rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
-    rig.mode_waits = rig.may_reboot = True
+    rig.driver.mode_waits = rig.host.may_reboot = True
     ours = scenes.reconciler(rig)
     ours.recover("all-balanced")
 
     assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=ours)
 
-    assert rig.reboots == 0
+    assert rig.host.reboots == 0
     assert "elsewhere" in rig.pod_names
 
 
@@ -251,7 +251,7 @@ def test_policy_none_forbids_a_reboot() -> None:
     rig.policy = policies.Policy(drain=policies.Drain.NONE)
 
     assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
-    assert rig.reboots == 0
+    assert rig.host.reboots == 0
 
 
 def test_a_request_removed_during_the_reboot_restores_the_node() -> None:

@@ -47,7 +47,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
     assert rig.states == ["success"]
     assert rig.log.count("gpus.observe") == 1
     assert rig.pods == pods
-    assert rig.executed == []
+    assert rig.driver.executed == []
 
 
 def experienced() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
@@ -57,7 +57,7 @@ def experienced() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
     run(rig, "all-1g.5gb", by=ours)
     rig.log.clear()
     rig.states.clear()
-    rig.executed.clear()
+    rig.driver.executed.clear()
     return rig, ours
 
 
@@ -91,7 +91,7 @@ def test_what_was_foreseen_decides_nothing() -> None:
 
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced", by=ours)
 
-    assert rig.executed == []
+    assert rig.driver.executed == []
 
 
 def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> None:
@@ -122,7 +122,9 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
     rig = busy_node()
     rig.add_pod("spared-3g", devices=frozenset({device(rig, 0, "3g.20gb")}))
     rig.add_pod("spared-1g", devices=frozenset({device(rig, 0, "1g.5gb")}))
-    spared = {uid: used for uid, used in rig.assigned.items() if "spared" in rig.pods[uid].name}
+    spared = {
+        uid: used for uid, used in rig.kubelet.assigned.items() if "spared" in rig.pods[uid].name
+    }
 
     assert_ends(rig, Reason.APPLIED)
 
@@ -135,7 +137,7 @@ def test_only_pods_on_destroyed_instances_are_evicted() -> None:
 
 def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
     rig = busy_node()
-    rig.kubelet_lists_from_s = 5.0
+    rig.kubelet.lists_from_s = 5.0
 
     assert_ends(rig, Reason.APPLIED)
 
@@ -150,9 +152,9 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     before = rig.gpus
     if lists_pods:
         # A kubelet that has lost its checkpoint lists pods without devices.
-        rig.assigned = dict.fromkeys(rig.assigned, frozenset())
+        rig.kubelet.assigned = dict.fromkeys(rig.kubelet.assigned, frozenset())
     else:
-        rig.kubelet_lists_from_s = math.inf
+        rig.kubelet.lists_from_s = math.inf
 
     outcome = assert_ends(
         rig, Reason.POD_RESOURCES_UNAVAILABLE, "kubelet lists no device", "default/spared"
@@ -167,7 +169,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
 def test_a_node_whose_pods_need_no_gpu_is_changed_although_kubelet_lists_none() -> None:
     rig = node(layout="all-balanced")
     rig.add_pod("web")
-    rig.kubelet_lists_from_s = math.inf
+    rig.kubelet.lists_from_s = math.inf
 
     assert_ends(rig, Reason.APPLIED)
 
@@ -186,7 +188,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
     layout: str, budgets: dict[str, str], phase: str
 ) -> None:
     rig = busy_node()
-    rig.budgets.update(budgets)
+    rig.disruptions.refusals.update(budgets)
 
     run(rig, layout)
 
@@ -208,7 +210,7 @@ def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> Non
     rig = node(layout="all-balanced")
     taken = frozenset({device(rig, 0, "2g.10gb")})
     rig.add_pod("monitor-1", devices=taken, owner_kind="DaemonSet")
-    rig.loose_daemons.add("monitor-1")
+    rig.daemons.loose.add("monitor-1")
 
     assert_ends(rig, Reason.APPLIED)
 
@@ -271,10 +273,10 @@ def test_a_kill_in_the_second_plan_of_a_change_leaves_no_unlisted_instance() -> 
         if sum(isinstance(each, steps.CreateGpuInstance) for each in created) == 3:
             raise scenes.Killed
 
-    rig.step_error = kill
+    rig.driver.step_error = kill
     with pytest.raises(scenes.Killed):
         scenes.run(rig, "all-1g.5gb", by=reconciler(rig, gpus=Driver(rig)))
-    rig.step_error = lambda _step: None
+    rig.driver.step_error = lambda _step: None
     assert len(rig.gpus[0].gpu_instances) == 2
     journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
     assert [len(gpu.created or ()) for gpu in journal.snapshot] == [14, 14]
@@ -327,7 +329,7 @@ def test_policy_node_evicts_every_gpu_pod() -> None:
     rig = whole_node()
     rig.add_pod("cpu")
     rig.add_pod("nic", gpu_resources={"nvidia.com/hostdev": 1})
-    rig.claims.add(rig.add_pod("claimant"))
+    rig.kubelet.claims.add(rig.add_pod("claimant"))
 
     assert_ends(rig, Reason.APPLIED)
 
@@ -347,7 +349,7 @@ def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
 
 def test_claims_on_gpus_make_pods_leave_and_the_event_says_why_once() -> None:
     rig = busy_node()
-    rig.claims |= {rig.add_pod("claimant"), rig.add_pod("another")}
+    rig.kubelet.claims |= {rig.add_pod("claimant"), rig.add_pod("another")}
 
     run(rig)
 

@@ -45,7 +45,7 @@ def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
 
 def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
     for index, rig, _ in kills("host-services"):
-        rig.services |= {"dcgm.service": True, "nvsm.service": True}
+        rig.host.services |= {"dcgm.service": True, "nvsm.service": True}
 
         assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS, index
         scenes.assert_nothing_taken(rig)
@@ -53,12 +53,12 @@ def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
 
 def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None:
     for _, rig, _ in kills("hooks"):
-        rig.broken_hooks = {"start"}
+        rig.hooks.broken = {"start"}
 
         outcome = scenes.resume(rig, LAYOUT)
 
         assert outcome.reason in (Reason.HOOK_FAILED, Reason.APPLIED, Reason.ALREADY_APPLIED)
-        assert not rig.owes_exit
+        assert not rig.hooks.pending_exit
         scenes.assert_nothing_taken(rig)
 
 
@@ -117,11 +117,11 @@ def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:
 def test_failing_change_killed_at_any_call_ends_as_if_undisturbed() -> None:
     def failing_node() -> fakes.NodeRig:
         rig = scenes.busy_node()
-        rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+        rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
         return rig
 
     for index, rig, before in scenes.kills(failing_node):
-        rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
+        rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
         outcome = scenes.resume(rig, LAYOUT)
 
@@ -160,8 +160,8 @@ def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     before = rig.gpus
     scenes.kill_at(rig, 5, "all-1g.5gb")
     rig.log.clear()
-    rig.executed.clear()
-    rig.refreshed = 0
+    rig.driver.executed.clear()
+    rig.host.refreshes = 0
     return rig, before
 
 
@@ -172,13 +172,13 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
 
     with pytest.raises(errors.LockedError):
         successor.recover("all-balanced")
-    assert rig.executed == []
+    assert rig.driver.executed == []
     assert "gpus.observe" not in rig.log
 
     successor.recover("all-balanced")
     assert scenes.is_as_before(rig, before)
     assert lock.descriptions == ["undoing an interrupted change to all-1g.5gb"]
-    assert rig.refreshed == 1
+    assert rig.host.refreshes == 1
 
 
 def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
@@ -223,7 +223,7 @@ def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     """Return a node whose journal has what an unreachable GPU had before a failed change."""
     rig = scenes.node(layout="all-balanced")
     lost = rig.gpus[0]
-    rig.lost.add(lost.uuid)
+    rig.driver.lost.add(lost.uuid)
     # As a reset leaves it.
     rig.gpus = (dataclasses.replace(lost, gpu_instances=()), *rig.gpus[1:])
     journal = journals.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
@@ -260,7 +260,7 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
     assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
 
-    rig.lost.clear()
+    rig.driver.lost.clear()
     if is_restarted:
         agent = scenes.reconciler(rig, ONE_OF_THEM)
         agent.recover("second-alone")
@@ -277,7 +277,7 @@ def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
     assert agent.rest()
     assert pending(rig) == (before.uuid,)
 
-    rig.lost.clear()
+    rig.driver.lost.clear()
     assert not agent.rest()
     assert scenes.is_as_before(rig, [before])
 
@@ -286,7 +286,7 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
     rig = scenes.node(layout="all-balanced")
     first, lost = rig.gpus
     scenes.kill_at(rig, 12, "all-1g.5gb")
-    rig.lost.add(lost.uuid)
+    rig.driver.lost.add(lost.uuid)
     created = {*rig.gpus[0].mig_uuids} - {*first.mig_uuids}
     rig.add_pod("new", devices=frozenset({min(created)}))
     agent = scenes.reconciler(rig, ONE_OF_THEM.replace("[1]", "[0]"))
@@ -348,7 +348,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     rig.failing[last] = scenes.broken("workloads.list")
 
     def occupy() -> None:
-        rig.gpu_users = "nvsm (pid 7)" if rig.services["nvsm.service"] else ""
+        rig.driver.clients = "nvsm (pid 7)" if rig.host.services["nvsm.service"] else ""
 
     rig.on_call = occupy
     outcome = scenes.resume(rig, "one-slice-changed")
@@ -356,7 +356,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     assert outcome.reason is not Reason.APPLIED
     assert "the former instances are restored" in outcome.message
     assert scenes.has_layout(rig, "all-balanced")
-    assert all(rig.services[name] for name in ("dcgm.service", "nvsm.service"))
+    assert all(rig.host.services[name] for name in ("dcgm.service", "nvsm.service"))
 
 
 def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import fakes, knobs, scenes
 from tests.node.scenes import CONFIG
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
 
@@ -22,7 +22,8 @@ def with_fields(make: Make = scenes.busy_node, **fields: Any) -> Make:
 
     def made() -> fakes.NodeRig:
         rig = make()
-        vars(rig).update(fields)
+        for name, value in fields.items():
+            setattr(rig, name, value)
         return rig
 
     return made
@@ -87,7 +88,11 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("test.yaml:21:5: the layout does not fit GPU 0",),
     ),
     "budget": (
-        with_fields(budgets={"affected": "budget 'pdb-a' allows no disruption"}),
+        with_fields(
+            disruptions=knobs.Disruptions(
+                refusals={"affected": "budget 'pdb-a' allows no disruption"}
+            )
+        ),
         {"layout": "all-1g.5gb"},
         Reason.DRAIN_TIMEOUT,
         ("default/affected (budget 'pdb-a'", "default/spared (waits for the others)"),
@@ -105,13 +110,13 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("test.yaml:3:11: labels must be",),
     ),
     "hooks file": (
-        with_fields(hooks="hooks: {apply: []}"),
+        with_fields(hooks=knobs.Hooks("hooks: {apply: []}")),
         {},
         Reason.INVALID_CONFIG,
         ("hooks.yaml:1:9",),
     ),
     "program of a hook": (
-        with_fields(hooks=scenes.HOOKS, missing_hooks={"config"}),
+        with_fields(hooks=knobs.Hooks(scenes.HOOKS, missing={"config"})),
         {},
         Reason.HOOK_FAILED,
         ("hooks.yaml:6:32: program config",),
@@ -174,7 +179,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
     is_late = reason is Reason.DRAIN_TIMEOUT
     assert rig.states == (["pending", "failed"] if is_late else ["failed"])
     assert rig.labels == {**labels, well_known.STATE_LABEL: "failed"}
-    assert (rig.gpus, rig.executed, rig.hooked) == (gpus, [], [])
+    assert (rig.gpus, rig.driver.executed, rig.hooks.commands) == (gpus, [], [])
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
     may_evict = rig.policy.drain is not policies.Drain.NONE
     assert may_evict or "workloads.can_evict" not in rig.log

@@ -51,7 +51,7 @@ class Story:
             except scenes.Killed:
                 self.deaths += 1
                 if self.is_upgraded:
-                    self.rig.request_text = None
+                    self.rig.host.request_text = None
                     self.rig.annotations = dict(as_before(self.rig.annotations))
                 self.on_death()
             else:
@@ -228,7 +228,7 @@ def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
 def silent_kubelet(dies_at: int | None) -> Story:
     """A layout is requested while kubelet does not answer."""
     story = Story(scenes.busy_node(), dies_at)
-    story.rig.kubelet_is_silent = True
+    story.rig.kubelet.is_silent = True
     story.live(story.label(scenes.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
     return story
@@ -237,7 +237,7 @@ def silent_kubelet(dies_at: int | None) -> Story:
 def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
     """A pod that was deleted by force still has an instance that is to go."""
     story = Story(scenes.busy_node(), dies_at)
-    story.rig.unlisted["deleted"] = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
+    story.rig.kubelet.unlisted["deleted"] = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
     story.live(story.label(scenes.LAYOUT))
     assert_no_pod_was_evicted(story, "affected", Reason.DRAIN_TIMEOUT)
     return story
@@ -270,10 +270,10 @@ def phantom_devices(dies_at: int | None) -> Story:
     """The node offers devices that no GPU has."""
     story = active(dies_at)
     story.rig.add_pod("training", devices=frozenset({scenes.device(story.rig, 0, "3g.20gb")}))
-    story.rig.phantoms = {"nvidia.com/mig-7g.40gb": 2}
+    story.rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 2}
     story.live()
     assert_no_pod_was_evicted(story, "training", Reason.ALREADY_APPLIED)
-    assert story.rig.phantoms == {}
+    assert story.rig.kubelet.phantoms == {}
     return story
 
 
@@ -346,10 +346,10 @@ def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> No
     story = active(None)
     used = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
     story.rig.add_pod("affected", devices=used)
-    story.rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+    story.rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     story.live(story.file(scenes.CONFIG.replace("2g.10gb: 1, ", "")))
-    story.rig.budgets.clear()
+    story.rig.disruptions.refusals.clear()
     story.live()
 
     assert story.ended == [Reason.ALREADY_APPLIED, Reason.DRAIN_TIMEOUT, Reason.APPLIED]
@@ -367,7 +367,7 @@ def active_by_own_file() -> Story:
     story.live(story.label(LAYOUT))
     used = frozenset({scenes.device(story.rig, 0, "3g.20gb")})
     story.rig.add_pod("training", devices=used)
-    story.rig.executed.clear()
+    story.rig.driver.executed.clear()
     story.rig.events.clear()
     return story
 
@@ -395,7 +395,7 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
 
     assert story.ended[-1] is Reason.ALREADY_APPLIED
     assert (story.rig.labels[well_known.STATE_LABEL], story.rig.gpus) == ("success", gpus)
-    assert not story.rig.executed
+    assert not story.rig.driver.executed
     assert reason in story.rig.events
     assert story.rig.condition is not None
     assert story.rig.condition["status"] == "True"

@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients
 from mig_manager.errors import Reason
-from tests.node import fake_ports, fakes, gpu_values, scenes
+from tests.node import fake_host, fakes, gpu_values, scenes
 
 FILE = """
 version: v1
@@ -88,7 +88,7 @@ def test_a_layout_generated_without_an_unreachable_gpu_is_no_new_request() -> No
     rig = node_of("A100-SXM4-40GB", "A30")
     assert start(rig, OTHER) is Reason.APPLIED
     repartition(rig)
-    rig.lost.add(rig.gpus[1].uuid)
+    rig.driver.lost.add(rig.gpus[1].uuid)
 
     assert start(rig, OTHER) is Reason.DRIFTED
     assert "training" in rig.pod_names
@@ -102,7 +102,7 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     rig = node_of(*products)
     assert start(rig, OTHER, layout=layout) is Reason.APPLIED
     lost = rig.gpus[0]
-    rig.lost.add(lost.uuid)
+    rig.driver.lost.add(lost.uuid)
     ours = scenes.reconciler(rig, OTHER)
     ours.recover(layout)
 
@@ -112,7 +112,7 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     assert outcome.should_retry
     assert f"'{layout}'" in outcome.message
     assert lost.uuid in outcome.message
-    rig.lost.clear()
+    rig.driver.lost.clear()
     repartition(rig)
     assert scenes.run(rig, layout, by=ours, attempt=2).reason is Reason.DRIFTED
     assert "training" in rig.pod_names
@@ -120,12 +120,12 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
 
 def test_layout_unknown_to_the_unreachable_product_is_final() -> None:
     rig = node_of("A100-SXM4-40GB", "A100-SXM4-40GB")
-    rig.lost.add(rig.gpus[1].uuid)
+    rig.driver.lost.add(rig.gpus[1].uuid)
 
     assert start(rig, OTHER, layout="all-2g.12gb") is Reason.UNKNOWN_CONFIG
 
 
-class OldDriver(fake_ports.FakeGpus):
+class OldDriver(fake_host.FakeGpus):
     """R535: it lists profiles only while MIG is on."""
 
     def observe(self) -> model.ObservedGpus:
@@ -167,14 +167,14 @@ def test_a_plugin_deleted_in_a_failed_run_is_awaited_after_a_restart(
 
     def refuse(step: steps.Step) -> Exception | None:
         # Its DaemonSet makes no new pod yet.
-        rig.plugin_is_gated = True
+        rig.plugin.is_gated = True
         return refused(step)
 
-    rig.step_error = refuse
+    rig.driver.step_error = refuse
     assert scenes.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
     assert not any(map(clients.is_device_plugin, rig.pods.values()))
     if is_back:
-        rig.clock.on_wait.append(lambda: setattr(rig, "plugin_is_gated", False))
+        rig.clock.on_wait.append(lambda: setattr(rig.plugin, "is_gated", False))
 
     reason = start(rig, scenes.CONFIG, layout=then)
 

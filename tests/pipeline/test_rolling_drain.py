@@ -11,7 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes
+from tests.node import fakes, knobs, scenes
 
 
 class Deployment:
@@ -41,8 +41,8 @@ class Deployment:
         """UID of a replica on our node -> its device."""
         for device in devices:
             self._start_here(device)
-        self.budget = fakes.FakeBudget(name, name, len(devices), max_unavailable)
-        rig.disruption_budgets.append(self.budget)
+        self.budget = knobs.Budget(name, name, len(devices), max_unavailable)
+        rig.disruptions.budgets.append(self.budget)
         rig.clock.on_wait.append(self.live)
 
     def live(self) -> None:
@@ -50,21 +50,21 @@ class Deployment:
         for uid in self.here.keys() - self.rig.pods.keys():
             self.killed += 1
             waiting = self._add(phase="Pending", is_ready=False)
-            self.rig.elsewhere[waiting] = dataclasses.replace(
+            self.rig.disruptions.elsewhere[waiting] = dataclasses.replace(
                 self.rig.pods.pop(waiting),
                 node_name="",
                 node_selector={"device": self.here.pop(uid)},
             )
-        for uid, pod in list(self.rig.elsewhere.items()):
+        for uid, pod in list(self.rig.disruptions.elsewhere.items()):
             if pod.labels["app"] != self.name or pod.node_name:
                 continue
             if self.room_elsewhere:
                 self.room_elsewhere -= 1
-                self.rig.elsewhere[uid] = dataclasses.replace(
+                self.rig.disruptions.elsewhere[uid] = dataclasses.replace(
                     pod, node_name="node-b", phase="Running", is_ready=self.starts
                 )
             elif not is_closed(self.rig):
-                del self.rig.elsewhere[uid]
+                del self.rig.disruptions.elsewhere[uid]
                 self._start_here(pod.node_selector["device"])
 
     def _start_here(self, device: str) -> None:
@@ -126,7 +126,9 @@ class Agent:
 def test_partial_budget_drains_as_successors_get_ready() -> None:
     rig, serving = node_with(room_elsewhere=4)
     healthy: list[int] = []
-    rig.clock.on_wait.insert(0, lambda: healthy.append(serving.budget.observed(rig).healthy))
+    rig.clock.on_wait.insert(
+        0, lambda: healthy.append(serving.budget.observed(rig.pods_everywhere).healthy)
+    )
 
     assert Agent(rig).try_once().state is model.State.SUCCESS
 
@@ -258,7 +260,7 @@ def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
 def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) -> None:
     rig, serving = node_with(room_elsewhere=4, replicas=2)
     if is_shared:
-        rig.disruption_budgets.append(fakes.FakeBudget("second", "serving", 2, 2))
+        rig.disruptions.budgets.append(knobs.Budget("second", "serving", 2, 2))
         why = "PodDisruptionBudgets second and serving both cover it"
     else:
         device = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.here.values())
@@ -275,7 +277,7 @@ def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) ->
 
 def test_pods_without_a_controller_go_last() -> None:
     rig, _ = node_with(room_elsewhere=4, replicas=2)
-    used = frozenset().union(*rig.assigned.values())
+    used = frozenset().union(*rig.kubelet.assigned.values())
     free = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in used)
     bare = rig.add_pod("bare", devices=frozenset({free}))
     order: list[str] = []

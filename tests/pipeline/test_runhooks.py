@@ -32,8 +32,8 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
     rig.on_call = note
     assert_ends(rig, Reason.APPLIED)
 
-    assert rig.hooked == [START, CONFIG, EXIT]
-    assert rig.hook_environment == {
+    assert rig.hooks.commands == [START, CONFIG, EXIT]
+    assert rig.hooks.environment == {
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
         "MIG_PARTED_SELECTED_CONFIG": LAYOUT,
     }
@@ -49,82 +49,82 @@ def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
 def test_a_mig_mode_change_passes_all_four_hook_points_in_order() -> None:
     rig = scenes.hooked(scenes.node())
     executed: list[int] = []
-    rig.on_call = lambda: executed.append(len(rig.executed))
+    rig.on_call = lambda: executed.append(len(rig.driver.executed))
 
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
 
-    assert rig.hooked == [START, MODE, CONFIG, EXIT]
-    assert [type(step) for step in rig.executed[:2]] == [steps.SetMode, steps.SetMode]
+    assert rig.hooks.commands == [START, MODE, CONFIG, EXIT]
+    assert [type(step) for step in rig.driver.executed[:2]] == [steps.SetMode, steps.SetMode]
     at = [executed[n] for n, call in enumerate(rig.log) if call == "hooks.run"]
-    assert at == [0, 0, 2, len(rig.executed)]
+    assert at == [0, 0, 2, len(rig.driver.executed)]
 
 
 def test_where_nothing_changes_the_agent_runs_no_hook_like_mig_parted(rig: fakes.NodeRig) -> None:
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
 
-    assert rig.hooked == []
+    assert rig.hooks.commands == []
 
 
 @pytest.mark.parametrize("point", [START, CONFIG])
 def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
     rig: fakes.NodeRig, point: str
 ) -> None:
-    rig.broken_hooks = {point}
+    rig.hooks.broken = {point}
     before = rig.gpus
 
     outcome = assert_ends(rig, Reason.HOOK_FAILED)
 
     assert outcome.message.startswith(f"{point} failed")
     assert outcome.should_retry
-    assert rig.hooked == ([START] if point == START else [START, CONFIG, EXIT])
+    assert rig.hooks.commands == ([START] if point == START else [START, CONFIG, EXIT])
     assert scenes.is_as_before(rig, before)
     assert ("workloads.evict" in rig.log) is (point != START)
-    rig.broken_hooks = set()
+    rig.hooks.broken = set()
     assert_ends(rig, Reason.APPLIED)
 
 
 def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> None:
     rig = scenes.hooked(scenes.node())
-    rig.broken_hooks = {CONFIG}
+    rig.hooks.broken = {CONFIG}
     before = rig.gpus
 
     back = "the former instances are restored"
     assert_ends(rig, Reason.HOOK_FAILED, back, layout="all-1g.5gb")
 
-    assert rig.hooked == [START, MODE, CONFIG, EXIT]
+    assert rig.hooks.commands == [START, MODE, CONFIG, EXIT]
     assert scenes.is_as_before(rig, before)
 
 
 def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.NodeRig) -> None:
-    rig.broken_hooks = {EXIT}
+    rig.hooks.broken = {EXIT}
     ours = scenes.reconciler(rig)
 
     outcome = assert_ends(rig, Reason.HOOK_FAILED, by=ours)
 
     assert outcome.is_unfinished
     assert journal(rig).exit_hook
-    rig.broken_hooks = set()
-    executed = len(rig.executed)
+    rig.hooks.broken = set()
+    executed = len(rig.driver.executed)
     assert_ends(rig, Reason.APPLIED, by=ours, attempt=2)
-    assert len(rig.executed) == executed
-    assert rig.hooked == [START, CONFIG, EXIT, EXIT]
+    assert len(rig.driver.executed) == executed
+    assert rig.hooks.commands == [START, CONFIG, EXIT, EXIT]
 
 
 def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: fakes.NodeRig) -> None:
-    rig.broken_hooks = {EXIT}
-    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+    rig.hooks.broken = {EXIT}
+    rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
     assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, "exit failed")
 
-    assert rig.hooked == [START, CONFIG, EXIT]
+    assert rig.hooks.commands == [START, CONFIG, EXIT]
 
 
 def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) -> None:
-    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+    rig.disruptions.refusals["affected"] = "budget 'pdb-a' allows no disruption"
 
     assert_ends(rig, Reason.DRAIN_TIMEOUT)
 
-    assert rig.hooked == [START, EXIT]
+    assert rig.hooks.commands == [START, EXIT]
 
 
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.NodeRig) -> None:
@@ -137,7 +137,7 @@ def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.No
 
 
 def test_a_program_that_this_change_does_not_run_may_be_missing(rig: fakes.NodeRig) -> None:
-    rig.missing_hooks = {MODE}
+    rig.hooks.missing = {MODE}
 
     assert_ends(rig, Reason.APPLIED)
 
@@ -164,17 +164,17 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     assert journal(rig).exit_hook
     if resumes:
         assert scenes.resume(rig, LAYOUT).reason is Reason.APPLIED
-        assert rig.hooked.count(EXIT) == 1
+        assert rig.hooks.commands.count(EXIT) == 1
     else:
         scenes.undo(rig)
-        assert rig.hooked[-1] == EXIT
+        assert rig.hooks.commands[-1] == EXIT
 
     scenes.assert_nothing_taken(rig)
 
 
 def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRig) -> None:
     kill_in_hook(rig, 2)
-    rig.hooks = ""
+    rig.hooks.text = ""
 
     assert scenes.resume(rig, LAYOUT).reason is Reason.APPLIED
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
@@ -182,7 +182,7 @@ def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRi
 
 def test_an_exit_hook_stays_pending_while_the_hooks_file_is_invalid(rig: fakes.NodeRig) -> None:
     kill_in_hook(rig, 2)
-    rig.hooks = "hooks: ["
+    rig.hooks.text = "hooks: ["
 
     scenes.reconciler(rig).recover(None)
 

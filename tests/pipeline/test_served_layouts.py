@@ -159,7 +159,7 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
     ended = scenes.run(rig, "all-2g.12gb", by=ours)
     assert ours.check_drift("all-2g.12gb", ended) is drift.Action.REST
 
-    rig.lost.add(rig.gpus[1].uuid)
+    rig.driver.lost.add(rig.gpus[1].uuid)
 
     assert ours.check_drift("all-2g.12gb", ended) is drift.Action.HEAL
 
@@ -202,7 +202,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     rig.annotations.clear()
     rig.labels.pop(well_known.STATE_LABEL, None)
     rig.labels.pop(well_known.APPLIED_LABEL, None)
-    rig.executed.clear()
+    rig.driver.executed.clear()
 
     ours.forget_node()
     serve()
@@ -210,7 +210,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     assert set(rig.annotations) == published
     assert rig.condition is not None
     assert rig.labels.get(well_known.APPLIED_LABEL) == layout
-    assert (rig.executed, rig.gpus) == ([], before)
+    assert (rig.driver.executed, rig.gpus) == ([], before)
 
 
 def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.NodeRig) -> None:

@@ -14,7 +14,7 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox import advertising
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests.node import fake_ports, fakes
+from tests.node import fake_host, fakes
 
 PROFILES = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 NODE = {
@@ -39,7 +39,7 @@ class Rig:
         self.gpus = self.started_agent()
 
     def started_agent(self) -> advertising.AdvertisingGpus:
-        return advertising.AdvertisingGpus(fake_ports.FakeGpus(self.node), self.kube, name="n1")
+        return advertising.AdvertisingGpus(fake_host.FakeGpus(self.node), self.kube, name="n1")
 
     def status(self) -> dict[str, dict[str, str]]:
         found: dict[str, dict[str, str]] = self.server.get(resources.NODES, "n1")["status"]

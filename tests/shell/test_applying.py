@@ -147,7 +147,7 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> N
         "the 'apply' of layout 'wanted' was left unfinished; if this one fails, the GPUs "
         "are rolled back to their state before that one"
     )
-    assert (node.shape, node.journal.text, node.refreshed) == (before, None, 1)
+    assert (node.shape, node.journal.text, node.host.refreshes) == (before, None, 1)
 
 
 @pytest.mark.parametrize("is_same_boot", [True, False])
@@ -157,22 +157,22 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
     uuid = node.gpus[0].uuid
     node.journal.text = journals.Journal(
         config="wanted",
-        boot_id=node.boot_id if is_same_boot else "boot-0",
+        boot_id=node.host.boot_id if is_same_boot else "boot-0",
         snapshot=tuple(gpu.snapshot for gpu in node.gpus),
         persistent_gpus=(uuid, "GPU-of-another-node"),
     ).to_json()
-    node.without_persistence = {uuid}
+    node.resets.without_persistence = {uuid}
 
     node.change_to("before")
 
-    assert node.without_persistence == (set() if is_same_boot else {uuid})
+    assert node.resets.without_persistence == (set() if is_same_boot else {uuid})
     assert node.journal.text is None
 
 
 def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(node: Node) -> None:
     lost = node.gpus[1]
     node.journal.text = journals.Journal(config="wanted", snapshot=(lost.snapshot,)).to_json()
-    node.lost = {lost.uuid}
+    node.driver.lost = {lost.uuid}
 
     node.change_to("first-only")
 
@@ -213,7 +213,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node.refusing.clear()
     assert not node.change_to("before" if is_undone else "wanted").is_changed
 
-    assert (node.shape, node.refreshed, node.journal.text) == (changed, 1, None)
+    assert (node.shape, node.host.refreshes, node.journal.text) == (changed, 1, None)
 
 
 def test_journal_of_a_complete_change_is_cleared(node: Node) -> None:
@@ -269,7 +269,7 @@ def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
 ) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=3)
-    node.boot_id = "boot-2"
+    node.host.boot_id = "boot-2"
     node.set_up(since)
     rebooted = node.shape
 
@@ -323,7 +323,7 @@ def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
 
 def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
     node = Node("off")
-    node.mode_waits = True
+    node.driver.mode_waits = True
 
     with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
         node.change_to("wanted", may_reset=False)

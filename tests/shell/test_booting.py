@@ -58,7 +58,7 @@ mig-configs:
     def reboot(self) -> None:
         self.lose_instances()
         self.steps = 0
-        self.boot_id = f"{self.boot_id}+"
+        self.host.boot_id = f"{self.host.boot_id}+"
         self.notes.clear()
 
     @property
@@ -325,9 +325,9 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Nod
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
 
     node.refusing.clear()
-    node.refreshed = 0
+    node.host.refreshes = 0
     assert node.boot().problems == ()
-    assert node.refreshed == 1
+    assert node.host.refreshes == 1
     assert node.is_restored()
 
 
@@ -354,7 +354,7 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(ampere:
 
 
 def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Node) -> None:
-    refreshed = node.refreshed
+    refreshed = node.host.refreshes
 
     def fails(_step: steps.Step) -> bool:
         if node.steps < 3:
@@ -366,7 +366,7 @@ def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Node
 
     assert node.boot().problems
 
-    assert node.refreshed > refreshed
+    assert node.host.refreshes > refreshed
 
 
 def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: Node) -> None:

@@ -10,7 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config, layouts, plans, validate
-from tests.node import fake_ports, gpu_values
+from tests.node import fake_host, gpu_values
 from tests.node.applying_rig import Node
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -35,7 +35,7 @@ mig-configs:
 DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
 
 
-class StubbornGpus(fake_ports.FakeGpus):
+class StubbornGpus(fake_host.FakeGpus):
     """GPUs on which everything succeeds and nothing happens."""
 
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:

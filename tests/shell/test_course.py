@@ -150,7 +150,7 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
 def test_a_refused_reset_is_named_and_the_gpu_restored() -> None:
     host = Host()
     before = host.shape
-    host.reset_refusal = "GPU 1 must be reset with GPU 0"
+    host.resets.refusal = "GPU 1 must be reset with GPU 0"
 
     (failed,) = (stage for stage in host.play().stages if stage.outcome is Outcome.FAILED)
 

@@ -26,18 +26,18 @@ class Played(applying_rig.Node):
 
     def __init__(self, layout: str, hooks: str = scenes.HOOKS) -> None:
         super().__init__(layout)
-        self.hooks = hooks
+        self.hooks.text = hooks
         self.on_step = self.note
         self.before = self.shape
 
     @property
     def happened(self) -> list[str]:
         """Hooks, and between two of them each kind of steps once."""
-        return list(self.hooked)
+        return list(self.hooks.commands)
 
     def note(self, step: steps.Step) -> None:
         kind = STEPS.get(type(step))
-        seen = self.hooked
+        seen = self.hooks.commands
         since = next((at for at in reversed(range(len(seen))) if seen[at].islower()), -1)
         if kind and kind not in seen[since + 1 :]:
             seen.append(kind)
@@ -99,7 +99,7 @@ def test_first_failing_hook_of_a_point_is_the_last() -> None:
     played = Played(
         "before", "hooks: {pre-apply-config: [{command: a}, {command: b}, {command: c}]}"
     )
-    played.broken_hooks = {"b"}
+    played.hooks.broken = {"b"}
 
     with pytest.raises(errors.HostError):
         played.change_to("wanted")
@@ -115,7 +115,7 @@ def test_hooks_are_reported_of_the_change_and_the_change_wins() -> None:
 
     played.change_to("before")
 
-    assert played.hook_environment == {
+    assert played.hooks.environment == {
         "X": "y",
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
         "MIG_PARTED_SELECTED_CONFIG": "before",
@@ -133,7 +133,7 @@ AFTER_A_FAILURE = {
 @pytest.mark.parametrize("point", POINTS)
 def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> None:
     played = Played("off")
-    played.broken_hooks = {point}
+    played.hooks.broken = {point}
 
     with pytest.raises(errors.HostError, match=f"^{point} failed") as caught:
         played.change_to("wanted")
@@ -153,7 +153,7 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
 def test_failing_change_is_undone_before_the_last_point() -> None:
     played = Played("before")
     played.fails = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
-    played.broken_hooks = {"exit"}
+    played.hooks.broken = {"exit"}
 
     with pytest.raises(errors.HardwareError) as caught:
         played.change_to("wanted")
@@ -203,7 +203,7 @@ def test_missing_program_of_a_hook_is_reported_before_any_runs(
     start: str, layout: str, missing: str, *, is_refused: bool
 ) -> None:
     played = Played(start)
-    played.missing_hooks = {missing}
+    played.hooks.missing = {missing}
 
     if not is_refused:
         played.change_to(layout)
@@ -224,7 +224,7 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
             played.gpus = applying_rig.Node("wanted").gpus
 
     played.on_call = tamper
-    played.hooks = (
+    played.hooks.text = (
         "hooks: {apply-start: [{command: start}, {command: more}], apply-exit: [{command: exit}]}"
     )
 
@@ -261,11 +261,11 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     played = Played("before")
-    played.hooks = ""
+    played.hooks.text = ""
     with played.killed(at=3):
         played.change_to("wanted")
-    played.hooks = scenes.HOOKS
-    played.broken_hooks = {"start"}
+    played.hooks.text = scenes.HOOKS
+    played.hooks.broken = {"start"}
 
     with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
         played.change_to("wanted")
@@ -277,7 +277,7 @@ def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> Non
     then = applying_rig.Node("wanted")
     text = checkpoint.render(then.gpus)
     played, failing = Played("off"), Played("off")
-    failing.broken_hooks = {"config"}
+    failing.hooks.broken = {"config"}
 
     played.restore(text)
     with pytest.raises(errors.HostError, match="the former instances are restored"):
@@ -285,7 +285,7 @@ def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> Non
 
     assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]
     assert (played.shape, failing.shape) == (then.shape, failing.before)
-    assert set(played.hook_environment) == {"MIG_PARTED_HOOKS_FILE"}
+    assert set(played.hooks.environment) == {"MIG_PARTED_HOOKS_FILE"}
 
 
 def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:

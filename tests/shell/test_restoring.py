@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
-from tests.node import fake_ports
+from tests.node import fake_host
 from tests.node.applying_rig import Node
 
 THEN = Node("split")
@@ -47,7 +47,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     assert set(right) <= set(node.gpus[0].gpu_instances)
 
     node.lose_instances()
-    node.boot_id = "boot-2"
+    node.host.boot_id = "boot-2"
     back = node.boot()
     assert (back.layout, back.problems) == ("checkpoint c.json", ())
     assert node.shape == THEN.shape
@@ -113,7 +113,7 @@ def test_with_the_mode_alone_no_instance_is_made() -> None:
     assert node.shape == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
 
 
-class BlindGpus(fake_ports.FakeGpus):
+class BlindGpus(fake_host.FakeGpus):
     """GPUs whose profiles the driver lists only with MIG on."""
 
     def observe(self) -> model.ObservedGpus:

@@ -8,7 +8,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.crash.soak import driver, script
-from tests.node import fake_ports, simulated_rig
+from tests.node import fake_cluster, simulated_rig
 
 MONITOR_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
 PLUGIN_LABEL = well_known.PLUGIN_DEPLOY_LABEL
@@ -37,7 +37,7 @@ class Cluster(simulated_rig.SimulatedRig):
             script.Kind.DECIDE_MONITOR: lambda pick: self.decide(MONITOR_LABEL, pick),
             script.Kind.DECIDE_PLUGIN: lambda pick: self.decide(PLUGIN_LABEL, pick),
         }
-        self.plugin_is_gated = is_gated
+        self.plugin.is_gated = is_gated
         self.wants_cordon = False
         self.other_clients: list[states.Client] = []
         """Processes on the GPUs that no pod owns."""
@@ -46,7 +46,7 @@ class Cluster(simulated_rig.SimulatedRig):
         """Those that ended since this was last cleared."""
         self.evicted: dict[str, frozenset[str]] = {}
         """UID of a pod -> its devices when its eviction was granted; cleared alike."""
-        self.deploy_daemons = {MONITOR_LABEL: True}
+        self.daemons.deployed = {MONITOR_LABEL: True}
         self.live()
 
     # -- the node's own life
@@ -64,7 +64,7 @@ class Cluster(simulated_rig.SimulatedRig):
         """Lose all pods and all instances; kubelet starts the daemons again."""
         self.state.reboot()
         self.pods.clear()
-        self.assigned.clear()
+        self.kubelet.assigned.clear()
         self.client_of.clear()
         self.other_clients.clear()
         self.schedulable = {}
@@ -76,7 +76,7 @@ class Cluster(simulated_rig.SimulatedRig):
         """Judge a change of a GPU by who holds what it took, whatever our code thinks."""
         self.gone_devices.update(gone)
         for uid, pod in self.pods.items():
-            lost = self.assigned.get(uid, frozenset()) & gone.keys()
+            lost = self.kubelet.assigned.get(uid, frozenset()) & gone.keys()
             if lost and not pod.is_finished:
                 self.violations.append(f"{function} took {sorted(lost)} from {pod.name}")
 
@@ -88,7 +88,7 @@ class Cluster(simulated_rig.SimulatedRig):
             return False
         if not any(pod.is_ready and not pod.is_terminating for pod in self._plugins()):
             return False
-        taken = {device for devices in self.assigned.values() for device in devices}
+        taken = {device for devices in self.kubelet.assigned.values() for device in devices}
         real = simulated_rig.devices(self.state)
         free = sorted(
             device
@@ -102,19 +102,19 @@ class Cluster(simulated_rig.SimulatedRig):
         name = f"pod-{self._serial}"
         uid = self.add_pod(name, devices=frozenset({device}), is_kept=pick % 11 == 3)
         if pick % 7 == 5:
-            self.budgets[name] = "its budget allows no disruption"
+            self.disruptions.refusals[name] = "its budget allows no disruption"
         # The others were given a device and do not use it yet: no driver protects them.
         if pick % 3 == 0:
             self.client_of[uid] = self.state.add_client(device, name=name)
         return True
 
     def end_pod(self, pick: int) -> bool:
-        uids = [uid for uid in self.assigned if uid in self.pods]
+        uids = [uid for uid in self.kubelet.assigned if uid in self.pods]
         if not uids:
             return False
         uid = uids[pick % len(uids)]
         self.pods[uid] = dataclasses.replace(self.pods[uid], phase="Succeeded")
-        del self.assigned[uid]
+        del self.kubelet.assigned[uid]
         if uid in self.client_of:
             self.state.remove_client(self.client_of.pop(uid))
         return True
@@ -138,7 +138,7 @@ class Cluster(simulated_rig.SimulatedRig):
 
     def start_other_client(self, pick: int) -> bool:
         """Let a process beside all pods hold a device."""
-        taken = {device for devices in self.assigned.values() for device in devices}
+        taken = {device for devices in self.kubelet.assigned.values() for device in devices}
         free = sorted(simulated_rig.devices(self.state).keys() - taken)
         if not free:
             return False
@@ -157,12 +157,12 @@ class Cluster(simulated_rig.SimulatedRig):
         """Take away whatever may rightly keep a layout from coming into force."""
         self.end_other_clients()
         self.state.clear_faults()
-        self.budgets.clear()
+        self.disruptions.refusals.clear()
         for uid, pod in self.pods.items():
             self.pods[uid] = dataclasses.replace(pod, is_kept=False)
 
 
-class Workloads(fake_ports.FakeWorkloads):
+class Workloads(fake_cluster.FakeWorkloads):
     """Records the pods whose eviction was granted, and their devices."""
 
     def __init__(self, rig: Cluster) -> None:
@@ -172,7 +172,9 @@ class Workloads(fake_ports.FakeWorkloads):
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         verdict = super().evict(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
-            self._cluster.evicted[pod.uid] = self._cluster.assigned.get(pod.uid, frozenset())
+            self._cluster.evicted[pod.uid] = self._cluster.kubelet.assigned.get(
+                pod.uid, frozenset()
+            )
         return verdict
 
 

@@ -174,7 +174,7 @@ def _agent() -> Iterator[Callable[[int], None]]:
             for diary in (rig.log, rig.statuses, rig.states, rig.messages, rig.events):
                 diary.clear()
             rig.conditions.clear()
-            rig.executed.clear()
+            rig.driver.executed.clear()
             contract.check_annotation.cache_clear()
 
     try:

@@ -1,0 +1,185 @@
+"""The ports of the machine in memory and of its GPUs: each call is logged, and can fail."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.core import hook_files, model, ports, steps
+from mig_manager.core.node import (
+    clients,
+)
+from tests.node import fake_cluster, gpu_values
+from tests.unit import machine
+
+
+class FakeGpus(fake_cluster.Port):
+    def observe(self) -> model.ObservedGpus:
+        self._rig.called("gpus.observe")
+        return gpu_values.seen_of(self._rig.gpus, self._rig.driver.lost)
+
+    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        self._rig.called("gpus.execute")
+        users = self._rig.driver.clients if plan.requires_idle else ""
+        if clients.destroys_instances(plan):
+            users += ", ".join(name for name, is_on in self._rig.host.services.items() if is_on)
+        if users:
+            raise errors.GpuInUseError(f"GPU 0 is in use by {users}")
+        failed: list[Exception] = []
+        for gpu_plan in plan.gpus:
+            try:
+                self._execute_on_one(gpu_plan)
+            except errors.MigManagerError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return gpu_values.of_plan(self._rig.gpus, plan, self._rig.driver.lost)
+
+    def _execute_on_one(self, plan: steps.GpuPlan) -> None:
+        for step in plan.steps:
+            error = self._rig.driver.step_error(step)
+            if error is not None:
+                raise error
+            if step.gpu_uuid in self._rig.driver.lost:
+                return
+            self._rig.driver.executed.append(step)
+            if isinstance(step, steps.SetMode) and self._rig.driver.mode_waits:
+                self._put_off(step)
+            self._rig.gpus = tuple(
+                machine.run(gpu, [step]) if gpu.uuid == step.gpu_uuid else gpu
+                for gpu in self._rig.gpus
+            )
+
+    def _put_off(self, step: steps.SetMode) -> None:
+        self._rig.gpus = tuple(
+            dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
+            for gpu in self._rig.gpus
+        )
+        (ours,) = (gpu for gpu in self._rig.gpus if gpu.uuid == step.gpu_uuid)
+        if ours.pending_mode is not ours.current_mode:
+            raise errors.HardwareError(
+                "the mode waits for a reset", reason=errors.Reason.RESET_REQUIRED
+            )
+
+
+class FakeHost(fake_cluster.Port):
+    """Implements the ports of the machine underneath, all in one."""
+
+    def running(self, names: Sequence[str]) -> tuple[str, ...]:
+        self._rig.called("host.running")
+        return tuple(name for name in names if self._rig.host.services.get(name))
+
+    def stop(self, name: str) -> None:
+        self._switch(name, "host.stop", is_on=False)
+
+    def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
+        return name in listed
+
+    def start(self, name: str) -> bool:
+        was_down = not self._rig.host.services.get(name)
+        self._switch(name, "host.start", is_on=True)
+        return was_down
+
+    def _switch(self, name: str, call: str, *, is_on: bool) -> None:
+        self._rig.called(call)
+        if name in self._rig.host.broken_services:
+            raise errors.HostError(
+                f"{name} does not answer", reason=errors.Reason.HOST_SERVICE_FAILED
+            )
+        self._rig.host.services[name] = is_on
+
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
+        if not self._rig.resets.keep_persistence_off:
+            self._rig.resets.without_persistence -= {gpu.uuid for gpu in gpus}
+        return not self._rig.resets.keep_persistence_off
+
+    def reset(
+        self,
+        gpus: Sequence[model.Gpu],
+        note_persistence: ports.NotePersistence,
+        *,
+        is_repair: bool = False,
+    ) -> None:
+        assert is_repair or not any(gpu.gpu_instances for gpu in gpus)
+        if self._rig.resets.need_persistence_off:
+            note_persistence([gpu.uuid for gpu in gpus], is_on=False)
+            self._rig.resets.without_persistence |= {gpu.uuid for gpu in gpus}
+        self._rig.called("host.reset")
+        if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
+            note_persistence([gpu.uuid for gpu in gpus], is_on=True)
+        if self._rig.resets.refusal:
+            raise errors.HostError(self._rig.resets.refusal, reason=errors.Reason.RESET_REQUIRED)
+        chosen = {gpu.uuid for gpu in gpus}
+        assert not self._rig.resets.only or chosen == self._rig.resets.only
+        self._rig.gpus = tuple(
+            dataclasses.replace(
+                gpu,
+                current_mode=gpu.pending_mode,
+                gpu_instances=(),
+                recovery_action=self._rig.resets.action_after
+                if gpu.awaits_reset
+                else gpu.recovery_action,
+            )
+            if gpu.uuid in chosen
+            else gpu
+            for gpu in self._rig.gpus
+        )
+
+    def request(self, why: str) -> None:
+        assert why
+        self._rig.called("host.reboot")
+        if self._rig.host.reboot_refusal:
+            raise errors.HostError(
+                self._rig.host.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED
+            )
+        self._rig.host.reboots += 1
+
+    def refresh(self) -> None:
+        self._rig.called("host.refresh")
+        self._rig.host.refreshes += 1
+
+    def save(self, text: str) -> None:
+        self._rig.called("host.save")
+        self._rig.host.boot_layouts.append(text)
+
+    def read(self) -> str | None:
+        return self._rig.host.boot_layouts[-1] if self._rig.host.boot_layouts else None
+
+
+class FakeRequestFile(fake_cluster.Port):
+    def save(self, text: str) -> None:
+        self._rig.called("host.keep")
+        self._rig.host.request_text = text
+
+    def read(self) -> str | None:
+        return self._rig.host.request_text
+
+
+class FakeHooks(fake_cluster.Port):
+    variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
+
+    def read(self) -> hook_files.Table:
+        self._rig.called("hooks.read")
+        return hook_files.parse(self._rig.hooks.text, source="hooks.yaml")
+
+    def missing(self, hook: hook_files.Hook) -> str:
+        is_missing = hook.command in self._rig.hooks.missing
+        return f"{hook.location}: program {hook.command} is not found" if is_missing else ""
+
+    def run(
+        self,
+        point: hook_files.Point,
+        hook: hook_files.Hook,
+        environment: Mapping[str, str],
+        *,
+        check: Callable[[], object],
+    ) -> None:
+        self._rig.called("hooks.run")
+        check()
+        self._rig.hooks.commands.append(hook.command)
+        self._rig.hooks.environment = environment
+        is_broken_once = hook.command in self._rig.hooks.broken_once
+        self._rig.hooks.broken_once.discard(hook.command)
+        if is_broken_once or hook.command in self._rig.hooks.broken:
+            raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
+        if point in (hook_files.Point.APPLY_START, hook_files.Point.APPLY_EXIT):
+            self._rig.hooks.pending_exit = point is hook_files.Point.APPLY_START

@@ -1,0 +1,176 @@
+"""How each part of the node in memory behaves, and what it keeps for tests to look at."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from mig_manager.core import model, steps
+from mig_manager.core.node import claims, evictions, pod_object, selectors
+
+
+@dataclasses.dataclass(slots=True)
+class Kubelet:
+    """The devices that kubelet lists by pod."""
+
+    assigned: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """UID of a pod -> its devices."""
+    unlisted: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """Name of a pod that only kubelet lists -> its devices."""
+    claims: set[str] = dataclasses.field(default_factory=set)
+    """UIDs of pods that hold a GPU by ResourceClaim."""
+    is_silent: bool = False
+    lists_from_s: float = 0.0
+    """Before it, a kubelet that has just started lists no pod."""
+    listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """UID of a starting pod -> when kubelet lists its devices."""
+    phantoms: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Capacity that kubelet has forgotten, because its one update without it was lost."""
+    withdrawn: Mapping[str, frozenset[str]] | None = None
+    """What was schedulable when the agent last withdrew it; kubelet has not reported since."""
+
+
+@dataclasses.dataclass(slots=True)
+class Plugin:
+    """The device plugin."""
+
+    is_gated: bool = True
+    """Whether a label of the node deploys it."""
+    is_broken: bool = False
+    waiting: pod_object.Waiting | None = None
+    """Why kubelet cannot start the container of a broken plugin."""
+    unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """Devices that it has registered and calls unhealthy."""
+
+
+@dataclasses.dataclass(slots=True)
+class DraDriver:
+    """NVIDIA's DRA driver."""
+
+    is_installed: bool = False
+    is_gated: bool = True
+    """Whether a label of the node deploys it."""
+    is_broken: bool = False
+    slices: tuple[claims.Slice, ...] | None = ()
+    """What it has published; None: the API does not list it."""
+
+
+@dataclasses.dataclass(slots=True)
+class Daemons:
+    """Further DaemonSets, and the controller that stops and starts all daemons."""
+
+    deployed: dict[str, bool] = dataclasses.field(default_factory=dict)
+    """Deploy label -> whether its pod becomes ready."""
+    loose: set[str] = dataclasses.field(default_factory=set)
+    """Names of daemons that only the hold taint keeps away."""
+    controller_away_until_s: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class Disruptions:
+    """What the API server says to evictions."""
+
+    refusals: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Name of a pod -> why it must not be evicted."""
+    budgets: list["Budget"] = dataclasses.field(default_factory=list)
+    elsewhere: dict[str, pod_object.Pod] = dataclasses.field(default_factory=dict)
+    """Pods of other nodes, and unscheduled ones."""
+    retry_after_s: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class Budget:
+    """A PodDisruptionBudget of the namespace ``default`` whose controller is immediate."""
+
+    name: str
+    app: str
+    """It covers the pods with this value of the label ``app``."""
+    replicas: int
+    max_unavailable: int
+
+    def observed(self, pods: tuple[pod_object.Pod, ...]) -> evictions.Budget:
+        """Return it with its status where these are the pods of the cluster."""
+        ready = [
+            pod for pod in pods if self.covers(pod) and pod.is_ready and not pod.is_terminating
+        ]
+        desired = self.replicas - self.max_unavailable
+        return evictions.Budget(
+            namespace="default",
+            name=self.name,
+            selector=selectors.parse_selector(f"app={self.app}"),
+            allowed=max(0, len(ready) - desired),
+            healthy=len(ready),
+            desired=desired,
+        )
+
+    def covers(self, pod: pod_object.Pod) -> bool:
+        return pod.labels.get("app") == self.app
+
+
+@dataclasses.dataclass(slots=True)
+class Driver:
+    """NVIDIA's driver."""
+
+    lost: set[str] = dataclasses.field(default_factory=set)
+    """UUIDs of GPUs that have fallen off the bus."""
+    clients: str = ""
+    """What uses the instances that a plan destroys; empty: no process does."""
+    mode_waits: bool = False
+    """Whether a MIG mode change waits for a reset or a reboot."""
+    step_error: Callable[[steps.Step], Exception | None] = lambda _step: None
+    executed: list[steps.Step] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class Resets:
+    """How the host resets GPUs."""
+
+    are_available: bool = False
+    only: set[str] = dataclasses.field(default_factory=set)
+    """UUIDs that a reset must name, no more and no less; empty: any."""
+    refusal: str = ""
+    """Why no GPU is reset; empty: they are."""
+    action_after: model.RecoveryAction = model.RecoveryAction.NONE
+    """The recovery action of a GPU after its repair."""
+    need_persistence_off: bool = False
+    """Whether GPUs have persistence mode, without which they are reset."""
+    keep_persistence_off: bool = False
+    """Whether it cannot be switched on."""
+    without_persistence: set[str] = dataclasses.field(default_factory=set)
+    """GPUs that have lost it."""
+
+
+@dataclasses.dataclass(slots=True)
+class Host:
+    """The machine: its services, its files and its boots."""
+
+    services: dict[str, bool] = dataclasses.field(default_factory=dict)
+    """Name of a service -> whether it runs."""
+    broken_services: set[str] = dataclasses.field(default_factory=set)
+    boot_id: str = "boot-1"
+    may_reboot: bool = False
+    reboot_refusal: str = ""
+    reboots: int = 0
+    refreshes: int = 0
+    """How often the device files were refreshed."""
+    boot_layouts: list[str] = dataclasses.field(default_factory=list)
+    """What was kept for the next boot."""
+    request_text: str | None = None
+    """What is kept of the request."""
+
+
+@dataclasses.dataclass(slots=True)
+class Hooks:
+    """The owner's hooks."""
+
+    text: str = ""
+    """Their file; empty: no hooks are configured."""
+    missing: set[str] = dataclasses.field(default_factory=set)
+    """Commands that are not found; so with the next two."""
+    broken: set[str] = dataclasses.field(default_factory=set)
+    broken_once: set[str] = dataclasses.field(default_factory=set)
+    """These fail the next time."""
+    commands: list[str] = dataclasses.field(default_factory=list)
+    """Those that have run, failed ones included."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of the last one."""
+    pending_exit: bool = False
+    """Whether hooks of the start have run, and those of the end have not."""
