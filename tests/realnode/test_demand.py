@@ -5,8 +5,7 @@ import time
 import pytest
 
 from mig_manager.sandbox.driver import states
-from tests import waiting
-from tests.realnode import audit, judging, manifests, progress, rig
+from tests.realnode import audit, judging, progress, rig
 
 pytestmark = pytest.mark.realnode
 
