@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core.fleet import partitioning, simulated_cluster
+from mig_manager.core.fleet import decisions, simulated_cluster
 from testkit import day
 
 _DAY_S = 3600.0
@@ -125,7 +125,7 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
     sizes = day.plain(product)
     balanced = {tuple((str(sizes[name]), count) for name, count in _BALANCED.items()): gpus}
     best = day.best_fixed(jobs, gpus=gpus, end_s=_DAY_S, product=product)
-    limits = partitioning.PartitionerLimits()
+    limits = decisions.PartitionerLimits()
     for scheduler in simulated_cluster.Scheduler:
         for name, layouts, changes in (
             ("ours", balanced, limits),
@@ -141,7 +141,7 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
                 figures |= {
                     "changes": result.changes,
                     "refused": result.refused,
-                    "closed_s": result.closed_s,
+                    "tainted_s": result.tainted_s,
                     "lost": result.lost,
                 }
             yield f"{name}, {scheduler.value}", figures

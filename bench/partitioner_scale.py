@@ -29,7 +29,14 @@ from typing import Any
 from bench import planning
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, node_index, partitioned, partitioning
+from mig_manager.core.fleet import (
+    decisions,
+    demand,
+    node_index,
+    partitioned,
+    partitioning,
+    past_decisions,
+)
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.records import capacity, gpu_codec
 
@@ -42,7 +49,7 @@ _CHURN = 0.01
 _POOLS = ("a", "b", "c")
 _PROFILES = ("1g.5gb", "1g.5gb", "1g.5gb", "2g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
 _NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-_LIMITS = partitioning.PartitionerLimits(max_unavailable="10%")
+_LIMITS = decisions.PartitionerLimits(max_unavailable="10%")
 _SIZES = ("1000x1000", "4000x1000", "4000x4000", "10000x10000")
 _PROFILED_LINES = 25
 
@@ -226,7 +233,7 @@ class Decider:
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
-        self._history = partitioning.History()
+        self._history = past_decisions.History()
         self._sightings = partitioned.Sightings()
         self._cache = node_index.NodeCache()
         self.changes = 0
@@ -240,7 +247,7 @@ class Decider:
         decision = partitioning.decide(
             nodes, pending, _LIMITS, now=now, history=self._history, cache=self._cache
         )
-        self._history = partitioning.remember(self._history, nodes, pending, decision, now=now)
+        self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)
         self.changes += len(decision.changes)
         return time.process_time() - began_s
 

@@ -479,7 +479,7 @@ class ReplayRow(TypedDict):
     changes: int  # of nodes
     refused: int  # changes that an agent refused, because an instance was in use
     destroyed: int  # idle instances
-    closed_s: int  # that nodes were tainted for changes, by all nodes together
+    tainted_s: int  # that nodes were tainted for changes, by all nodes together
 
 
 class Replay(TypedDict):

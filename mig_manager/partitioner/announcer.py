@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import events, leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import messages, timing
-from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.fleet import decisions, demand
 
 _AT_ONCE = 20
 _PAUSE_S = 6.0
@@ -40,7 +40,7 @@ class Announcer:
         self._published: dict[str, tuple[str, float]] = {}
         """By UID of a pending pod: the message and time of its last Event."""
 
-    def announce_request(self, change: partitioning.Change) -> None:
+    def announce_request(self, change: decisions.Change) -> None:
         """Publish an Event on a node about its requested layout; the log has every request."""
         if self._allowance.take(self._clock.monotonic()):
             self._emit(
@@ -68,7 +68,7 @@ class Announcer:
         )
 
     def announce_unmet(
-        self, unmet: tuple[partitioning.Unmet, ...], pending: tuple[demand.Pending, ...]
+        self, unmet: tuple[decisions.Unmet, ...], pending: tuple[demand.Pending, ...]
     ) -> int:
         """Publish why no node can serve pods; return how many have no Event yet."""
         withheld = 0
@@ -113,7 +113,7 @@ class Announcer:
         return True
 
 
-def summary(change: partitioning.Change) -> str:
+def summary(change: decisions.Change) -> str:
     """Describe a change: its reason, instances and pods."""
     parts = [change.why]
     for verb, counts in (("creates", change.created), ("destroys idle", change.destroyed)):

@@ -17,7 +17,15 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import liveness, messages, model, timestamps, timing
-from mig_manager.core.fleet import breaker, demand, node_index, partitioned, partitioning
+from mig_manager.core.fleet import (
+    breaker,
+    decisions,
+    demand,
+    node_index,
+    partitioned,
+    partitioning,
+    past_decisions,
+)
 from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import announcer, metrics, recommendations
 from mig_manager.partitioner import settings as partitioner_settings
@@ -91,7 +99,7 @@ class _Term:
 
     announcer: announcer.Announcer
     leads_since_s: float
-    history: partitioning.History = dataclasses.field(default_factory=partitioning.History)
+    history: past_decisions.History = dataclasses.field(default_factory=past_decisions.History)
     cache: node_index.NodeCache = dataclasses.field(default_factory=node_index.NodeCache)
     recheck_s: float = math.inf  # when to decide without a change of demand
     resume_s: float = -math.inf  # when to act again after an API failure
@@ -172,7 +180,7 @@ class Partitioner:
         return max(_LEAST_PAUSE_S, min(self._leader.next_in_s, self._next_in_s()))
 
     def _new_term(self) -> _Term:
-        self._telemetry.set_pending(partitioning.PartitioningDecision(), withheld=0)
+        self._telemetry.set_pending(decisions.PartitioningDecision(), withheld=0)
         return _Term(
             announcer=announcer.Announcer(self._cluster, self._leader, self._clock),
             leads_since_s=self._clock.monotonic(),
@@ -214,7 +222,7 @@ class Partitioner:
             for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
                 room.setdefault(pod.uid, {})[change.node] = now
         done = dataclasses.replace(decision, changes=requested, room_since=room)
-        self._term.history = partitioning.remember(
+        self._term.history = past_decisions.remember(
             self._term.history, nodes, pending, done, now=now
         )
         self._report_recommendations(nodes, pending)
@@ -278,7 +286,7 @@ class Partitioner:
             (node, rest_s)
             for node in nodes
             if node.is_opted_in and not node.unusable
-            if (rest_s := partitioning.rest_s(node, limits, history, now=now))
+            if (rest_s := past_decisions.rest_s(node, limits, history, now=now))
         ]
         self._telemetry.set_resting(len(resting))
         for node, rest_s in resting if has_pending else ():
@@ -337,8 +345,8 @@ class Partitioner:
             sums.begin(now_s)
 
     def _acceptable(
-        self, decision: partitioning.PartitioningDecision
-    ) -> tuple[partitioning.Change, ...]:
+        self, decision: decisions.PartitioningDecision
+    ) -> tuple[decisions.Change, ...]:
         """Return the changes to make now: none until a former leader's changes have ended.
 
         Only that leader knew the pods of its changes. Few or none while agents fail requests.
@@ -348,7 +356,7 @@ class Partitioner:
         most = self._term.circuit.allowance(len(self._term.awaited), now_s=self._clock.monotonic())
         return () if is_waiting else decision.changes[:most]
 
-    def _carry_out(self, change: partitioning.Change) -> Result | None:
+    def _carry_out(self, change: decisions.Change) -> Result | None:
         """Request or recommend a change; return the result, None if neither was possible."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
@@ -365,7 +373,7 @@ class Partitioner:
             self._telemetry.count_change(result)
         return result
 
-    def _request(self, change: partitioning.Change) -> Result:
+    def _request(self, change: decisions.Change) -> Result:
         try:
             is_requested = self._cluster.request(change)
         except errors.ClusterError as error:

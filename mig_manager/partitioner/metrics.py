@@ -8,7 +8,7 @@ from collections.abc import Callable
 import prometheus_client
 
 import mig_manager
-from mig_manager.core.fleet import partitioning, waiting
+from mig_manager.core.fleet import decisions, waiting
 
 _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
@@ -80,7 +80,7 @@ class Metrics:
         """Count a decision."""
         self._decisions.inc()
 
-    def set_pending(self, decision: partitioning.PartitioningDecision, *, withheld: int) -> None:
+    def set_pending(self, decision: decisions.PartitioningDecision, *, withheld: int) -> None:
         """Set the pending pods by reason, and the number of pods that lack their Event."""
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)

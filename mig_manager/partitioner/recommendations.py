@@ -6,7 +6,7 @@ import math
 from collections.abc import Container
 
 from mig_manager.core import messages
-from mig_manager.core.fleet import partitioning
+from mig_manager.core.fleet import decisions
 
 _REPORT_EVERY_S = 3600.0
 
@@ -28,7 +28,7 @@ class Recommendations:
     reported_s: float = -math.inf
     began_s: float = 0.0  # of what the next report is about
 
-    def add(self, change: partitioning.Change, summary: str, now_s: float) -> tuple[bool, int]:
+    def add(self, change: decisions.Change, summary: str, now_s: float) -> tuple[bool, int]:
         """Add a change; return whether it is new, and the number of its new pods."""
         if not self.pods:
             self.began_s = now_s

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import answers, bar, messages, model, profile_name, timestamps
-from mig_manager.core.fleet import partitioned, partitioning, past_pods, simulated_cluster
+from mig_manager.core.fleet import decisions, partitioned, past_pods, simulated_cluster
 from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import simulation
 
@@ -81,7 +81,7 @@ class Row:
             "changes": result.changes if result else 0,
             "refused": result.refused if result else 0,
             "destroyed": result.destroyed if result else 0,
-            "closed_s": round(result.closed_s) if result else 0,
+            "tainted_s": round(result.tainted_s) if result else 0,
         }
 
 
@@ -136,7 +136,7 @@ class Report:
         blocks.append(
             style.wrapped(
                 "Waits are from a pod's creation to its node; a pod without a node waits until "
-                "the end. CLOSED is the time that nodes were tainted for changes. Only pods with "
+                "the end. TAINTED is the time that nodes were tainted for changes. Only pods with "
                 "MIG devices are replayed; every layout starts empty, with today's nodes. Pod "
                 "affinity, preemption and the CPU of other pods are ignored."
             )
@@ -160,7 +160,7 @@ class Report:
 class Replayed:
     """What to replay, and how."""
 
-    limits: partitioning.PartitionerLimits
+    limits: decisions.PartitionerLimits
     scheduler: simulated_cluster.Scheduler
     days: float  # before the last time that the pods name
     quiet_s: float
@@ -301,7 +301,7 @@ class _Replay:
         self,
         name: str,
         nodes: Sequence[partitioned.PartitionedNode],
-        limits: partitioning.PartitionerLimits | None,
+        limits: decisions.PartitionerLimits | None,
     ) -> simulated_cluster.Result:
         cluster = simulated_cluster.Cluster(
             nodes=nodes,
@@ -384,13 +384,13 @@ def _with_layouts(
 
 def _table(rows: Iterable[Row]) -> list[str]:
     lines = [f"{'LAYOUTS':<24}{'PLACED':>16}{'MEAN WAIT':>12}{'95 %':>10}{'CHANGES':>9}"]
-    lines[0] += f"{'REFUSED':>9}{'CLOSED':>10}"
+    lines[0] += f"{'REFUSED':>9}{'TAINTED':>10}"
     for row in rows:
         waits, result = row.waits, row.result
         placed = f"{waits.placed} of {waits.pods}"
         line = f"{row.name:<24}{placed:>16}{_span(waits.mean_s):>12}{_span(waits.p95_s):>10}"
         if result and result.decisions:
-            line += f"{result.changes:>9}{result.refused:>9}{_span(result.closed_s):>10}"
+            line += f"{result.changes:>9}{result.refused:>9}{_span(result.tainted_s):>10}"
         lines.append(line)
     return lines
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
-from mig_manager.core.fleet import partitioned, partitioning, rollout, simulated_cluster
+from mig_manager.core.fleet import decisions, partitioned, rollout, simulated_cluster
 from mig_manager.core.node import selectors
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -227,7 +227,7 @@ class PartitionerSettings:
     colour: node_settings.Colour = options.declared(
         dataclasses.replace(node_settings.COLOUR, group=_OFFLINE, has_variable=False)
     )
-    limits: partitioning.PartitionerLimits
+    limits: decisions.PartitionerLimits
 
     def selects(self, node: partitioned.PartitionedNode) -> bool:
         """Return whether the selector matches a node."""
@@ -257,7 +257,7 @@ class PartitionerSettings:
             raise errors.UsageError("--reserve names a profile twice")
         if values["is_debug"]:
             values["log_level"] = node_settings.LogLevel.DEBUG
-        limits = partitioning.PartitionerLimits(
+        limits = decisions.PartitionerLimits(
             max_unavailable=values["max_unavailable"],
             cooldown_s=values["cooldown_s"],
             reserved=reserved,

@@ -8,7 +8,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture, steps
-from mig_manager.core.fleet import demand, partitioned, partitioning
+from mig_manager.core.fleet import decisions, demand, partitioned, partitioning, past_decisions
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 
@@ -18,7 +18,7 @@ class NodeResult:
     """The simulated change of one opted-in node."""
 
     node: partitioned.PartitionedNode
-    change: partitioning.Change | None
+    change: decisions.Change | None
     plan: steps.Plan | None
 
     def to_data(self) -> answers.SimulatedNode:
@@ -39,7 +39,7 @@ class Report:
     """One decision by node and pod."""
 
     nodes: tuple[NodeResult, ...]
-    decision: partitioning.PartitioningDecision
+    decision: decisions.PartitioningDecision
     others: int  # nodes that are not opted in
 
     def to_data(self) -> answers.Simulation:
@@ -87,7 +87,7 @@ def pod_list(title: str, rows: Iterable[tuple[str, str]], style: bar.Style) -> s
 def simulate(
     nodes: Sequence[partitioned.PartitionedNode],
     pods: Iterable[Mapping[str, Any]],
-    limits: partitioning.PartitionerLimits,
+    limits: decisions.PartitionerLimits,
     *,
     now: dt.datetime,
 ) -> Report:
@@ -100,7 +100,9 @@ def simulate(
     bound = [pod for pod in parsed if isinstance(pod, demand.Bound)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
     nodes = partitioned.with_pods(nodes, partitioned.Requests(bound))
-    decision = partitioning.decide(nodes, pending, limits, now=now, history=partitioning.History())
+    decision = partitioning.decide(
+        nodes, pending, limits, now=now, history=past_decisions.History()
+    )
     changes = {change.node: change for change in decision.changes}
     opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)
     return Report(
@@ -146,7 +148,7 @@ def items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
     return items
 
 
-def _result(node: partitioned.PartitionedNode, change: partitioning.Change | None) -> NodeResult:
+def _result(node: partitioned.PartitionedNode, change: decisions.Change | None) -> NodeResult:
     if change is None:
         return NodeResult(node=node, change=None, plan=None)
     (layout,) = config.parse(change.layout, source=node.name).layouts.values()

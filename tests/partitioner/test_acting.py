@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters import host
-from mig_manager.core.fleet import partitioning
+from mig_manager.core.fleet import decisions
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer, main
@@ -350,7 +350,7 @@ def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
     ours = announcer.Announcer(own.service.cluster, own.service.leader, rig.clock)
     for number in range(40):
         ours.announce_request(
-            partitioning.Change(
+            decisions.Change(
                 node=f"n{number}",
                 version="7",
                 layout="",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import bar
-from mig_manager.core.fleet import partitioning, past_pods, simulated_cluster
+from mig_manager.core.fleet import decisions, past_pods, simulated_cluster
 from mig_manager.partitioner import replay
 from tests import programs, waiting
 from tests.cluster import envtest
@@ -122,7 +122,7 @@ def test_text_has_waits_by_profile_and_namespace_beside_present_layouts(
     assert max(map(len, answer.out.splitlines())) <= 100
 
 
-def test_json_has_changes_closed_time_and_every_generated_layout(
+def test_json_has_changes_tainted_time_and_every_generated_layout(
     shell: commandline.Shell,
 ) -> None:
     answer = replayed(shell, _NODES, _DAY, "--scheduler", "packed", "-o", "json")
@@ -131,7 +131,7 @@ def test_json_has_changes_closed_time_and_every_generated_layout(
     assert list(found)[:3] == ["partitioner", "present layouts", "as it was"]
     assert {"all-1g.5gb", "all-7g.40gb", "all-balanced"} <= found.keys()
     own = found["partitioner"]
-    assert (own["changes"], own["refused"], own["closed_s"]) == (2, 0, 20)
+    assert (own["changes"], own["refused"], own["tainted_s"]) == (2, 0, 20)
     assert own["by_profile"]["1x 1g.5gb"] == {"pods": 7, "placed": 7, "mean_s": 0.0, "p95_s": 0.0}
     assert own["by_namespace"]["ci"]["placed"] == 1
     assert found["present layouts"]["by_namespace"]["ci"]["placed"] == 0
@@ -509,7 +509,7 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
         past(f"p{n}", ("7g.40gb", "1g.5gb")[n % 2], arrival_s=60 * n, runs_s=90) for n in range(50)
     ]
     settings = replay.Replayed(
-        limits=partitioning.PartitionerLimits(),
+        limits=decisions.PartitionerLimits(),
         scheduler=simulated_cluster.Scheduler.SPREAD,
         days=7,
         quiet_s=2,

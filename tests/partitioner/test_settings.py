@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from mig_manager.core.fleet import partitioning
+from mig_manager.core.fleet import decisions
 from mig_manager.core.node import selectors
 from mig_manager.partitioner import settings
 from tests.unit import samples
@@ -24,7 +24,7 @@ def test_defaults_recommend_on_a_tenth_of_the_opted_in_nodes() -> None:
 
     assert found.mode is settings.Mode.RECOMMEND
     assert found.node_selector == ()
-    assert found.limits == partitioning.PartitionerLimits(max_unavailable="10%", cooldown_s=None)
+    assert found.limits == decisions.PartitionerLimits(max_unavailable="10%", cooldown_s=None)
     assert (found.lease_namespace, found.lease_name) == ("mig-manager", "mig-manager-partitioner")
 
 
@@ -38,7 +38,7 @@ def test_options_and_variables_set_the_limits() -> None:
 
     assert found.mode is settings.Mode.ACT
     assert found.lease_namespace == "gpus"
-    assert found.limits == partitioning.PartitionerLimits(
+    assert found.limits == decisions.PartitionerLimits(
         max_unavailable="3",
         cooldown_s=5.0,
         reserved={samples.profile("1g.5gb"): 2, samples.profile("3g.20gb"): 1},

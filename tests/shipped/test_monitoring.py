@@ -18,7 +18,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import liveness, model, ports, profile_name
-from mig_manager.core.fleet import partitioning
+from mig_manager.core.fleet import decisions
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.partitioner import metrics as partitioner_metrics
@@ -97,7 +97,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     ):
         text = answer.read().decode()
     partitioner = partitioner_metrics.Metrics(contact_age_s=lambda: 1.0)
-    partitioner.set_pending(partitioning.PartitioningDecision(), withheld=0)
+    partitioner.set_pending(decisions.PartitioningDecision(), withheld=0)
     text += partitioner.exposition().decode()
     families = list(parser.text_string_to_metric_families(text))
     return Scrape(

@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.fleet import claimed_nodes, demand, partitioned, partitioning, waiting
+from mig_manager.core.fleet import (
+    claimed_nodes,
+    decisions,
+    demand,
+    partitioned,
+    partitioning,
+    past_decisions,
+    waiting,
+)
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
@@ -151,19 +159,19 @@ def decided(
     pods: Iterable[Mapping[str, Any]],
     *,
     now: dt.datetime = NOW,
-    history: partitioning.History | None = None,
+    history: past_decisions.History | None = None,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
     claims: claimed_nodes.ClusterClaims | None = None,
     **limits: Any,
-) -> partitioning.PartitioningDecision:
+) -> decisions.PartitioningDecision:
     """Parse both and decide; by default as many nodes as there are may change."""
     found, pending = seen(nodes, pods, claims)
     return partitioning.decide(
         found,
         pending,
-        partitioning.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
+        decisions.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
         now=now,
-        history=history or partitioning.History(),
+        history=history or past_decisions.History(),
         base=base,
     )
 
@@ -199,13 +207,13 @@ def seen(
     return partitioned.with_pods(known, partitioned.Requests(bound)), pending
 
 
-def why(decision: partitioning.PartitioningDecision) -> tuple[waiting.Wait, str]:
+def why(decision: decisions.PartitioningDecision) -> tuple[waiting.Wait, str]:
     """Return why the only pod waits that does."""
     (pod,) = decision.waiting
     return pod.reason, pod.message
 
 
-def wanted(change: partitioning.Change, every: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
+def wanted(change: decisions.Change, every: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
     document = config.parse(change.layout, source="annotation")
     (layout,) = document.layouts.values()
@@ -213,7 +221,7 @@ def wanted(change: partitioning.Change, every: Sequence[model.Gpu]) -> dict[str,
 
 
 def after(
-    change: partitioning.Change, every: Sequence[model.Gpu]
+    change: decisions.Change, every: Sequence[model.Gpu]
 ) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
     plan = planner.plan(every, wanted(change, every))

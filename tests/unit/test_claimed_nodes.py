@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.fleet import claimed_nodes, partitioning, waiting
+from mig_manager.core.fleet import claimed_nodes, decisions, waiting
 from mig_manager.core.node import claims, device_classes
 from tests import dra_driver
 from tests.unit import partitions, samples
@@ -47,7 +47,7 @@ def a_slice(name: str, gpus: Iterable[model.Gpu], *, generation: int = 1) -> cla
 
 def decided(
     nodes: list[dict[str, Any]], cluster: claimed_nodes.ClusterClaims, *pods: dict[str, Any]
-) -> partitioning.PartitioningDecision:
+) -> decisions.PartitioningDecision:
     return partitions.decided(nodes, pods, claims=cluster)
 
 

@@ -1,13 +1,14 @@
 """What pods ask for and take, and which nodes they can run on."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.fleet import demand, partitioned
+from mig_manager.core.fleet import demand, exclusions, partitioned
 from mig_manager.core.node import api_values, well_known
-from tests.unit import samples
+from tests.unit import partitions, samples
 from tests.unit.partitions import pod
 
 
@@ -22,10 +23,17 @@ def pending(item: dict[str, Any]) -> demand.Pending:
 
 
 def excluded(spec: dict[str, Any], labels: dict[str, str] | None = None, *taints: Any) -> str:
-    needs = pending(pod("p", "1g.5gb", spec=spec)).needs
-    return demand.why_excluded(
-        needs, "a", labels or {}, demand.parse_taints({"taints": list(taints)})
+    return excluded_by(spec, labels or {}, demand.parse_taints({"taints": list(taints)}))
+
+
+def excluded_by(
+    spec: dict[str, Any], labels: dict[str, str], taints: tuple[demand.Taint, ...]
+) -> str:
+    node = dataclasses.replace(
+        partitions.seen([partitions.node("a")], ())[0][0], labels=labels, taints=taints
     )
+    needs = pending(pod("p", "1g.5gb", spec=spec)).needs
+    return "".join(exclusions.Exclusions([node]).of(needs))
 
 
 def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
@@ -212,8 +220,7 @@ def test_a_cordon_excludes_pods_that_do_not_tolerate_it() -> None:
     )
     tolerant = {"tolerations": [{"key": key, "operator": "Exists"}]}
     for spec, message in (({}, "the node is cordoned"), (tolerant, "")):
-        needs = pending(pod("p", "1g.5gb", spec=spec)).needs
-        assert demand.why_excluded(needs, "a", {}, taints) == message
+        assert excluded_by(spec, {}, taints) == message
 
 
 def test_a_malformed_pod_is_an_error_of_the_cluster() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import holds, partitioned, partitioning
+from mig_manager.core.fleet import decisions, holds, partitioned, past_decisions
 from tests.unit import partitions, samples
 from tests.unit.partitions import NOW, decided, node, pod
 
@@ -13,7 +13,7 @@ _ONE = ["1g.5gb@0*"]
 _FULL = ["4g.20gb@0*", "3g.20gb@4*"]
 
 
-def served(decision: partitioning.PartitioningDecision) -> list[str]:
+def served(decision: decisions.PartitioningDecision) -> list[str]:
     return [each.name for change in decision.changes for each in change.pods]
 
 
@@ -21,19 +21,19 @@ def remembered(
     nodes: list[dict[str, Any]],
     pods: list[dict[str, Any]],
     now: dt.datetime = NOW,
-    history: partitioning.History | None = None,
+    history: past_decisions.History | None = None,
     **limits: Any,
-) -> tuple[partitioning.PartitioningDecision, partitioning.History]:
-    history = history or partitioning.History()
+) -> tuple[decisions.PartitioningDecision, past_decisions.History]:
+    history = history or past_decisions.History()
     decision = decided(nodes, pods, now=now, history=history, **limits)
     seen = partitions.seen(nodes, pods)
     # Without the changes: each decision finds the node at rest.
-    asked = partitioning.PartitioningDecision(gpu_holds=decision.gpu_holds)
-    return decision, partitioning.remember(history, *seen, asked, now=now)
+    asked = decisions.PartitioningDecision(gpu_holds=decision.gpu_holds)
+    return decision, past_decisions.remember(history, *seen, asked, now=now)
 
 
 def gpus_on_hold(
-    decision: partitioning.PartitioningDecision, nodes: list[dict[str, Any]]
+    decision: decisions.PartitioningDecision, nodes: list[dict[str, Any]]
 ) -> list[str]:
     (gpus,) = (each.gpus for each in decision.gpu_holds.values())
     parsed = filter(None, map(partitioned.parse, nodes))
@@ -100,7 +100,7 @@ def test_a_hold_stays_on_gpus_that_are_used_as_little_as_others() -> None:
 
 def test_a_pod_gets_no_hold_for_as_long_as_it_had_one() -> None:
     nodes, pods = [node("a", _ONE, _FULL)], [pod("large", "7g.40gb", age_s=700)]
-    history, have = partitioning.History(), []
+    history, have = past_decisions.History(), []
     for minutes in (0, 29, 31, 59, 61):
         now = NOW + dt.timedelta(minutes=minutes)
         decision, history = remembered(nodes, pods, now, history)

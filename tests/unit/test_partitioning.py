@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import batch, offers, partitioning, waiting
+from mig_manager.core.fleet import batch, decisions, offers, past_decisions, waiting
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import well_known
 from tests.unit import partitions, samples
@@ -20,7 +20,7 @@ def text(counts: Any) -> str:
     return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), key=str))
 
 
-def only(decision: partitioning.PartitioningDecision) -> partitioning.Change:
+def only(decision: decisions.PartitioningDecision) -> decisions.Change:
     (change,) = decision.changes
     return change
 
@@ -113,7 +113,7 @@ def test_moves_a_reserved_device_that_takes_the_slices() -> None:
 
 def test_a_node_rests_between_two_changes() -> None:
     nodes, pods = [node("a", EMPTY)], [pod("p", "1g.5gb")]
-    history = partitioning.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
+    history = past_decisions.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
     decision = decided(nodes, pods, history=history, cooldown_s=60.0)
     assert why(decision) == (
         Wait.CHANGING,
@@ -223,7 +223,7 @@ def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
     ]
 
 
-def requested(name: str, change: partitioning.Change, **status: str) -> dict[str, Any]:
+def requested(name: str, change: decisions.Change, **status: str) -> dict[str, Any]:
     """Return a node as it is after a request, with an agent that reports so."""
     (layout,) = config.parse(change.layout, source="x").layouts.values()
     asked = custom_layouts.Custom(node_name=name, text=change.layout)
@@ -251,8 +251,8 @@ def test_a_pod_waits_for_the_node_that_is_being_changed_for_it() -> None:
     before = [node("a", EMPTY), node("b", EMPTY)]
     pods = [pod("p", "7g.40gb")]
     decision = decided(before, pods)
-    history = partitioning.remember(
-        partitioning.History(), *partitions.seen(before, pods), decision, now=NOW
+    history = past_decisions.remember(
+        past_decisions.History(), *partitions.seen(before, pods), decision, now=NOW
     )
     during = [requested("a", only(decision)), node("b", EMPTY)]
     following = decided(during, pods, history=history, now=NOW + dt.timedelta(seconds=9))
@@ -285,8 +285,8 @@ def test_layout_that_just_failed_keeps_no_other_pod_waiting() -> None:
 def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     before, pods = [node("a", EMPTY)], [pod("p", "7g.40gb")]
     change = only(decided(before, pods))
-    history = partitioning.remember(
-        partitioning.History(), *partitions.seen(before, pods), decided(before, pods), now=NOW
+    history = past_decisions.remember(
+        past_decisions.History(), *partitions.seen(before, pods), decided(before, pods), now=NOW
     )
     failed = requested("a", change, state="failed", finishedAt="2026-03-01T00:00:00+00:00")
 
@@ -312,7 +312,7 @@ def test_one_decision_makes_few_changes_so_that_it_ends_before_its_lease() -> No
 def test_a_persons_refused_request_is_left_alone() -> None:
     change = only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")]))
     failed = requested("a", change, state="failed", finishedAt="2026-03-01T00:00:00+00:00")
-    other = partitioning.History(changed_at={"a": NOW}, requested={"a": "another"})
+    other = past_decisions.History(changed_at={"a": NOW}, requested={"a": "another"})
 
     assert not decided([failed], [], history=other, now=LATER).changes
 
@@ -333,26 +333,26 @@ def test_change_names_the_unchanged_gpus_too() -> None:
 def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
     nodes, pods = [node("a", ["7g.40gb@0"])], [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
     first = decided(nodes, pods)
-    history = partitioning.remember(
-        partitioning.History(), *partitions.seen(nodes, pods), first, now=NOW
+    history = past_decisions.remember(
+        past_decisions.History(), *partitions.seen(nodes, pods), first, now=NOW
     )
     assert not first.changes
     second = decided(nodes, pods, history=history, now=LATER)
     assert [each.name for each in only(second).pods] == ["q"]
     assert why(second)[0] is Wait.NOT_SCHEDULED
-    history = partitioning.remember(history, *partitions.seen(nodes, pods), second, now=LATER)
+    history = past_decisions.remember(history, *partitions.seen(nodes, pods), second, now=LATER)
     third = decided(nodes, pods, history=history, now=LATER + dt.timedelta(seconds=300))
     assert not third.changes
 
 
 def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
     nodes = {f"n{n}": node(f"n{n}", EMPTY) for n in range(20)}
-    pods, history, changed_at = [pod("phantom", "7g.40gb")], partitioning.History(), []
+    pods, history, changed_at = [pod("phantom", "7g.40gb")], past_decisions.History(), []
     for minute in range(121):
         now = NOW + dt.timedelta(minutes=minute)
         decision = decided(nodes.values(), pods, history=history, now=now)
         seen = partitions.seen(nodes.values(), pods)
-        history = partitioning.remember(history, *seen, decision, now=now)
+        history = past_decisions.remember(history, *seen, decision, now=now)
         for change in decision.changes:
             changed_at.append(minute)
             nodes[change.node] = node(change.node, ["7g.40gb@0"])
@@ -390,8 +390,8 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
         "a": {gpu.uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}) for gpu in every}
     }
     seen = partitions.seen(nodes, [])
-    history = partitioning.remember(
-        partitioning.History(), *seen, partitioning.PartitioningDecision(), now=NOW
+    history = past_decisions.remember(
+        past_decisions.History(), *seen, decisions.PartitioningDecision(), now=NOW
     )
     later: dict[str, Any] = {"history": history, "now": LATER, "base": base}
     assert not decided(nodes, [], **later).changes
@@ -408,19 +408,17 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
 def test_demand_postpones_the_return_to_the_base_layout() -> None:
     nodes, pods = [node("a", SMALL)], [pod("p", "1g.5gb")]
     seen = partitions.seen(nodes, pods)
-    start = partitioning.remember(
-        partitioning.History(), *seen, partitioning.PartitioningDecision(), now=NOW
+    start = past_decisions.remember(
+        past_decisions.History(), *seen, decisions.PartitioningDecision(), now=NOW
     )
-    asked = partitioning.remember(start, *seen, decided(nodes, pods), now=LATER)
+    asked = past_decisions.remember(start, *seen, decided(nodes, pods), now=LATER)
     assert asked.demand_at == {"a": LATER}
-    gone = partitioning.remember(
-        asked, seen[0], (), partitioning.PartitioningDecision(), now=LATER
-    )
+    gone = past_decisions.remember(asked, seen[0], (), decisions.PartitioningDecision(), now=LATER)
     assert gone.room_since == {}
     bound = partitions.seen(nodes, [pod("p", "1g.5gb", node="a")])
     end = LATER + dt.timedelta(seconds=1)
-    assert partitioning.remember(
-        gone, *bound, partitioning.PartitioningDecision(), now=end
+    assert past_decisions.remember(
+        gone, *bound, decisions.PartitioningDecision(), now=end
     ).demand_at == {"a": end}
 
 

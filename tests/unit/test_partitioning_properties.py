@@ -12,7 +12,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, partitioning, waiting
+from mig_manager.core.fleet import decisions, demand, past_decisions, waiting
 from mig_manager.core.node import resources
 from tests.unit import machine, partitions, samples
 
@@ -99,7 +99,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(gpus, in_use, pods, limits)
 
 
-def decided(found: Cluster) -> partitioning.PartitioningDecision:
+def decided(found: Cluster) -> decisions.PartitioningDecision:
     return partitions.decided(found.nodes, found.pods, **found.limits)
 
 
@@ -183,8 +183,8 @@ def test_the_order_of_nodes_and_pods_does_not_matter(
 def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
     found = dataclasses.replace(found, limits={**found.limits, "max_unavailable": "100%"})
     decision = decided(found)
-    history = partitioning.remember(
-        partitioning.History(),
+    history = past_decisions.remember(
+        past_decisions.History(),
         *partitions.seen(found.nodes, found.pods),
         decision,
         now=partitions.NOW,

@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from mig_manager.core.fleet import (
     batch,
+    decisions,
     demand,
+    exclusions,
     node_index,
     node_sets,
     offers,
     partitioned,
     partitioning,
+    past_decisions,
 )
 from mig_manager.core.node import selectors
 from tests.unit import partitions
@@ -111,19 +114,17 @@ def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
         affinity=affinity,
         tolerations=tuple(tolerations),
     )
-    index = node_index.NodeIndex(nodes, node_index.NodeCache())
-    excluded = set()
-    for each in index.exclusions(needs):
-        members = [index.nodes[position] for position in node_sets.each(each)]
-        assert len({index.why_excluded(needs, node) for node in members}) == 1
-        excluded |= {node.name for node in members}
-    assert excluded == {node.name for node in nodes if index.why_excluded(needs, node)}
+    whys = [""] * len(nodes)
+    for why, excluded in exclusions.Exclusions(nodes).of(needs).items():
+        for position in node_sets.each(excluded):
+            whys[position] += why
+    assert whys == ["".join(exclusions.Exclusions([node]).of(needs)) for node in nodes]
 
 
 @hypothesis.given(clusters(), clusters())
 def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: Cluster) -> None:
     cache = node_index.NodeCache()
-    limits = partitioning.PartitionerLimits(**one.limits)
+    limits = decisions.PartitionerLimits(**one.limits)
     first, pending = partitions.seen(one.nodes, one.pods)
     kept = {node.name: node for node in first}
     for found in (one, two, one):
@@ -133,9 +134,14 @@ def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: 
             for number, node in enumerate(partitions.seen(found.nodes, ())[0])
         ]
         assert partitioning.decide(
-            nodes, pending, limits, now=partitions.NOW, history=partitioning.History(), cache=cache
+            nodes,
+            pending,
+            limits,
+            now=partitions.NOW,
+            history=past_decisions.History(),
+            cache=cache,
         ) == partitioning.decide(
-            nodes, pending, limits, now=partitions.NOW, history=partitioning.History()
+            nodes, pending, limits, now=partitions.NOW, history=past_decisions.History()
         )
 
 

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core.fleet import partitioning, simulated_cluster
+from mig_manager.core.fleet import decisions, simulated_cluster
 from testkit import day
 
 _END_S = 1200.0
@@ -23,7 +23,7 @@ def job(name: str, profile: str, at_s: float, run_s: float, count: int = 1) -> d
 def simulated(
     jobs: list[day.Job],
     layouts: list[day.Counts],
-    limits: partitioning.PartitionerLimits | None = None,
+    limits: decisions.PartitionerLimits | None = None,
     scheduler: simulated_cluster.Scheduler = simulated_cluster.Scheduler.SPREAD,
 ) -> simulated_cluster.Result:
     cluster = day.cluster(layouts, scheduler, seed=1)
@@ -41,11 +41,11 @@ def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
 
 
 def test_a_pod_gets_its_devices_by_a_change_of_the_node() -> None:
-    result = simulated([job("p", "3g.20gb", 0, 10, 2)], _NODE, partitioning.PartitionerLimits())
+    result = simulated([job("p", "3g.20gb", 0, 10, 2)], _NODE, decisions.PartitionerLimits())
 
     times = simulated_cluster.Times()
     assert result.waits == {"p": times.quiet_s + times.begin_s + times.change_s}
-    assert (result.changes, result.closed_s, result.lost) == (1, times.change_s, 0)
+    assert (result.changes, result.tainted_s, result.lost) == (1, times.change_s, 0)
 
 
 @pytest.mark.parametrize("scheduler", _SCHEDULERS)
@@ -89,7 +89,7 @@ def test_pods_wait_no_longer_than_for_the_best_fixed_layout(
                 end_s=_HOUR_S,
                 limits=limits,
             )
-            for layouts, limits in ((best, None), (balanced, partitioning.PartitionerLimits()))
+            for layouts, limits in ((best, None), (balanced, decisions.PartitionerLimits()))
         ]
         assert [result.lost for result in results] == [0, 0]
         waits = [day.mean(jobs, result.waits, end_s=_HOUR_S) for result in results]
@@ -101,7 +101,7 @@ def test_pods_wait_no_longer_than_for_the_best_fixed_layout(
 def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
     jobs = day.jobs(seed=3, pods=120, day_s=_END_S, gpus=8, load=0.95)
 
-    result = simulated(jobs, _NODE, partitioning.PartitionerLimits(cooldown_s=20))
+    result = simulated(jobs, _NODE, decisions.PartitionerLimits(cooldown_s=20))
 
     assert result.changes > 3
     assert result.lost == 0
@@ -143,7 +143,7 @@ def test_no_replay_destroys_an_instance_in_use(
         day.pods(jobs),
         cluster,
         end_s=_END_S,
-        limits=partitioning.PartitionerLimits(cooldown_s=5, hold_after_s=60),
+        limits=decisions.PartitionerLimits(cooldown_s=5, hold_after_s=60),
     )
 
     assert result.lost == 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
 from mig_manager.core import timing
-from mig_manager.core.fleet import demand, partitioned, partitioning
+from mig_manager.core.fleet import decisions, demand, partitioned
 from mig_manager.core.node import well_known
 
 _NAME_DIGITS = 24
@@ -104,7 +104,7 @@ class Cluster:
         pods = self._pods.items()
         return {pod.uid for pod in pods if isinstance(pod, demand.Bound) and pod.uid in uids}
 
-    def request(self, change: partitioning.Change) -> bool:
+    def request(self, change: decisions.Change) -> bool:
         """Request a layout of a node; return False if the node has changed since, or is gone.
 
         Raises:

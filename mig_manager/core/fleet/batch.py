@@ -112,8 +112,8 @@ class Batch:
     def excluded(self, group: int) -> int:
         """Return the nodes on which pods of a group can never run."""
         if group not in self._excluded:
-            exclusions = self.index.exclusions(self.needs[group])
-            self._excluded[group] = node_index.sum_of(exclusions)
+            excluded = self.index.exclusions.of(self.needs[group])
+            self._excluded[group] = node_sets.union(excluded.values())
         return self._excluded[group]
 
     def never(self, group: int) -> int:
@@ -132,7 +132,7 @@ class Batch:
             return 0
         kind = self.kind[group]
         if kind not in self._possible:
-            self._possible[kind] = node_index.sum_of(
+            self._possible[kind] = node_sets.union(
                 nodes
                 for empty, nodes in self.index.hardware.items()
                 if node_room.NodeRoom(

@@ -4,7 +4,7 @@ It repeats the scheduler's checks of one pod and one node: node selector, requir
 taints, cordon and all resources. So a pod that passes lacks only MIG devices. It omits checks
 that depend on other pods or on storage: pod affinity, topology spread, host ports, volumes,
 ResourceClaims. A pod that fails only these can get useless room on a node, once
-(``partitioning.History``).
+(``past_decisions.History``).
 
 The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinity``,
 ``helpers.go``) and k8s.io/component-helpers/resource (``PodRequests``).
@@ -13,7 +13,7 @@ The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinit
 import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import messages, model, timestamps
@@ -27,9 +27,8 @@ _PODS = "pods"
 OFF = "off"
 """Value of ``PARTITIONING_LABEL`` on a pod, as a label or an annotation."""
 _BLOCKING = ("NoSchedule", "NoExecute")
-_CORDON = "node.kubernetes.io/unschedulable"
+CORDON = "node.kubernetes.io/unschedulable"
 _UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_NAME_FIELD = "metadata.name"
 
 
 Term = tuple[tuple[selectors.Requirement, ...], tuple[selectors.Requirement, ...]]
@@ -222,7 +221,7 @@ def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
     ]
     if spec.get("unschedulable"):
         # The node controller adds this taint a moment after the field.
-        taints.append(Taint(key=_CORDON, value="", effect="NoSchedule"))
+        taints.append(Taint(key=CORDON, value="", effect="NoSchedule"))
     return tuple(dict.fromkeys(each for each in taints if each.effect in _BLOCKING))
 
 
@@ -234,47 +233,6 @@ def amounts(named: Mapping[str, Any] | None) -> Amounts:
 def to_amounts(counts: Mapping[str, int]) -> Amounts:
     """Return counted resources in canonical form."""
     return tuple(sorted((name, count) for name, count in counts.items() if count))
-
-
-def why_excluded(
-    needs: Needs, name: str, labels: Mapping[str, str], taints: Iterable[Taint]
-) -> str:
-    """Return why a pod cannot run on a node, regardless of resources; empty if it can."""
-    for key, value in needs.selector:
-        if labels.get(key) != value:
-            return f"its node selector requires {key}={value}"
-    if needs.affinity is not None and not any(
-        _holds(term, name, labels) for term in needs.affinity
-    ):
-        terms = [
-            " and ".join(map(str, (*about_labels, *about_fields)))
-            for about_labels, about_fields in needs.affinity
-        ]
-        return f"its node affinity requires {messages.listed(terms, most=2)}"
-    for taint in taints:
-        if not any(each.tolerates(taint) for each in needs.tolerations):
-            if taint.key == _CORDON:
-                return "the node is cordoned"
-            value = f"={taint.value}" if taint.value else ""
-            return f"it does not tolerate taint {taint.key}{value}:{taint.effect}"
-    return ""
-
-
-def names(requirement: selectors.Requirement, name: str) -> bool:
-    """Return whether a requirement about fields, which are only the name, holds for a node."""
-    return requirement.matches({_NAME_FIELD: name})
-
-
-def why_unclaimable(needs: Needs, claimable: Collection[str] | None) -> str:
-    """Return why a node cannot serve a pod by ResourceClaims; empty if it can.
-
-    ``claimable`` are the MIG resources that DeviceClasses name; None: it has a device plugin.
-    """
-    if claimable is None:
-        return ""
-    names = [name for name, _ in needs.amounts if resources.is_mig(name)]
-    missing = [name for name in names if name not in claimable]
-    return f"no DeviceClass serves {messages.listed(missing)}" if missing else ""
 
 
 def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
@@ -303,12 +261,3 @@ def _counter(named: Mapping[str, Any] | None) -> dict[str, int]:
         str(name): api_values.parse_quantity(amount, parts=1000 if name == _CPU else 1)
         for name, amount in (named or {}).items()
     }
-
-
-def _holds(term: Term, name: str, labels: Mapping[str, str]) -> bool:
-    about_labels, about_fields = term
-    return (
-        any(term)
-        and all(requirement.matches(labels) for requirement in about_labels)
-        and all(names(requirement, name) for requirement in about_fields)
-    )

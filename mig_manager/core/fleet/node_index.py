@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, node_room, node_sets, partitioned
-from mig_manager.core.node import resources, selectors
+from mig_manager.core.fleet import exclusions, node_room, node_sets, partitioned
+from mig_manager.core.node import resources
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +88,7 @@ class NodeIndex:
         self.ready = node_sets.by_key(node.is_ready for node in self.nodes).get(True, 0)
         published = node_sets.by_key(node.is_published for node in self.nodes)
         self.published = published.get(True, 0)
-        self._values: dict[str, dict[str | None, int]] = {}
-        self._exclusions: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self.exclusions = exclusions.Exclusions(self.nodes)
 
     @functools.cached_property
     def allocatable(self) -> node_sets.Amounts:
@@ -101,77 +100,11 @@ class NodeIndex:
         """The sets of nodes whose GPUs are alike when they are idle."""
         return node_sets.by_key(each.empty for each in self.facts)
 
-    @functools.cached_property
-    def _taints(self) -> dict[tuple[demand.Taint, ...], int]:
-        return node_sets.by_key(node.taints for node in self.nodes)
-
-    @functools.cached_property
-    def _claimable(self) -> dict[frozenset[str] | None, int]:
-        return node_sets.by_key(node.claimable for node in self.nodes)
-
     def names_of(self, nodes: int) -> node_sets.Names:
         """Return the names of the nodes of a set."""
         return node_sets.Names(nodes, self.names)
-
-    def why_excluded(self, needs: demand.Needs, node: partitioned.PartitionedNode) -> str:
-        """Return why a pod can never run on a node; empty if it can."""
-        return demand.why_excluded(
-            needs, node.name, node.labels, node.taints
-        ) or demand.why_unclaimable(needs, node.claimable)
-
-    def exclusions(self, needs: demand.Needs) -> tuple[int, ...]:
-        """Return disjoint sets of nodes that ``why_excluded`` excludes, each for one reason."""
-        devices = tuple(name for name, _ in needs.amounts if resources.is_mig(name))
-        key = needs.selector, needs.affinity, needs.tolerations, devices
-        if key not in self._exclusions:
-            rest, exclusions = self.every, []
-            for excluded in self._excluded(needs):
-                exclusions.append(rest & excluded)
-                rest &= ~excluded
-            self._exclusions[key] = tuple(filter(None, exclusions))
-        return self._exclusions[key]
-
-    def _excluded(self, needs: demand.Needs) -> Iterable[int]:
-        for key, value in needs.selector:
-            yield self.every & ~self._with_label(key).get(value, 0)
-        if needs.affinity is not None:
-            yield self.every & ~sum_of(map(self._matching, needs.affinity))
-        for taints, tainted in self._taints.items():
-            if not all(any(t.tolerates(taint) for t in needs.tolerations) for taint in taints):
-                yield tainted
-        for claimable, nodes in self._claimable.items():
-            if demand.why_unclaimable(needs, claimable):
-                yield nodes
-
-    def _with_label(self, key: str) -> dict[str | None, int]:
-        """Return the sets of nodes by the value of a label; None: they lack it."""
-        if key not in self._values:
-            self._values[key] = node_sets.by_key(node.labels.get(key) for node in self.nodes)
-        return self._values[key]
-
-    def _matching(self, term: demand.Term) -> int:
-        nodes = self.every if any(term) else 0
-        about_labels, about_fields = term
-        for requirement in about_labels:
-            nodes &= self._meeting(requirement)
-        for requirement in about_fields:
-            named = (i for i in node_sets.each(nodes) if demand.names(requirement, self.names[i]))
-            nodes = node_sets.of(named)
-        return nodes
-
-    def _meeting(self, requirement: selectors.Requirement) -> int:
-        return sum_of(
-            nodes
-            for value, nodes in self._with_label(requirement.key).items()
-            if requirement.matches({} if value is None else {requirement.key: value})
-        )
 
 
 def count_devices(gpus: Iterable[model.Gpu]) -> "collections.Counter[model.Profile]":
     """Count the MIG devices of GPUs by profile."""
     return collections.Counter(device.profile for gpu in gpus for device in gpu.devices)
-
-
-def sum_of(sets: Iterable[int]) -> int:
-    """Return the nodes that are in any of the sets."""
-    return functools.reduce(int.__or__, sets, 0)

@@ -5,6 +5,7 @@ Bit 0 is the first node by name. An operation on sets of ten thousand nodes take
 
 import bisect
 import collections
+import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
@@ -34,6 +35,11 @@ def each(nodes: int) -> Iterator[int]:
 def first(nodes: int) -> int:
     """Return the position of the first node of a set that is not empty."""
     return (nodes & -nodes).bit_length() - 1
+
+
+def union(sets: Iterable[int]) -> int:
+    """Return the nodes that are in any of the sets."""
+    return functools.reduce(int.__or__, sets, 0)
 
 
 def by_key(keys: Iterable[_Key]) -> dict[_Key, int]:

@@ -18,7 +18,16 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, timing
-from mig_manager.core.fleet import demand, node_index, partitioned, partitioning
+from mig_manager.core.fleet import (
+    decisions,
+    demand,
+    exclusions,
+    node_index,
+    node_sets,
+    partitioned,
+    partitioning,
+    past_decisions,
+)
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
@@ -77,7 +86,7 @@ class Result:
     changes: int = 0
     refused: int = 0  # changes, because an instance was in use
     destroyed: int = 0  # idle instances
-    closed_s: float = 0.0  # by all nodes together
+    tainted_s: float = 0.0  # all nodes together
     decisions: int = 0
     lost: int = 0
     """Instances in use that a change destroyed: always 0."""
@@ -91,7 +100,7 @@ def simulate(
     cluster: Cluster,
     *,
     end_s: float,
-    limits: partitioning.PartitionerLimits | None,
+    limits: decisions.PartitionerLimits | None,
     proceed: Callable[[float], bool] = lambda _: True,
 ) -> Result:
     """Simulate the jobs on a cluster; without ``limits`` its layouts stay.
@@ -271,12 +280,13 @@ class _Run:
         jobs: Iterable[Job],
         cluster: Cluster,
         end_s: float,
-        limits: partitioning.PartitionerLimits | None,
+        limits: decisions.PartitionerLimits | None,
     ) -> None:
         self._jobs = {job.pod.uid: job for job in jobs}
         self._nodes = {origin.name: _node(origin) for origin in cluster.nodes}
+        excluded = exclusions.Exclusions(cluster.nodes)
         self._demands = {
-            needs: self._demand_of(needs)
+            needs: self._demand_of(needs, node_sets.union(excluded.of(needs).values()))
             for needs in {job.pod.needs: None for job in self._jobs.values()}
         }
         self._demand = {uid: self._demands[job.pod.needs] for uid, job in self._jobs.items()}
@@ -293,9 +303,9 @@ class _Run:
         self._burst = timing.Burst(quiet_s=times.quiet_s, longest_s=times.longest_wait_s)
         self._recheck_s = math.inf
         self._pause_s = times.recheck_s
-        self._history = partitioning.History()
+        self._history = past_decisions.History()
         self._cache = node_index.NodeCache()
-        self._requests: dict[str, partitioning.Change] = {}
+        self._requests: dict[str, decisions.Change] = {}
         self._result = Result(waits={}, end_s=end_s)
         self._now_s = 0.0
 
@@ -345,17 +355,15 @@ class _Run:
 
     # -- pods ----------------------------------------------------------------------------------
 
-    def _demand_of(self, needs: demand.Needs) -> _Demand:
+    def _demand_of(self, needs: demand.Needs, excluded: int) -> _Demand:
         return _Demand(
             devices=tuple(each for each in needs.amounts if resources.is_mig(each[0])),
             others=needs.others,
             slices=sum(profile.gpu_slices * n for profile, n in needs.profiles.items()),
             nodes=tuple(
                 node
-                for node in self._nodes.values()
-                if not demand.why_excluded(
-                    needs, node.origin.name, node.origin.labels, node.origin.taints
-                )
+                for position, node in enumerate(self._nodes.values())
+                if not excluded >> position & 1
             ),
         )
 
@@ -431,7 +439,7 @@ class _Run:
         self._result.lost += len(gone & node.in_use())
         self._result.destroyed += len(gone)
         self._result.changes += 1
-        self._result.closed_s += self._times.change_s
+        self._result.tainted_s += self._times.change_s
         node.is_closed, node.refused, node.finished_at = False, "", self._time()
         node.list_idle()
 
@@ -443,7 +451,7 @@ class _Run:
         ends_in_s = self._burst.ends_in_s(self._now_s)
         return self._recheck_s if ends_in_s is None else self._now_s + ends_in_s
 
-    def _decide(self, limits: partitioning.PartitionerLimits) -> None:
+    def _decide(self, limits: decisions.PartitionerLimits) -> None:
         is_recheck = self._burst.ends_in_s(self._now_s) is None
         self._burst.clear()
         now = self._time()
@@ -458,7 +466,7 @@ class _Run:
             cache=self._cache,
             base=self._base,
         )
-        self._history = partitioning.remember(self._history, nodes, pending, decision, now=now)
+        self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)
         for change in decision.changes:
             node = self._nodes[change.node]
             node.requested_at, node.known = now, None
@@ -480,6 +488,6 @@ def _node(origin: partitioned.PartitionedNode) -> _Node:
     return node
 
 
-def _goals(node: _Node, change: partitioning.Change) -> dict[str, model.DesiredGpu]:
+def _goals(node: _Node, change: decisions.Change) -> dict[str, model.DesiredGpu]:
     (layout,) = config.parse(change.layout, source="annotation").layouts.values()
     return layouts.select(layout, node.gpus)

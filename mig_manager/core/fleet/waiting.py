@@ -110,8 +110,8 @@ class Causes:
         """Yield the opted-in nodes, by the reason why they can never serve a group."""
         index, needs = self._index, self._batch.needs[group]
         rest = index.opted_in
-        for nodes in index.exclusions(needs):
-            yield index.why_excluded(needs, index.nodes[node_sets.first(nodes)]), rest & nodes
+        for text, nodes in index.exclusions.of(needs).items():
+            yield text, rest & nodes
             rest &= ~nodes
         for text, nodes in self._short(needs.others, index.allocatable, rest):
             yield text, nodes

@@ -1,0 +1,142 @@
+"""The changes that one decision requests, within the limits, and why nodes cannot change now."""
+
+import collections
+import datetime as dt
+import math
+from collections.abc import Mapping
+
+from mig_manager import errors
+from mig_manager.core import messages, model, steps
+from mig_manager.core.fleet import (
+    batch,
+    decisions,
+    demand,
+    partitioned,
+    past_decisions,
+    rollout,
+    waiting,
+)
+from mig_manager.core.layout import custom_layouts
+from mig_manager.core.planner import planner
+
+_MOST_CHANGES = 8
+"""In one decision: every change considers all nodes, and a leader must renew its Lease."""
+_SILENCE_S = 300.0
+_LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
+
+
+class Changes:
+    """The changes of one decision; a node has at most one."""
+
+    def __init__(
+        self,
+        pods: batch.Batch,
+        limits: decisions.PartitionerLimits,
+        now: dt.datetime,
+        history: past_decisions.History,
+        nominated: frozenset[str],
+    ) -> None:
+        """Build it; on ``nominated`` nodes the scheduler preempts pods."""
+        self._limits = limits
+        self._now = now
+        self._history = history
+        self._nominated = nominated
+        self.own = [node for node in pods.nodes if node.is_opted_in]
+        most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(self.own))
+        self._budget = min(_MOST_CHANGES, most - sum(map(self._is_counted, self.own)))
+        self._still_refused: set[str] = set()
+        self._requested: dict[str, decisions.Change] = {}
+
+    @property
+    def requested(self) -> tuple[decisions.Change, ...]:
+        """The changes so far."""
+        return tuple(self._requested.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many nodes as allowed are under change."""
+        return self._budget <= 0
+
+    def can_change(self, node: partitioned.PartitionedNode) -> bool:
+        """Return whether a node can be changed now."""
+        return not (self.is_full or self.why_not_now(node)[1])
+
+    def why_not_now(self, node: partitioned.PartitionedNode) -> waiting.Cause:
+        """Return why a node cannot be changed now, beside the budget; empty if it can."""
+        wait = waiting.Wait
+        if node.name in self._requested:
+            return wait.CHANGING, "it is being changed for other pods"
+        if node.unusable:
+            return wait.CHANGING if node.is_changing else wait.UNUSABLE, node.unusable
+        remaining_s = past_decisions.rest_s(node, self._limits, self._history, now=self._now)
+        if remaining_s:
+            return wait.CHANGING, f"it rests after a change for {math.ceil(remaining_s)} s more"
+        if node.name in self._nominated:
+            return wait.CHANGING, "the scheduler preempts pods on it"
+        if self.is_still_refused(node):
+            return wait.UNUSABLE, "its agent failed the layout for it"
+        return None, ""
+
+    def is_still_refused(self, node: partitioned.PartitionedNode) -> bool:
+        """Return whether this decision would repeat a refused request too early."""
+        return node.name in self._still_refused
+
+    def request(
+        self,
+        node: partitioned.PartitionedNode,
+        wanted: Mapping[str, model.DesiredGpu],
+        pods: tuple[demand.Pending, ...],
+        why: str,
+        *,
+        is_withdrawal: bool = False,
+    ) -> bool:
+        """Add a change, unless its agent's last run failed this layout.
+
+        Instances that were in use then can be idle now, so the request is repeated after
+        ``room_timeout_s``. Its text differs, because the agent ignores an equal annotation.
+        """
+        try:
+            plan = planner.plan(node.gpus, wanted)
+        except errors.LayoutError:
+            return False
+        document = custom_layouts.written(wanted)
+        is_safe = not any(
+            isinstance(step, steps.DestroyGpuInstance)
+            and step.placement in node.in_use[step.gpu_uuid]
+            for step in plan.steps
+        )
+        if document.content_hash == node.refused:
+            finished_at = node.finished_at if node.was_in_use else None
+            if finished_at is None or self._limits.is_recent(finished_at, now=self._now):
+                self._still_refused.add(node.name)
+                return False
+            document = custom_layouts.written(wanted, addition=f"after {finished_at}")
+        if plan.is_empty is not is_withdrawal or not is_safe:
+            return False
+        self._budget -= 1
+        gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
+        where = f" on GPU {', '.join(gpus)}" if gpus else ""
+        created = (s.profile for s in plan.steps if isinstance(s, steps.CreateGpuInstance))
+        destroyed = (s.profile for s in plan.steps if isinstance(s, steps.DestroyGpuInstance))
+        self._requested[node.name] = decisions.Change(
+            node=node.name,
+            version=node.version,
+            layout=document.text,
+            content_hash=document.content_hash,
+            pods=pods,
+            created=dict(collections.Counter(created)),
+            destroyed=dict(collections.Counter(destroyed)),
+            why=f"{why}{where}",
+        )
+        return True
+
+    def _is_counted(self, node: partitioned.PartitionedNode) -> bool:
+        """Return whether a node counts against the budget: its agent works, or soon will.
+
+        An agent that has been silent for long must not keep all other nodes from a change.
+        """
+        since, longest_s = node.requested_at, _SILENCE_S
+        if since is None:
+            since, longest_s = node.started_at, _LONGEST_RUN_S
+        is_silent = since and (self._now - since).total_seconds() > longest_s
+        return node.is_changing and not is_silent

@@ -1,0 +1,90 @@
+"""The partitioner's decisions as values: limits, changes to request, and pods not served."""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+
+from mig_manager.core import model
+from mig_manager.core.fleet import demand, holds, waiting
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionerLimits:
+    """Limits of the partitioner; seconds."""
+
+    max_unavailable: str = "10%"
+    """Nodes under change at once: a number, or a percentage of opted-in nodes, at least one."""
+    cooldown_s: float | None = None
+    """How long a node rests after a change; None: as long as the change took (``rest_s``)."""
+    reserved: Mapping[model.Profile, int] = dataclasses.field(default_factory=dict)
+    """Devices of a profile, in use or idle, that a change keeps on every node that has them."""
+    merge_back_after_s: float = 0.0
+    """Time without demand before idle instances return to the base layout; 0: never."""
+    room_timeout_s: float = 300.0
+    """How long room is kept for a pod that the scheduler does not place, how long the pod then
+    gets none on that node, and when to repeat a request that an agent failed."""
+    hold_after_s: float = 600.0
+    """How long a pod waits without room before GPUs are on hold for it in a busy cluster."""
+    hold_timeout_s: float = 1800.0
+    """How long GPUs are on hold for one pod, and how long it then gets none."""
+
+    def is_recent(self, since: dt.datetime, *, now: dt.datetime) -> bool:
+        """Return whether room since then is still kept, or a failure then is not repeated yet."""
+        return (now - since).total_seconds() <= self.room_timeout_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A layout to request of one node."""
+
+    node: str
+    version: str  # ``resourceVersion`` of the node: the write's precondition
+    layout: str  # the text of the annotation ``mig-manager.io/layout``
+    content_hash: str  # of the layout, as in the agent's status
+    pods: tuple[demand.Pending, ...]
+    """The pods that it makes room for; none: it merges back, withdraws a refused request, or
+    destroys idle instances of GPUs on hold."""
+    created: Mapping[model.Profile, int]
+    destroyed: Mapping[model.Profile, int]
+    why: str  # a sentence
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unmet:
+    """A pod that no opted-in node could serve, even if idle."""
+
+    pod: demand.Pending
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A pod that a node could serve, and that must wait."""
+
+    pod: demand.Pending
+    reason: waiting.Wait
+    message: str
+    node: str = ""  # has room for it, or is being changed for it; empty for none
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """Rooms for a pod that the scheduler did not use within ``room_timeout_s``."""
+
+    count: int
+    since: dt.datetime  # when the last of them began
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartitioningDecision:
+    """The changes to request, and the pods that they do not serve."""
+
+    changes: tuple[Change, ...] = ()
+    unmet: tuple[Unmet, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
+    """For the next ``History``; without the room that the changes make."""
+    gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod."""
+    unused: Mapping[str, Unused] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod."""

@@ -1,0 +1,106 @@
+"""Keep the room that nodes have, or are being changed for, until the scheduler binds pods there.
+
+A pod that the scheduler does not place within ``room_timeout_s`` gets no room on that node for as
+long. Pod affinity, volumes and so on can keep it off.
+"""
+
+import datetime as dt
+
+from mig_manager.core.fleet import batch, decisions, partitioned, past_decisions, waiting
+
+_MOST_UNUSED = 2
+"""Rooms that a pod does not use before the partitioner waits longer and longer between them."""
+_MOST_DOUBLINGS = 8
+
+
+class KeptRoom:
+    """The pods of a batch that need no change."""
+
+    def __init__(
+        self,
+        pods: batch.Batch,
+        limits: decisions.PartitionerLimits,
+        now: dt.datetime,
+        history: past_decisions.History,
+    ) -> None:
+        self._batch = pods
+        self._limits = limits
+        self._now = now
+        self._history = history
+        self._nodes = {node.name: node for node in pods.nodes}
+        self.waiting: list[decisions.Waiting] = []
+        self.room_since: dict[str, dict[str, dt.datetime]] = {}
+        """By UID of a pending pod, by node."""
+        self.nominated: set[str] = set()
+        """Nodes on which the scheduler preempts pods."""
+        self.unused = dict(history.unused)
+        self.refused = self._refusals()
+        """By rank of a pod: nodes where the scheduler did not place it."""
+
+    def keep(self) -> list[int]:
+        """Claim room for the pods that have it; return the ranks of the others."""
+        rest = [rank for rank in range(len(self._batch.pods)) if not self._keep(rank)]
+        self._batch.end_claims()
+        return rest
+
+    def is_backed_off(self, rank: int) -> bool:
+        """Return whether a pod gets no new room for now, because it did not use several rooms."""
+        unused = self.unused.get(self._batch.pods[rank].uid)
+        if unused is None or unused.count < _MOST_UNUSED:
+            return False
+        pause_s = self._limits.room_timeout_s * (1 << min(unused.count, _MOST_DOUBLINGS))
+        return self._now - unused.since < dt.timedelta(seconds=pause_s)
+
+    def _keep(self, rank: int) -> bool:
+        pod, group = self._batch.pods[rank], self._batch.group[rank]
+        since = self._history.room_since.get(pod.uid, {})
+        nominated = self._nodes.get(pod.nominated)
+        if nominated and not self._is_refused(rank, nominated):
+            self.nominated.add(nominated.name)
+            self._wait(
+                rank, nominated, f"the scheduler preempts pods on node {pod.nominated} for it"
+            )
+            return True
+        for name, when in since.items():
+            node = self._nodes.get(name)
+            if node and node.is_changing and self._limits.is_recent(when, now=self._now):
+                self._wait(rank, node, f"node {name} is being changed for it")
+                return True
+        for node in self._batch.hosts(group, since):
+            if self._is_refused(rank, node):
+                continue
+            self._batch.claim(group, node)
+            self._wait(rank, node, f"node {node.name} has room: the scheduler will place the pod")
+            return True
+        return False
+
+    def _wait(self, rank: int, node: partitioned.PartitionedNode, message: str) -> None:
+        """Let a pod wait for the scheduler, on a node with room since now or a known time."""
+        pod, reason = self._batch.pods[rank], waiting.Wait.SCHEDULER
+        since = self._history.room_since.get(pod.uid, {}).get(node.name, self._now)
+        if not self._limits.is_recent(since, now=self._now):
+            since = self._now
+        self.room_since.setdefault(pod.uid, {})[node.name] = since
+        self.waiting.append(
+            decisions.Waiting(pod=pod, reason=reason, message=message, node=node.name)
+        )
+
+    def _is_refused(self, rank: int, node: partitioned.PartitionedNode) -> bool:
+        return bool(self.refused.get(rank, 0) >> self._batch.index.position[node.name] & 1)
+
+    def _refusals(self) -> dict[int, int]:
+        """Return the nodes where the scheduler did not place pods; remember these."""
+        refused: dict[int, int] = {}
+        for rank, pod in enumerate(self._batch.pods):
+            for name, since in self._history.room_since.get(pod.uid, {}).items():
+                age_s = (self._now - since).total_seconds()
+                if self._limits.room_timeout_s < age_s <= 2 * self._limits.room_timeout_s:
+                    before = self.unused.get(pod.uid)
+                    if before is None or since > before.since:
+                        count = before.count + 1 if before else 1
+                        self.unused[pod.uid] = decisions.Unused(count=count, since=since)
+                    self.room_since.setdefault(pod.uid, {})[name] = since
+                    if name in self._nodes:
+                        position = self._batch.index.position[name]
+                        refused[rank] = refused.get(rank, 0) | 1 << position
+        return refused

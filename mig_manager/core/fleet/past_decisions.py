@@ -1,0 +1,99 @@
+"""What a process remembers of its decisions, and how long a node rests after a change."""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable, Mapping
+
+from mig_manager.core.fleet import decisions, demand, holds, partitioned
+from mig_manager.core.node import resources
+
+_LEAST_REST_S = 5.0
+_LONGEST_REST_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The memory of a process between decisions; see ``remember``."""
+
+    changed_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
+    """By node: time of this process's last request."""
+    requested: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By node: the content hash of the last layout that this process requested."""
+    demand_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
+    """By node: time of the last demand for its devices, or when this process first saw it."""
+    room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod, by node: since when the node has room for it."""
+    gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod: the GPUs on hold for it."""
+    unused: Mapping[str, decisions.Unused] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod."""
+    allocated: Mapping[str, demand.Amounts] = dataclasses.field(default_factory=dict)
+    """By node: the MIG devices that its pods requested at the last decision."""
+
+
+def remember(
+    history: History,
+    nodes: Iterable[partitioned.PartitionedNode],
+    pending: Iterable[demand.Pending],
+    decision: decisions.PartitioningDecision,
+    *,
+    now: dt.datetime,
+) -> History:
+    """Return the history after a decision; forget missing nodes and pods that are not pending.
+
+    ``decision`` has only the changes that were requested.
+    """
+    uids = {pod.uid for pod in pending}
+    room_since = {uid: dict(since) for uid, since in decision.room_since.items() if uid in uids}
+    for change in decision.changes:
+        for pod in change.pods:
+            room_since.setdefault(pod.uid, {})[change.node] = now
+    with_demand = {name for since in room_since.values() for name in since}
+    allocated = {
+        node.name: tuple(item for item in node.allocated if resources.is_mig(item[0]))
+        for node in nodes
+    }
+    changed = {change.node: now for change in decision.changes}
+    requested = {change.node: change.content_hash for change in decision.changes}
+    return History(
+        changed_at={
+            name: when
+            for name, when in {**history.changed_at, **changed}.items()
+            if name in allocated
+        },
+        requested={
+            name: content_hash
+            for name, content_hash in {**history.requested, **requested}.items()
+            if name in allocated
+        },
+        demand_at={
+            name: history.demand_at.get(name, now)
+            if name not in with_demand and history.allocated.get(name) == amounts
+            else now
+            for name, amounts in allocated.items()
+        },
+        room_since=room_since,
+        unused={uid: unused for uid, unused in decision.unused.items() if uid in uids},
+        gpu_holds={uid: record for uid, record in decision.gpu_holds.items() if uid in uids},
+        allocated=allocated,
+    )
+
+
+def rest_s(
+    node: partitioned.PartitionedNode,
+    limits: decisions.PartitionerLimits,
+    history: History,
+    *,
+    now: dt.datetime,
+) -> float:
+    """Return how long a node must still rest after any change; 0 if it need not.
+
+    By default it rests as long as the change took, between 5 and 60 s: a node that is quick to
+    change costs its pods little. A longer change must not keep pods waiting for as long again.
+    """
+    cooldown_s = limits.cooldown_s
+    if cooldown_s is None:
+        cooldown_s = min(_LONGEST_REST_S, max(_LEAST_REST_S, node.took_s))
+    changed_at = (node.finished_at, history.changed_at.get(node.name))
+    ages_s = [(now - each).total_seconds() for each in changed_at if each]
+    return max(0.0, cooldown_s - min(ages_s, default=cooldown_s))
