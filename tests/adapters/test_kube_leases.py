@@ -60,7 +60,7 @@ class Rig:
         self.agents.append((kube, slots))
         return slots
 
-    def taken(self, node: str, *, renew_s: float = 3600) -> leases.LeaseSlots:
+    def with_slot(self, node: str, *, renew_s: float = 3600) -> leases.LeaseSlots:
         own = self.of(node, renew_s=renew_s)
         assert own.take() is None
         return own
@@ -133,9 +133,9 @@ def test_node_takes_and_releases_one_slot_among_foreign_leases(rig: Rig) -> None
 
 @pytest.mark.parametrize("needs_slot", [True, False])
 def test_a_restarted_agent_takes_or_releases_its_own_slot(rig: Rig, *, needs_slot: bool) -> None:
-    rig.taken("a")
+    rig.with_slot("a")
 
-    again = rig.taken("a") if needs_slot else rig.of("a")
+    again = rig.with_slot("a") if needs_slot else rig.of("a")
 
     if needs_slot:
         again.check()
@@ -147,7 +147,7 @@ def test_a_restarted_agent_takes_or_releases_its_own_slot(rig: Rig, *, needs_slo
 def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     rig: Rig, *, is_dead: bool
 ) -> None:
-    own, other = rig.taken("a"), rig.of("b")
+    own, other = rig.with_slot("a"), rig.of("b")
     assert "under change now: a" in str(other.take())
     if not is_dead:
         rig.server.inject(apiserver.Fault(token="a", status=503, times=None))  # noqa: S106
@@ -172,7 +172,7 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
 @pytest.fixture
 def silent(rig: Rig) -> leases.LeaseSlots:
     """Have a node whose agent died in its slot; return the slots of another agent."""
-    rig.taken("a")
+    rig.with_slot("a")
     other = rig.of("b")
     other.take()
     rig.clock.now_s += 1000
@@ -201,7 +201,7 @@ def test_an_unreadable_node_counts_as_disrupted(rig: Rig, silent: leases.LeaseSl
 
 
 def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: Rig) -> None:
-    rig.taken("a", renew_s=0.01)
+    rig.with_slot("a", renew_s=0.01)
     other = rig.of("b")
     other.take()
 
@@ -215,7 +215,7 @@ def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: Rig) -> N
 
 
 def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: Rig) -> None:
-    rig.taken("a", renew_s=0.01)
+    rig.with_slot("a", renew_s=0.01)
     with structlog.testing.capture_logs() as logs:
         rig.clock.has_bug = True
         waiting.until(lambda: not rig.clock.has_bug)
@@ -225,7 +225,7 @@ def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: Rig) ->
 
 
 def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: Rig) -> None:
-    own = rig.taken("a")
+    own = rig.with_slot("a")
     own.check()
 
     rig.clock.now_s += 45
@@ -279,7 +279,7 @@ def test_a_failed_request_does_not_prevent_taking_and_releasing_a_slot(
 
 @pytest.mark.parametrize("fault", SWEPT)
 def test_a_failed_renewal_does_not_lose_the_slot(rig: Rig, fault: apiserver.Fault) -> None:
-    own = rig.taken("a", renew_s=0.01)
+    own = rig.with_slot("a", renew_s=0.01)
 
     rig.server.inject(dataclasses.replace(fault, verb="update", resource="leases"))
     waiting.until(lambda: rig.server.faults_waiting() == 0)

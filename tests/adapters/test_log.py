@@ -31,7 +31,7 @@ def writer_on(fd: int, *, journal_stream: str = "") -> log.LineWriter:
     return log.LineWriter(stream, journal_stream=journal_stream)
 
 
-def taken(reader: int) -> str:
+def read_all(reader: int) -> str:
     os.set_blocking(reader, False)
     try:
         return os.read(reader, 1 << 20).decode()
@@ -137,9 +137,9 @@ def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
             lines = writer_on(writer)
         lines.put("one")
         assert log.LineWriter.dropped - before == 1
-        taken(reader)
+        read_all(reader)
         lines.put("two " * 2000)
-        text = taken(reader)
+        text = read_all(reader)
 
     assert text.startswith("1 lines could not be written before this one\n")
 
@@ -149,10 +149,10 @@ def test_dropped_lines_are_reported_in_one_line_once_the_reader_resumes() -> Non
         log.configure(level="info", is_json=True, stream=writer_on(writer))
         for number in range(3):
             structlog.get_logger().info("pod_evicted", number=number)
-        assert set(taken(reader)) == {"."}
+        assert set(read_all(reader)) == {"."}
         structlog.get_logger().info("run_finished")
         structlog.get_logger().info("agent_stopped")
-        lines: list[dict[str, Any]] = [json.loads(line) for line in taken(reader).splitlines()]
+        lines: list[dict[str, Any]] = [json.loads(line) for line in read_all(reader).splitlines()]
 
     events = [line["event"] for line in lines]
     assert events == ["log_lines_dropped", "run_finished", "agent_stopped"]
@@ -162,11 +162,11 @@ def test_dropped_lines_are_reported_in_one_line_once_the_reader_resumes() -> Non
 def test_a_line_after_a_truncated_one_starts_on_its_own_line() -> None:
     with lost_stderr.full_pipe() as (reader, writer):
         lines = writer_on(writer)
-        taken(reader)
+        read_all(reader)
         lines.put("x" * 6000)
-        cut = taken(reader)
+        cut = read_all(reader)
         lines.put("next")
-        rest = taken(reader)
+        rest = read_all(reader)
 
     assert set(cut) == {"x"}
     assert rest.splitlines() == ["", "1 lines could not be written before this one", "next"]
@@ -193,7 +193,7 @@ def test_pipe_or_terminal_stays_blocking_and_has_no_priorities(
     writer_on(writer, journal_stream="1:2").put("one", log.Priority.ERROR)
 
     assert os.get_blocking(writer)
-    assert taken(reader) == "one\n"
+    assert read_all(reader) == "one\n"
     os.close(reader)
     os.close(writer)
 

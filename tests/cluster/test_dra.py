@@ -118,7 +118,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
         (published,) = stage.api.get(SLICES)["items"]
         assert set(claims.parse_slice(published).uuids.values()) == uuids
         assert len(uuids) == 4
-        stage.assert_nothing_taken()
+        stage.assert_restored()
         assert clusters.event_reasons(stage) >= {"Draining", "Applied"}
 
 

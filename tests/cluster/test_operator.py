@@ -65,7 +65,7 @@ def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         assert clusters.event_reasons(stage) == set()
         assert stage.agent_log.read_text().count('"events_forbidden"') == 1
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 def test_operators_rights_fail_a_layout_that_must_evict_and_cost_nothing(
@@ -87,7 +87,7 @@ def test_operators_rights_fail_a_layout_that_must_evict_and_cost_nothing(
         assert "default/train (the agent may not evict it" in status["message"]
         assert "pods/eviction" in status["message"]
         assert (stage.devices_by_pod(), stage.gpus.observe()) == (devices, before)
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
@@ -103,7 +103,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
         stage.api.delete("/api/v1/namespaces/default/pods/train", {})
 
         assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 def test_nothing_is_touched_beside_the_operators_own_manager(
@@ -129,4 +129,4 @@ def test_nothing_is_touched_beside_the_operators_own_manager(
         assert stage.gpus.observe() == before
         stage.api.delete(f"{pods}/{name}", {"gracePeriodSeconds": 0})
         stage.wait(lambda: stage.status().get("reason") == "Applied", "the next try")
-        stage.assert_nothing_taken()
+        stage.assert_restored()

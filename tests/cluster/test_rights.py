@@ -28,7 +28,7 @@ def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
 
         assert clusters.event_reasons(stage) == {"Draining", "Applied"}
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-        stage.assert_nothing_taken()
+        stage.assert_restored()
         if has_budget:
             assert clusters.slot_owners(stage.api) == [""]
 
@@ -38,7 +38,7 @@ def never_begins(stage: agent_stage.Stage, right: clusters.Right) -> None:
     stage.wait(lambda: complains(stage, right), "the agent's complaint")
     assert well_known.STATE_LABEL not in objects.labels(stage.node())
     assert "train" in stage.workloads()
-    stage.assert_nothing_taken()
+    stage.assert_restored()
 
 
 def fails(stage: agent_stage.Stage, right: clusters.Right) -> None:
@@ -46,7 +46,7 @@ def fails(stage: agent_stage.Stage, right: clusters.Right) -> None:
     assert stage.wait_for_end(LAYOUT) is model.State.FAILED
     assert stage.status()["reason"] == "Forbidden"
     assert f'cannot {right[2]} resource "{right[1]}"' in stage.status()["message"]
-    stage.assert_nothing_taken()
+    stage.assert_restored()
 
 
 def is_served(stage: agent_stage.Stage, right: clusters.Right) -> None:

@@ -40,7 +40,7 @@ def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
 
         assert checks
         assert [text for text, holds in checks.items() if not holds] == []
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 def test_a_corrected_file_is_served_without_touching_the_label(
@@ -108,7 +108,7 @@ def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name(
         assert stage.status()["reason"] == "DrainTimeout"
         assert "PodDisruptionBudget guard needs" in stage.status()["message"]
         assert "train" in stage.workloads()
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped agent", "newer label"])
@@ -127,7 +127,7 @@ def test_a_drain_that_is_interrupted_restores_everything(
             stage.assert_ends("all-disabled")
 
         assert "train" in stage.workloads()
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
@@ -150,7 +150,7 @@ def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
 
         stage.wait(lambda: stage.status().get("state") == "success", "success", timeout_s=120)
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 def test_agent_after_one_killed_in_a_change_takes_its_slot_again(

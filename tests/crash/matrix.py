@@ -195,7 +195,7 @@ def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
     if rig.owes_hooks():
         problems.append("the hooks of the end are owed")
     own = {"cordon"} if rig.scenario.is_cordoned else set()
-    return problems + sorted(own ^ {*rig.taken(is_stopped=is_stopped)})
+    return problems + sorted(own ^ {*rig.remaining(is_stopped=is_stopped)})
 
 
 def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:

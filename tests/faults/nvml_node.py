@@ -65,8 +65,8 @@ class Ended(NamedTuple):
     outcome: outcomes.Outcome
     shape: tuple[simulated_rig.GpuShape, ...]
     """Modes, instances, placements and what is inside them, from the driver itself."""
-    taken: list[str]
-    """What is still taken on the node; nothing, if all is well."""
+    remaining: list[str]
+    """What a change left on the node; nothing, if all is well."""
 
     @property
     def is_good(self) -> bool:
@@ -124,13 +124,13 @@ class Node:
                 layout or self.scenario.layout, fakes.FakeRequest(rig.clock)
             )
         assert [line for line in log if "exc_info" in line] == []
-        taken = [
+        remaining = [
             *(key for key in rig.annotations if key.endswith("journal")),
             *(key for key, value in rig.labels.items() if value.startswith("paused")),
             *(["cordon"] if rig.is_unschedulable else []),
             *(["taint"] if rig.has_hold_taint else []),
         ]
-        return Ended(outcome, simulated_rig.geometry(self.state), taken)
+        return Ended(outcome, simulated_rig.geometry(self.state), remaining)
 
     def strike(
         self,

@@ -112,7 +112,7 @@ def requests(stage: api_node.InProcessStage) -> list[Request]:
 def outcome(stage: api_node.InProcessStage, passing: set[errors.Reason]) -> str:
     """Return in a word how one case ended; ``passing`` are the reasons a run may fail with."""
     ends, lost = stage.heard.take()
-    assert stage.taken() == []
+    assert stage.remaining() == []
     assert ends, "no run has ended"
     assert ends[-1] in GOOD
     bad = [reason for reason in (*ends, *lost) if reason not in GOOD]
@@ -229,4 +229,4 @@ def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
         stage.server.inject(Fault(token=api_node.TOKEN, verb="watch", stall=True))
         stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault")
         stage.reconfigure()
-        assert stage.taken() == []
+        assert stage.remaining() == []

@@ -154,7 +154,7 @@ def check_gpus(node: nvml_node.Node, what: tuple[str, int], ended: nvml_node.End
 
 def check_next(node: nvml_node.Node) -> None:
     again = node.run()
-    assert (again.is_good, again.shape, again.taken) == (True, node.after, [])
+    assert (again.is_good, again.shape, again.remaining) == (True, node.after, [])
 
 
 def play(
@@ -166,7 +166,7 @@ def play(
     assert ended == unheard, "it ends differently where no line of the log is lost"
     what = site.function, code
     # What the change did not see at first is kept, and with it the journal until all is right.
-    assert ended.taken in ([], [well_known.JOURNAL_ANNOTATION] if what in UNSEEN else [])
+    assert ended.remaining in ([], [well_known.JOURNAL_ANNOTATION] if what in UNSEEN else [])
     # A call that fails beside other GPUs is made once more without them.
     is_alone = node.scenario.are_changes_all and site.function == "nvmlDeviceSetMigMode"
     if not (ended.is_good and is_alone):
@@ -238,5 +238,5 @@ def test_a_call_that_hangs_is_given_up_and_the_change_undone(
     for site in dict.fromkeys((sites[0], sites[-1])):
         ended = node.strike(site, hang_s=600)
         assert ended.outcome.reason is Reason.NVML_TIMEOUT, site
-        assert (ended.taken, ended.shape) == ([], node.before)
+        assert (ended.remaining, ended.shape) == ([], node.before)
         check_next(node)

@@ -195,7 +195,7 @@ def play(note: Note, name: str, *, every: int = 1) -> None:
                 is_struck = questions(nth) >= nth
                 ends, lost = stage.heard.take()
                 # The question comes again, so one without an answer makes no run fail.
-                end = (set(ends) <= GOOD, lost, stage.taken())
+                end = (set(ends) <= GOOD, lost, stage.remaining())
                 assert end == (True, [], []), f"question {nth}"
                 struck += is_struck
                 if is_struck:

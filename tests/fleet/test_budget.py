@@ -20,7 +20,7 @@ LAYOUT = "all-1g.5gb"
 NAMESPACE = agents.NAMESPACE
 
 
-def taken(server: apiserver.ApiServer) -> list[str]:
+def used_slots(server: apiserver.ApiServer) -> list[str]:
     leases = server.objects(resources.LEASES, NAMESPACE)
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
@@ -35,7 +35,7 @@ def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> No
                 lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
                 "the layout on every node",
             )
-            waiting.until(lambda: not taken(server), "every slot released")
+            waiting.until(lambda: not used_slots(server), "every slot released")
 
         assert counted.ever == set(names)
         assert 1 <= counted.most <= 2
@@ -89,7 +89,7 @@ def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Ce
         thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
     assert counted.ever == set(names)
-    assert taken(server) == []
+    assert used_slots(server) == []
     return counted
 
 

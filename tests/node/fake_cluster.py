@@ -177,8 +177,8 @@ class FakeWorkloads(Port):
 
     def covered(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
         self._rig.called("workloads.covered")
-        (ours,) = (one for one in self._rig.disruptions.budgets if one.name == budget.name)
-        return tuple(pod for pod in self._rig.pods_everywhere if ours.covers(pod))
+        (guard,) = (one for one in self._rig.disruptions.budgets if one.name == budget.name)
+        return tuple(pod for pod in self._rig.pods_everywhere if guard.covers(pod))
 
     def _verdict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         why = self._rig.disruptions.refusals.get(pod.name, "")

@@ -54,8 +54,8 @@ class FakeGpus(fake_cluster.Port):
             dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
             for gpu in self._rig.gpus
         )
-        (ours,) = (gpu for gpu in self._rig.gpus if gpu.uuid == step.gpu_uuid)
-        if ours.pending_mode is not ours.current_mode:
+        (changed,) = (gpu for gpu in self._rig.gpus if gpu.uuid == step.gpu_uuid)
+        if changed.pending_mode is not changed.current_mode:
             raise errors.HardwareError(
                 "the mode waits for a reset", reason=errors.Reason.RESET_REQUIRED
             )

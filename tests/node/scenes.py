@@ -146,8 +146,8 @@ def run(
     **options: Any,
 ) -> outcomes.Outcome:
     """Apply a layout, with an agent of its own if none is given."""
-    ours = by or reconciler(rig, text)
-    return ours.run(layout, request or fakes.FakeRequest(rig.clock), **options)
+    agent = by or reconciler(rig, text)
+    return agent.run(layout, request or fakes.FakeRequest(rig.clock), **options)
 
 
 def assert_ends(
@@ -162,7 +162,7 @@ def assert_ends(
     assert outcome.reason is reason, outcome.message
     for text in texts:
         assert text in outcome.message
-    assert_nothing_taken(rig)
+    assert_restored(rig)
     return outcome
 
 
@@ -178,7 +178,7 @@ def assert_superseded(
     request.ends_when = when
     with pytest.raises(errors.Superseded):
         run(rig, layout, request=request)
-    assert_nothing_taken(rig, is_stopped=not options.get("replaced"))
+    assert_restored(rig, is_stopped=not options.get("replaced"))
 
 
 def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
@@ -243,7 +243,7 @@ def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
     )
 
 
-def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
+def assert_restored(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
     """Also the plugin's config is what it was, unless the layout that it goes with succeeded.
 
     ``is_stopped``: a stopped agent may have left the proof of the plugin's devices to the next.

@@ -36,8 +36,8 @@ def run(
     **options: Any,
 ) -> outcomes.Outcome:
     """Request ``custom`` of a node whose agent allows it."""
-    ours = by or scenes.reconciler(rig, limits=ON if limits is None else limits)
-    return scenes.run(rig, "custom", by=ours, custom=wanted or requested(), **options)
+    agent = by or scenes.reconciler(rig, limits=ON if limits is None else limits)
+    return scenes.run(rig, "custom", by=agent, custom=wanted or requested(), **options)
 
 
 def published(rig: fakes.NodeRig) -> status.PublishedStatus:

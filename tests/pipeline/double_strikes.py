@@ -110,9 +110,9 @@ def _break_start_hook(play: Play) -> None:
 
 def _change_file(play: Play) -> None:
     """Swap the names of two layouts."""
-    ours, other = play.change.layout, play.change.other.applied or ""
-    lines = scenes.CONFIG.replace(f"  {ours}:\n", "  *:\n").replace(
-        f"  {other}:\n", f"  {ours}:\n"
+    layout, other = play.change.layout, play.change.other.applied or ""
+    lines = scenes.CONFIG.replace(f"  {layout}:\n", "  *:\n").replace(
+        f"  {other}:\n", f"  {layout}:\n"
     )
     play.config.text = lines.replace("  *:\n", f"  {other}:\n")
     if play.custom is None:

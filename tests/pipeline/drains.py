@@ -59,10 +59,10 @@ def usage_of(rig: NodeRig) -> gpu_use.Usage:
     return gpu_use.Usage(assigned=rig.allocations.assigned(), pods=rig.workloads.list())
 
 
-def run(rig: NodeRig, ours: drain.Drain) -> int:
+def run(rig: NodeRig, draining: drain.Drain) -> int:
     usage = usage_of(rig)
-    ours.run(usage, fakes.FakeRequest(rig.clock), usage.pods)
-    return ours.evictions.evicted
+    draining.run(usage, fakes.FakeRequest(rig.clock), usage.pods)
+    return draining.evictions.evicted
 
 
 def drained(rig: NodeRig, **options: Any) -> int:

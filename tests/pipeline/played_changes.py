@@ -201,7 +201,7 @@ class Play:
             rig.on_call, rig.driver.step_error = _nothing, _accept
 
     def _serve(self) -> outcomes.Outcome | None:
-        ours = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
+        agent = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
         is_recovered = False
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             request = fakes.FakeRequest(self.rig.clock, replaced=True)
@@ -209,9 +209,9 @@ class Play:
             request.ends_when = lambda asked=asked: asked != self.requested  # type: ignore[misc]
             try:
                 if not is_recovered:
-                    ours.recover(self.layout, self.custom)
+                    agent.recover(self.layout, self.custom)
                     is_recovered = True
-                outcome = ours.run(self.layout, request, custom=self.custom, attempt=attempt)
+                outcome = agent.run(self.layout, request, custom=self.custom, attempt=attempt)
             except errors.Superseded:
                 continue
             except errors.ClusterError:
@@ -219,7 +219,7 @@ class Play:
             else:
                 is_refused = outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
                 is_over = is_refused or not outcome.should_retry
-                if is_over and self._begins_repair(ours, outcome):
+                if is_over and self._begins_repair(agent, outcome):
                     continue
                 if is_over and asked == self.requested:
                     # What comes back by itself, such as the plugin of a failed change, does.
@@ -229,10 +229,10 @@ class Play:
             self.rig.clock.wait(_PAUSE_S)
         return None
 
-    def _begins_repair(self, ours: reconcile.Reconciler, outcome: outcomes.Outcome) -> bool:
+    def _begins_repair(self, agent: reconcile.Reconciler, outcome: outcomes.Outcome) -> bool:
         if not self.change.is_repair:
             return False
-        action = ours.check_drift(self.layout, outcome, self.custom)
+        action = agent.check_drift(self.layout, outcome, self.custom)
         return action is drift.Action.REPAIR
 
     @property
@@ -306,7 +306,7 @@ class Play:
         if {state, published["state"]} != {outcome.state.value}:
             problems.append(f"label {state}, status {published['state']}, not {outcome.state}")
         try:
-            scenes.assert_nothing_taken(rig)
+            scenes.assert_restored(rig)
         except AssertionError:
             journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
             problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")

@@ -59,7 +59,7 @@ def test_agent_runs_every_hook_and_serves_a_changed_hooks_file(hooks: Hooks) -> 
         rig.assert_ends(LAYOUT)
         assert hooks.ran == list(POINTS)
         assert (hooks.folder / "log").read_text().split()[1] == LAYOUT
-        rig.assert_nothing_taken()
+        rig.assert_restored()
 
         hooks.write(at="apply-start", script="echo new content >> log")
         # A changed file causes a check, and runs no hook.
@@ -105,7 +105,7 @@ def test_a_signal_during_a_hook_ends_it_and_restores_the_node(
 
         assert hooks.ran[-1] == "apply-exit"
         assert {gpu.current_mode for gpu in rig.gpus.observe()} == {model.MigMode.DISABLED}
-        rig.assert_nothing_taken(is_stopped=True)
+        rig.assert_restored(is_stopped=True)
         assert objects.labels(rig.node())[well_known.STATE_LABEL] == "failed"
 
 
@@ -128,4 +128,4 @@ def test_what_an_agent_owes_that_was_killed_in_a_hook_the_next_one_pays(hooks: H
         rig.wait(lambda: rig.status().get("state") == "success", "success", timeout_s=120)
         assert hooks.ran[-1] == "apply-exit"
         assert hooks.ran.count("apply-exit") == 1
-        rig.assert_nothing_taken()
+        rig.assert_restored()

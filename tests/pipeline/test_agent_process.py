@@ -34,7 +34,7 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
         checks = scenario.play(stage, layout, lambda _text: None)
         assert checks
         assert [text for text, holds in checks.items() if not holds] == []
-        stage.assert_nothing_taken()
+        stage.assert_restored()
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
         scenes.run(rig, by=reconciler)
 
     assert calls[0] > index, "the call was not made"
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
     assert not fake.is_taken
 
 
@@ -196,7 +196,7 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> 
     assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.APPLIED
 
     assert rig.log.count("slots.take") == 1
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
@@ -205,7 +205,7 @@ def test_a_change_undone_for_another_request_releases_the_slot() -> None:
 
     scenes.reconciler(rig).recover("all-balanced")
 
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
     assert not fake.is_taken
 
 
@@ -219,16 +219,16 @@ def test_a_node_without_a_request_holds_no_slot(fake: FakeSlots) -> None:
 
 def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(fake: FakeSlots) -> None:
     fake.denials = [USED_BY_B] * 5
-    ours = scenes.reconciler(fake.rig)
+    agent = scenes.reconciler(fake.rig)
     with pytest.raises(errors.Superseded):
         scenes.run(
             fake.rig,
-            by=ours,
+            by=agent,
             request=fakes.FakeRequest(fake.rig.clock, ends_at=2, replaced=True),
         )
     assert fake.rig.labels[well_known.STATE_LABEL] == "pending"
 
-    ours.rest()
+    agent.rest()
 
     assert fake.rig.labels[well_known.STATE_LABEL] == "failed"
 

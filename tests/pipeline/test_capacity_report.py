@@ -50,25 +50,25 @@ def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
 
 def on_demand(rig: fakes.NodeRig, **replaced: Any) -> reconcile.Reconciler:
     """Return the reconciler of a node with on-demand partitioning that has just started."""
-    ours = scenes.reconciler(rig, **replaced)
-    scenes.run(rig, "all-balanced", by=ours)
-    ours.capacity.follow(is_on_demand=True, has_changed=False)
-    return ours
+    agent = scenes.reconciler(rig, **replaced)
+    scenes.run(rig, "all-balanced", by=agent)
+    agent.capacity.follow(is_on_demand=True, has_changed=False)
+    return agent
 
 
-def catch_up(rig: fakes.NodeRig, ours: reconcile.Reconciler, most: int = 10) -> list[float]:
+def catch_up(rig: fakes.NodeRig, agent: reconcile.Reconciler, most: int = 10) -> list[float]:
     """Wait and observe as the loop does, until nothing is left to do; return the pauses."""
     pauses: list[float] = []
-    while math.isfinite(ours.capacity.next_in_s) and len(pauses) < most:
-        pauses.append(round(ours.capacity.next_in_s, 2))
-        rig.clock.wait(ours.capacity.next_in_s)
-        if not ours.capacity.next_in_s:
-            ours.capacity.refresh()
+    while math.isfinite(agent.capacity.next_in_s) and len(pauses) < most:
+        pauses.append(round(agent.capacity.next_in_s, 2))
+        rig.clock.wait(agent.capacity.next_in_s)
+        if not agent.capacity.next_in_s:
+            agent.capacity.refresh()
     return pauses
 
 
-def use_changed(ours: reconcile.Reconciler) -> None:
-    ours.capacity.follow(is_on_demand=True, has_changed=True)
+def use_changed(agent: reconcile.Reconciler) -> None:
+    agent.capacity.follow(is_on_demand=True, has_changed=True)
 
 
 def patches(rig: fakes.NodeRig) -> int:
@@ -108,108 +108,108 @@ def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
     rig: fakes.NodeRig,
 ) -> None:
     watch = PodWatch()
-    ours = scenes.reconciler(rig, pod_watch=watch)
-    scenes.run(rig, "all-balanced", by=ours)
+    agent = scenes.reconciler(rig, pod_watch=watch)
+    scenes.run(rig, "all-balanced", by=agent)
 
-    ours.capacity.follow(is_on_demand=False, has_changed=True)
+    agent.capacity.follow(is_on_demand=False, has_changed=True)
 
-    assert math.isinf(ours.capacity.next_in_s)
+    assert math.isinf(agent.capacity.next_in_s)
     assert not watch.is_kept
 
 
 def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> None:
-    ours = on_demand(rig)
-    catch_up(rig, ours)
+    agent = on_demand(rig)
+    catch_up(rig, agent)
     rig.log.clear()
     rig.add_pod("new", devices=frozenset({scenes.device(rig, GPU_0, "3g.20gb")}))
 
-    use_changed(ours)
+    use_changed(agent)
     rig.clock.wait(0.5)
-    use_changed(ours)
+    use_changed(agent)
 
-    assert catch_up(rig, ours) == [1.0]
+    assert catch_up(rig, agent) == [1.0]
     assert published(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
     assert patches(rig) == 1
     assert "gpus.observe" not in rig.log
 
 
 def test_changes_without_an_end_are_published_nevertheless(rig: fakes.NodeRig) -> None:
-    ours = on_demand(rig)
-    catch_up(rig, ours)
+    agent = on_demand(rig)
+    catch_up(rig, agent)
     for _ in range(9):
-        use_changed(ours)
+        use_changed(agent)
         rig.clock.wait(0.6)
 
-    assert ours.capacity.next_in_s == 0
+    assert agent.capacity.next_in_s == 0
 
 
 def test_an_unchanged_use_is_not_written_again(rig: fakes.NodeRig) -> None:
-    ours = on_demand(rig)
-    catch_up(rig, ours)
+    agent = on_demand(rig)
+    catch_up(rig, agent)
     rig.log.clear()
 
-    use_changed(ours)
+    use_changed(agent)
 
-    assert catch_up(rig, ours) == [1.0]
+    assert catch_up(rig, agent) == [1.0]
     assert "allocations.assigned" in rig.log
     assert patches(rig) == 0
 
 
 def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: fakes.NodeRig) -> None:
     watch = PodWatch()
-    ours = on_demand(rig, pod_watch=watch)
+    agent = on_demand(rig, pod_watch=watch)
     assert watch.is_kept
-    assert catch_up(rig, ours) == [1.0]
-    use_changed(ours)
+    assert catch_up(rig, agent) == [1.0]
+    use_changed(agent)
 
-    ours.capacity.follow(is_on_demand=False, has_changed=True)
+    agent.capacity.follow(is_on_demand=False, has_changed=True)
 
     assert not watch.is_kept
-    assert math.isinf(ours.capacity.next_in_s)
+    assert math.isinf(agent.capacity.next_in_s)
 
 
 @pytest.mark.parametrize("call", ["allocations.assigned", "workloads.list", "node.patch"])
 def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: str) -> None:
-    ours = on_demand(rig)
-    catch_up(rig, ours)
+    agent = on_demand(rig)
+    catch_up(rig, agent)
     rig.add_pod("new", devices=frozenset({scenes.device(rig, GPU_0, "3g.20gb")}))
     rig.refusing[call] = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
 
-    use_changed(ours)
+    use_changed(agent)
 
-    assert catch_up(rig, ours, most=9) == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert catch_up(rig, agent, most=9) == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert published(rig) == [[[0, 2]], [[4, 4]]]
     rig.refusing.clear()
-    catch_up(rig, ours)
+    catch_up(rig, agent)
     assert published(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
 
 
 def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: fakes.NodeRig) -> None:
-    ours = on_demand(rig)
+    agent = on_demand(rig)
     rig.refusing["workloads.list"] = errors.ClusterError(
         "no", reason=errors.Reason.API_UNAVAILABLE
     )
-    assert catch_up(rig, ours, most=2) == [1.0, 1.0]
+    assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
-    ours.capacity.follow(is_on_demand=False, has_changed=False)
+    agent.capacity.follow(is_on_demand=False, has_changed=False)
 
-    assert math.isinf(ours.capacity.next_in_s)
+    assert math.isinf(agent.capacity.next_in_s)
 
 
 def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> None:
-    ours = on_demand(rig)
+    agent = on_demand(rig)
     rig.refusing["allocations.assigned"] = KeyError("bug")
 
-    assert catch_up(rig, ours, most=2) == [1.0, 1.0]
+    assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
 
 def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
     def listed() -> dict[str, tuple[steps.GpuProcess, ...]]:
         raise KeyError("bug")
 
-    ours = on_demand(rig, processes=listed)
+    agent = on_demand(rig, processes=listed)
 
-    outcome = scenes.run(rig, "all-balanced", by=ours)
+    outcome = scenes.run(rig, "all-balanced", by=agent)
 
     assert outcome.state is model.State.SUCCESS
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
@@ -227,43 +227,43 @@ def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fake
         asked.append(True)
         return processes
 
-    ours = scenes.reconciler(rig, processes=listed)
-    scenes.run(rig, "all-balanced", by=ours)
+    agent = scenes.reconciler(rig, processes=listed)
+    scenes.run(rig, "all-balanced", by=agent)
     assert not asked
-    ours.capacity.follow(is_on_demand=True, has_changed=False)
+    agent.capacity.follow(is_on_demand=True, has_changed=False)
 
-    assert catch_up(rig, ours, most=3) == [1.0, 1.0, 2.0]
+    assert catch_up(rig, agent, most=3) == [1.0, 1.0, 2.0]
     start, size = small.placement.start, small.placement.size
     assert [start, size] in published(rig)[0]
     processes[gpu.uuid] = ()
-    assert catch_up(rig, ours) == [4.0]
+    assert catch_up(rig, agent) == [4.0]
     assert published(rig)[0] == [[0, 2]]
 
 
 def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.NodeRig) -> None:
-    ours = on_demand(rig)
-    catch_up(rig, ours)
+    agent = on_demand(rig)
+    catch_up(rig, agent)
     rig.kubelet.is_silent = True
 
-    scenes.run(rig, "all-balanced", by=ours)
+    scenes.run(rig, "all-balanced", by=agent)
 
     assert well_known.CAPACITY_ANNOTATION not in rig.annotations
     rig.kubelet.is_silent = False
-    catch_up(rig, ours)
+    catch_up(rig, agent)
     assert published(rig) == [[[0, 2]], [[4, 4]]]
 
 
 def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) -> None:
-    ours = scenes.reconciler(rig)
-    ended = scenes.run(rig, "all-balanced", by=ours)
-    ours.capacity.follow(is_on_demand=True, has_changed=False)
-    catch_up(rig, ours)
+    agent = scenes.reconciler(rig)
+    ended = scenes.run(rig, "all-balanced", by=agent)
+    agent.capacity.follow(is_on_demand=True, has_changed=False)
+    catch_up(rig, agent)
     first = rig.gpus[0]
     kept = tuple(gi for gi in first.gpu_instances if str(gi.profile) != "3g.20gb")
     rig.gpus = (dataclasses.replace(first, gpu_instances=kept), *rig.gpus[1:])
 
-    ours.check_drift("all-balanced", ended)
-    catch_up(rig, ours)
+    agent.check_drift("all-balanced", ended)
+    catch_up(rig, agent)
 
     inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert len(inventory[0].gpu_instances) == len(kept)
@@ -272,10 +272,10 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) ->
 
 def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) -> None:
     rig.annotations.clear()
-    ours = scenes.reconciler(rig)
+    agent = scenes.reconciler(rig)
 
-    ours.capacity.follow(is_on_demand=True, has_changed=False)
-    catch_up(rig, ours)
+    agent.capacity.follow(is_on_demand=True, has_changed=False)
+    catch_up(rig, agent)
 
     assert rig.log.count("gpus.observe") == 1
     assert {well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION} == set(rig.annotations)
@@ -283,13 +283,13 @@ def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) ->
 
 
 def test_a_node_that_is_registered_again_gets_everything_again(rig: fakes.NodeRig) -> None:
-    ours = on_demand(rig)
-    catch_up(rig, ours)
+    agent = on_demand(rig)
+    catch_up(rig, agent)
     before = dict(rig.annotations)
     rig.annotations.clear()
 
-    ours.forget_node()
-    catch_up(rig, ours)
+    agent.forget_node()
+    catch_up(rig, agent)
 
     for key in (well_known.CAPACITY_ANNOTATION, well_known.GPUS_ANNOTATION):
         assert json.loads(rig.annotations[key])["gpus"] == json.loads(before[key])["gpus"]

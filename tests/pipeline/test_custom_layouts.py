@@ -38,7 +38,7 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
     assert published(rig).annotation_hash == requested().annotation_hash
     assert published(rig).origin == "annotation mig-manager.io/layout of node node-a:3"
     assert f"Layout custom ({layout.content_hash}) is active." in outcome.message
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
     assert rig.gpus == before
     assert {"affected", "spared"} <= rig.pod_names
     assert published(rig).annotation_hash == requested(text).annotation_hash
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 OWN = scenes.CONFIG + "  custom:\n  - {devices: all, mig-enabled: false}\n"
@@ -108,12 +108,12 @@ def test_custom_request_without_setting_or_layout_says_so() -> None:
 
 def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     rig = scenes.busy_node()
-    ours = scenes.reconciler(rig, OWN, limits=ON)
+    agent = scenes.reconciler(rig, OWN, limits=ON)
 
-    assert run(rig, by=ours).reason is Reason.APPLIED
+    assert run(rig, by=agent).reason is Reason.APPLIED
     listed = rig.annotations[well_known.LAYOUTS_ANNOTATION]
     assert "custom" not in {each.name for each in served.from_json(listed)}
-    assert run(rig, requested(None), by=ours).reason is Reason.NO_CUSTOM_LAYOUT
+    assert run(rig, requested(None), by=agent).reason is Reason.NO_CUSTOM_LAYOUT
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -159,22 +159,22 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
     repartition(rig)
     rig.annotations = written
 
-    ours = scenes.reconciler(rig, limits=ON)
-    ours.recover("custom", requested(text))
+    agent = scenes.reconciler(rig, limits=ON)
+    agent.recover("custom", requested(text))
 
-    assert run(rig, requested(text), by=ours).reason is reason
+    assert run(rig, requested(text), by=agent).reason is reason
     assert ("training" in rig.pod_names) is (reason is Reason.DRIFTED)
 
 
 def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> None:
     rig = scenes.node(layout="all-balanced")
-    ours = scenes.reconciler(rig, limits=ON)
-    ended = run(rig, by=ours)
-    assert ours.check_drift("custom", ended, requested()) is drift.Action.REST
+    agent = scenes.reconciler(rig, limits=ON)
+    ended = run(rig, by=agent)
+    assert agent.check_drift("custom", ended, requested()) is drift.Action.REST
     assert rig.labels[well_known.APPLIED_LABEL] == "custom"
 
     scenes.run(rig, "all-1g.5gb")
-    ours.check_drift("custom", ended, requested())
+    agent.check_drift("custom", ended, requested())
 
     assert published(rig).reason == "Drifted"
     assert published(rig).annotation_hash == requested().annotation_hash
@@ -201,7 +201,7 @@ def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) ->
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
         assert rig.labels[well_known.APPLIED_LABEL] == "custom"
         assert published(rig).annotation_hash == wanted.annotation_hash
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
     assert is_same or changed_back
 
 
@@ -217,7 +217,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
 
     assert run(rig, requested(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
     assert scenes.is_as_before(rig, before)
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:

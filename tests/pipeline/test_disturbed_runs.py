@@ -14,7 +14,7 @@ from tests.node import fake_cluster, fakes
 from tests.node.scenes import (
     BROKEN,
     assert_ends,
-    assert_nothing_taken,
+    assert_restored,
     broken,
     busy_node,
     calls,
@@ -43,7 +43,7 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
 
     assert (outcome.state is model.State.SUCCESS) is ends_well
     assert rig.labels[key] == "paused-for-driver-upgrade"
-    assert_nothing_taken(rig)
+    assert_restored(rig)
 
 
 def patches(make: Callable[[], fakes.NodeRig], layout: str) -> int:
@@ -145,20 +145,20 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: 
     assert len(undisturbed) > 8
     for index, call in enumerate(undisturbed):
         rig = make()
-        ours = reconciler(rig)
+        agent = reconciler(rig)
         rig.failing = {index: broken(call)}
         try:
-            run(rig, layout, by=ours)
+            run(rig, layout, by=agent)
         except errors.ClusterError:
             rig.failing = {}
-            ours.recover(layout)
+            agent.recover(layout)
         else:
             assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
-            assert_nothing_taken(rig)
+            assert_restored(rig)
 
         rig.failing = {}
-        assert run(rig, layout, by=ours).state is model.State.SUCCESS, index
-        assert_nothing_taken(rig)
+        assert run(rig, layout, by=agent).state is model.State.SUCCESS, index
+        assert_restored(rig)
         assert kept <= rig.pods.keys(), index
         for key in advertising.DEPLOY_LABELS:
             assert rig.labels.get(key) == make().labels.get(key)
@@ -180,7 +180,7 @@ def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) ->
         rig.clock.wait(30.0)
 
         assert run(rig, layout, by=agent, attempt=2).state is model.State.SUCCESS, number
-        assert_nothing_taken(rig)
+        assert_restored(rig)
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
@@ -189,16 +189,16 @@ def test_no_spared_pod_is_evicted_whenever_kubelet_restarts(scenario: str) -> No
     undisturbed, kept = calls(make, layout), spared(scenario).keys()
     for index in range(len(undisturbed)):
         rig = make()
-        ours = reconciler(rig)
+        agent = reconciler(rig)
 
         def restart(rig: fakes.NodeRig = rig, index: int = index) -> None:
             if len(rig.log) == index + 1:
                 rig.kubelet.lists_from_s = rig.clock.now_s + 30
 
         rig.on_call = restart
-        attempts = (run(rig, layout, by=ours, attempt=number + 1) for number in range(4))
+        attempts = (run(rig, layout, by=agent, attempt=number + 1) for number in range(4))
         assert any(each.state is model.State.SUCCESS for each in attempts), index
-        assert_nothing_taken(rig)
+        assert_restored(rig)
         assert kept <= rig.pods.keys(), index
 
 
@@ -211,15 +211,15 @@ def test_patch_that_succeeds_with_an_error_leaves_nothing_behind(scenario: str) 
     assert len(patches) > 4
     for index in patches:
         rig = make()
-        ours = reconciler(rig)
+        agent = reconciler(rig)
         rig.losing = {
             index: errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
         }
         try:
-            run(rig, layout, by=ours)
+            run(rig, layout, by=agent)
         except errors.ClusterError:
-            ours.recover(None)
-        assert_nothing_taken(rig)
+            agent.recover(None)
+        assert_restored(rig)
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
@@ -253,4 +253,4 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
         is_undone = "restoring the previous instances" in rig.statuses
         is_executed = "gpus.execute" in rig.log and not is_undone
         assert rig.gpus == (after if is_executed else before)
-        assert_nothing_taken(rig, is_stopped=not replaced)
+        assert_restored(rig, is_stopped=not replaced)

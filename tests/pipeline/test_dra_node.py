@@ -14,7 +14,7 @@ from tests.node.scenes import (
     DRA_MONITORS,
     Killed,
     assert_ends,
-    assert_nothing_taken,
+    assert_restored,
     busy_node,
     device_at,
     dra_node,
@@ -58,7 +58,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gate
     assert pod.claimed_ids == devices(rig) & claimed
     assert published(rig) == devices(rig)
     assert len(seen) == 2
-    assert_nothing_taken(rig)
+    assert_restored(rig)
 
 
 def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
@@ -149,9 +149,9 @@ def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
 
 def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
     rig = busy_node()
-    ours = reconciler(rig, slices=fake_cluster.FakeSlices(rig))
-    assert run(rig, by=ours).state is model.State.SUCCESS
-    assert run(rig, by=ours).reason is Reason.ALREADY_APPLIED
+    agent = reconciler(rig, slices=fake_cluster.FakeSlices(rig))
+    assert run(rig, by=agent).state is model.State.SUCCESS
+    assert run(rig, by=agent).reason is Reason.ALREADY_APPLIED
     assert not [call for call in rig.log if call.startswith("slices")]
 
 
@@ -191,7 +191,7 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
 
     assert len(seen) == 2
     assert published(rig) == devices(rig)
-    assert_nothing_taken(rig)
+    assert_restored(rig)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -202,22 +202,22 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
 ) -> None:
     for number in itertools.count(1):
         rig = dra_node(gated=gated)
-        ours = reconciler(rig)
+        agent = reconciler(rig)
         request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
         try:
-            run(rig, "all-balanced", by=ours, request=request)
+            run(rig, "all-balanced", by=agent, request=request)
         except errors.Superseded:
             pass
         else:
             break
         rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
 
-        outcome = resume(rig, requested) if is_stopped else run(rig, requested, by=ours)
+        outcome = resume(rig, requested) if is_stopped else run(rig, requested, by=agent)
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.driver_runs, number
         assert published(rig) == schedulable.expected_devices(rig.gpus)[0]
-        assert_nothing_taken(rig)
+        assert_restored(rig)
     assert number > 5
 
 
@@ -229,7 +229,7 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
     run(probe, "all-balanced")
     rig = dra_node(gated=gated)
     late = min(before - devices(probe) - {device_at(rig, 0), device_at(rig, 6)})
-    ours = reconciler(rig)
+    agent = reconciler(rig)
 
     def strike() -> None:
         pauses = [each for each in rig.statuses if each.startswith("pausing")]
@@ -239,17 +239,17 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
             rig.add_pod("late", has_claims=True, claimed_ids=frozenset({late}))
 
     rig.on_call = strike
-    outcome = run(rig, "all-balanced", by=ours)
+    outcome = run(rig, "all-balanced", by=agent)
 
     is_late = not (is_before and gated)
     assert (outcome.reason is Reason.DRAIN_TIMEOUT) is is_late, outcome.message
     assert ("late" in rig.pod_names) is is_late
-    assert_nothing_taken(rig)
+    assert_restored(rig)
     assert_ends(
         rig,
         Reason.APPLIED if is_late else Reason.ALREADY_APPLIED,
         layout="all-balanced",
-        by=ours,
+        by=agent,
         attempt=2,
     )
 
@@ -313,4 +313,4 @@ def test_verified_driver_is_not_restarted_after_a_kill(*, gated: bool) -> None:
 
     assert len(seen) == 2
     assert rig.log.count("slices.withdraw") == withdrawn
-    assert_nothing_taken(rig)
+    assert_restored(rig)

@@ -30,11 +30,11 @@ from tests.unit import machine
 def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     rig: NodeRig, policy: policies.Drain
 ) -> None:
-    ours = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
+    draining = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
     before = usage_of(rig)
     rig.log.clear()
 
-    ours.run(before, fakes.FakeRequest(rig.clock), before.pods)
+    draining.run(before, fakes.FakeRequest(rig.clock), before.pods)
 
     assert ("workloads.evict" in rig.log) is (policy is policies.Drain.NODE)
     assert bool(rig.log) is (policy is policies.Drain.NODE)
@@ -118,12 +118,12 @@ def test_a_pod_that_cannot_be_evicted_may_finish_by_itself() -> None:
 
 def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
     rig.disruptions.refusals["train"] = "no"
-    ours = new_drain(rig, policy=FORCE)
+    draining = new_drain(rig, policy=FORCE)
 
-    run(rig, ours)
+    run(rig, draining)
 
     assert rig.clock.now_s >= 20
-    assert ours.evictions.forced == ("default/train",)
+    assert draining.evictions.forced == ("default/train",)
     assert rig.statuses == ["default/train"]
     assert rig.log.count("workloads.delete") == 1
 
@@ -225,12 +225,12 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
     rig.clock.on_wait.append(
         lambda: back.append(gpu_pod(rig)) if "workloads.delete" in rig.log and not back else None
     )
-    ours = new_drain(rig, policy=FORCE, telemetry=ear)
+    draining = new_drain(rig, policy=FORCE, telemetry=ear)
 
-    run(rig, ours)
+    run(rig, draining)
 
     assert ear.heard == rig.log.count("workloads.delete") == 2
-    assert ours.evictions.forced == ("default/train",)
+    assert draining.evictions.forced == ("default/train",)
 
 
 def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> None:
@@ -242,9 +242,9 @@ def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> No
             return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
 
     ear = Ear()
-    ours = new_drain(rig, telemetry=ear, workloads=Late(rig))
+    draining = new_drain(rig, telemetry=ear, workloads=Late(rig))
 
-    evicted = run(rig, ours)
+    evicted = run(rig, draining)
 
     assert (evicted, ear.heard) == (0, 0)
     assert rig.log.count("workloads.evict") == 1

@@ -162,11 +162,11 @@ def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
 
 def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
-    ours = new_drain(rig, policy=FORCE)
+    draining = new_drain(rig, policy=FORCE)
 
-    run(rig, ours)
+    run(rig, draining)
 
-    assert ours.evictions.forced == ("default/train",)
+    assert draining.evictions.forced == ("default/train",)
     assert 20 <= rig.clock.now_s < 25
 
 

@@ -21,11 +21,11 @@ def node_at_rest(
 ) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout is active."""
     rig = scenes.node(layout=LAYOUT)
-    ours = scenes.reconciler(rig, heals_drift=heals)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
+    agent = scenes.reconciler(rig, heals_drift=heals)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
     rig.states.clear()
     rig.events.clear()
-    return rig, ours, outcome
+    return rig, agent, outcome
 
 
 def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
@@ -37,13 +37,13 @@ def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
 
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
-    rig, ours, ended = node_at_rest()
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    rig, agent, ended = node_at_rest()
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.states == []
     before = tamper(rig)
 
     for _ in range(3):
-        assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert well_known.APPLIED_LABEL not in rig.labels
@@ -51,17 +51,17 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     assert "gpus.execute" not in rig.log
 
     rig.gpus = before
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     assert rig.labels[well_known.STATE_LABEL] == "success"
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    rig, ours, ended = node_at_rest(heals=True)
+    rig, agent, ended = node_at_rest(heals=True)
     before = tamper(rig)
 
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=ours, may_evict=False)
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert scenes.is_as_before(rig, before)
 
@@ -76,32 +76,32 @@ def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, reconcile.Reconciler]
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
-    rig, ours, ended = node_at_rest(heals=True)
+    rig, agent, ended = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)
 
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert "default/foreign" in rig.statuses[-1]
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.events == ["Drifted"]
 
     uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
     del rig.pods[uid], rig.kubelet.assigned[uid]
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
-    rig, ours, _ = node_at_rest(heals=True)
+    rig, agent, _ = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
-    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=ours, may_evict=False)
+    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
 
 
 def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
-    rig, ours, _ = node_at_rest(heals=True)
+    rig, agent, _ = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
     uid, late = next((uid, pod) for uid, pod in rig.pods.items() if pod.name == "foreign")
@@ -112,44 +112,44 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
             rig.pods[uid] = late
 
     rig.on_call = bind
-    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=ours, may_evict=False)
+    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
 
 
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
-    rig, ours, ended = node_at_rest(heals=True)
+    rig, agent, ended = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)
     rig.kubelet.is_silent = True
 
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert rig.events == ["Drifted"]
     assert "default/foreign" in rig.statuses[-1]
 
 
 def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
-    rig, ours, ended = node_at_rest(heals=True)
+    rig, agent, ended = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)
     uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
     rig.pods[uid] = dataclasses.replace(rig.pods[uid], labels=labels, owner_kind=owner)
     rig.extra_clients = swept_scenes.EXTRA_CLIENTS
 
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=ours, may_evict=False)
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
-    rig, ours, _ = node_at_rest(heals=True)
+    rig, agent, _ = node_at_rest(heals=True)
     scenes.add_pod_on_foreign_instances(rig)
     rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
-    scenes.run(rig, LAYOUT, by=ours, may_evict=False)
+    scenes.run(rig, LAYOUT, by=agent, may_evict=False)
     rig.refusing = {}
 
     # As the loop does when the hardware has changed since a failure for good.
-    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=ours)
+    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
 
     assert "workloads.evict" not in rig.log
 
@@ -205,10 +205,10 @@ def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.failing = {len(rig.log): NO_DRIVER}
 
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert rig.states == []
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
@@ -216,14 +216,14 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
     rig = scenes.node()
-    ours = scenes.reconciler(rig)
-    ended = scenes.run(rig, "too-much", by=ours)
+    agent = scenes.reconciler(rig)
+    ended = scenes.run(rig, "too-much", by=agent)
     assert not ended.should_retry
 
-    assert [ours.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
+    assert [agent.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
     enabled = {"current_mode": model.MigMode.ENABLED, "pending_mode": model.MigMode.ENABLED}
     rig.gpus = tuple(dataclasses.replace(gpu, **enabled) for gpu in rig.gpus)  # type: ignore[arg-type]
-    assert ours.check_drift("too-much", ended) is drift.Action.RUN
+    assert agent.check_drift("too-much", ended) is drift.Action.RUN
 
 
 # -- other managers ------------------------------------------------------------------------------
@@ -254,10 +254,10 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = scenes.node()
-    ours = scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9))
+    agent = scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9))
 
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, by=ours, request=fakes.FakeRequest(rig.clock, ends_at=2))
+        scenes.run(rig, by=agent, request=fakes.FakeRequest(rig.clock, ends_at=2))
 
     assert rig.clock.now_s < 1
 
@@ -265,12 +265,12 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     rig = scenes.node(layout=LAYOUT)
     other = fakes.FakeExclusion()
-    ours = scenes.reconciler(rig, lock=other)
-    ended = scenes.run(rig, LAYOUT, by=ours)
+    agent = scenes.reconciler(rig, lock=other)
+    ended = scenes.run(rig, LAYOUT, by=agent)
     tamper(rig)
 
     other.refusals = 1
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     assert rig.labels[well_known.STATE_LABEL] == "failed"

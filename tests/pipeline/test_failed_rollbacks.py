@@ -36,7 +36,7 @@ def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     text = rig.annotations.pop(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text)
     assert journal == journal.remaining
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
     rig.annotations[well_known.JOURNAL_ANNOTATION] = text
     successor = scenes.reconciler(rig)
@@ -55,7 +55,7 @@ def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | No
 
     assert scenes.is_as_before(rig, before)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
@@ -73,11 +73,11 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     rig = scenes.busy_node()
     before = rig.gpus
     rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    ours = scenes.reconciler(rig)
-    scenes.run(rig, by=ours)
+    agent = scenes.reconciler(rig)
+    scenes.run(rig, by=agent)
     rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-    outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=ours, attempt=2)
+    outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
     assert not outcome.is_unfinished
     assert scenes.is_as_before(rig, before)
@@ -87,10 +87,10 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
 def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
     rig, before = unlucky_node()
     text = f"{scenes.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
-    ours = scenes.reconciler(rig, text)
-    ours.recover(LAYOUT)
+    agent = scenes.reconciler(rig, text)
+    agent.recover(LAYOUT)
 
-    assert_ends(rig, Reason.APPLIED, layout="second-only", by=ours)
+    assert_ends(rig, Reason.APPLIED, layout="second-only", by=agent)
 
     assert rig.gpus[1].current_mode is model.MigMode.DISABLED
     assert scenes.is_as_before(rig, before[:1])
@@ -98,8 +98,8 @@ def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
 
 def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
     rig, _ = unlucky_node()
-    ours = scenes.reconciler(rig)
-    ours.recover(LAYOUT)
+    agent = scenes.reconciler(rig)
+    agent.recover(LAYOUT)
     error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
     stopped = fakes.FakeRequest(rig.clock)
 
@@ -110,7 +110,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     stopped.ends_when = stop
 
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, by=ours, request=stopped)
+        scenes.run(rig, by=agent, request=stopped)
 
     assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
 
@@ -164,7 +164,7 @@ def test_a_rollback_of_a_later_run_pauses_the_owners_extra_clients() -> None:
 
     assert scenes.is_as_before(rig, before)
     assert uid not in rig.pods
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_a_rollback_waits_for_a_kubelet_that_has_just_started() -> None:
@@ -194,7 +194,7 @@ def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
     scenes.reconciler(rig).recover(None)
 
     assert scenes.is_as_before(rig, before)
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:

@@ -27,11 +27,11 @@ def node_at_rest(
     """Return a node whose layout is active and whose GPUs report no fault."""
     rig = scenes.node(layout=LAYOUT)
     set_action(rig, HEALTHY, *range(len(rig.gpus)))
-    ours = scenes.reconciler(rig, limits=limits)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
+    agent = scenes.reconciler(rig, limits=limits)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
     rig.events.clear()
     rig.messages.clear()
-    return rig, ours, outcome
+    return rig, agent, outcome
 
 
 def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) -> None:
@@ -45,13 +45,13 @@ def recovery(rig: fakes.NodeRig) -> tuple[str, str] | None:
 
 
 def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     ready, status = rig.condition, rig.annotations[well_known.STATUS_ANNOTATION]
     set_action(rig, RESET, 0)
 
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            ours.check_drift(LAYOUT, ended)
+            agent.check_drift(LAYOUT, ended)
 
     assert recovery(rig) == ("True", "GpuReset")
     assert rig.events == ["GpuRecoveryNeeded"]
@@ -66,27 +66,27 @@ def test_a_fault_is_reported_once_and_the_layout_stays_a_success() -> None:
 
 
 def test_another_action_and_the_recovery_are_reported_too() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     for action in (RESET, REBOOT, HEALTHY):
         set_action(rig, action, 0)
-        ours.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, ended)
 
     assert rig.events == ["GpuRecoveryNeeded", "GpuRecoveryNeeded", "GpuRecovered"]
     assert recovery(rig) == ("False", "NoRecoveryNeeded")
 
 
 def test_a_node_without_faults_costs_no_condition_and_no_event() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     before = len(rig.log)
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     assert (recovery(rig), rig.events) == (None, [])
     assert not {"node.patch", "node.update"} & set(rig.log[before:])
 
 
 def test_a_restarted_agent_clears_the_condition_of_the_one_before() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     set_action(rig, RESET, 0)
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     set_action(rig, HEALTHY, 0)
 
     scenes.run(rig, LAYOUT, by=scenes.reconciler(rig))
@@ -103,9 +103,9 @@ def test_faults_found_by_a_run_are_reported_at_its_end() -> None:
 
 
 def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.driver.lost.add(rig.gpus[1].uuid)
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     assert recovery(rig) == ("True", "GpuUnreachable")
     assert rig.events == []
 
@@ -121,25 +121,25 @@ def test_an_unreachable_gpu_is_in_the_condition_without_another_event() -> None:
 def test_a_node_whose_only_gpu_is_lost_gets_the_condition(
     reason: errors.Reason, expected: tuple[str, str] | None
 ) -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.refusing["gpus.observe"] = errors.HardwareError("GPU 0 is lost", reason=reason)
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     assert recovery(rig) == expected
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
     del rig.refusing["gpus.observe"]
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     assert recovery(rig) == (expected and ("False", "NoRecoveryNeeded"))
     assert rig.events.count("GpuRecovered") == (expected is not None)
 
 
 def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.is_unschedulable, rig.taints = True, {"nvidia.com/gpu-error"}
     rig.add_pod("train", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     set_action(rig, RESET, 0)
 
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
 
     assert recovery(rig) == ("True", "GpuReset")
     assert (rig.is_unschedulable, rig.taints) == (True, {"nvidia.com/gpu-error"})
@@ -149,26 +149,26 @@ def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> Non
 
 
 def test_repair_off_reports_nothing_on_the_node() -> None:
-    rig, ours, ended = node_at_rest(repair=settings.Repair.OFF)
+    rig, agent, ended = node_at_rest(repair=settings.Repair.OFF)
     set_action(rig, RESET, 0)
-    ours.faults.note_xids([(rig.gpus[0].uuid, 79)])
-    ours.check_drift(LAYOUT, ended)
-    ours.rest()
-    ours.check_faults()
+    agent.faults.note_xids([(rig.gpus[0].uuid, 79)])
+    agent.check_drift(LAYOUT, ended)
+    agent.rest()
+    agent.check_faults()
     assert (recovery(rig), rig.events) == (None, [])
 
 
 def test_a_node_without_a_request_is_checked_too() -> None:
     rig = scenes.node()
-    ours = scenes.reconciler(rig)
-    ours.rest()
+    agent = scenes.reconciler(rig)
+    agent.rest()
     set_action(rig, RESET, 0)
 
-    ours.check_faults()
+    agent.check_faults()
     assert recovery(rig) == ("True", "GpuReset")
 
     rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
-    ours.check_faults()
+    agent.check_faults()
     assert recovery(rig) == ("True", "GpuReset")
 
 
@@ -180,14 +180,14 @@ def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
         def xid_reported(self, uuid: str, xid: int) -> None:
             counted.append((uuid, xid))
 
-    ours = scenes.reconciler(rig, telemetry=Telemetry())
-    ended = scenes.run(rig, LAYOUT, by=ours)
+    agent = scenes.reconciler(rig, telemetry=Telemetry())
+    ended = scenes.run(rig, LAYOUT, by=agent)
     rig.events.clear()
     uuid = rig.gpus[0].uuid
 
     def report(*xids: int) -> None:
-        ours.faults.note_xids((uuid, xid) for xid in xids)
-        ours.check_drift(LAYOUT, ended)
+        agent.faults.note_xids((uuid, xid) for xid in xids)
+        agent.check_drift(LAYOUT, ended)
 
     report(94, 94, 154)
     report(94)
@@ -200,38 +200,38 @@ def test_xids_are_counted_and_each_is_an_event_once_an_hour() -> None:
 
 
 def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     set_action(rig, RESET, 0)
     rig.refusing["node.patch"] = scenes.BROKEN["node"]
     with pytest.raises(errors.ClusterError):
-        ours.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, ended)
     assert rig.events == []
 
     del rig.refusing["node.patch"]
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
 
     assert rig.events == ["GpuRecoveryNeeded"]
 
 
 def test_a_run_ends_although_its_faults_cannot_be_written() -> None:
     rig = scenes.node()
-    ours = scenes.reconciler(rig)
+    agent = scenes.reconciler(rig)
     set_action(rig, RESET, 0)
 
     def refuse_after_outcome() -> None:
         if "Applied" in rig.events:
             # Another program has removed what the run published.
             rig.refusing["node.patch"] = scenes.BROKEN["node"]
-            ours.forget_node()
+            agent.forget_node()
 
     rig.on_call = refuse_after_outcome
-    outcome = scenes.run(rig, LAYOUT, by=ours)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
     assert outcome.reason is errors.Reason.APPLIED
     assert "GpuRecoveryNeeded" not in rig.events
 
     rig.on_call = lambda: None
     del rig.refusing["node.patch"]
-    ours.check_drift(LAYOUT, outcome)
+    agent.check_drift(LAYOUT, outcome)
     assert rig.events[-1] == "GpuRecoveryNeeded"
 
 

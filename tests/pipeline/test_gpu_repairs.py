@@ -37,18 +37,18 @@ def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 
 
-def agent(rig: fakes.NodeRig, **options: Any) -> reconcile.Reconciler:
+def agent_of(rig: fakes.NodeRig, **options: Any) -> reconcile.Reconciler:
     return scenes.reconciler(rig, limits=options.pop("limits", RESET), **options)
 
 
 def serve(rig: fakes.NodeRig, by: reconcile.Reconciler | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check, as the loop."""
-    ours = by or agent(rig)
+    agent = by or agent_of(rig)
     if by is None:
-        ours.recover(LAYOUT)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
-    if ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR:
-        return scenes.run(rig, LAYOUT, by=ours)
+        agent.recover(LAYOUT)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
+    if agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR:
+        return scenes.run(rig, LAYOUT, by=agent)
     return outcome
 
 
@@ -76,7 +76,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all() -> None:
     assert {step.gpu_uuid for step in rig.driver.executed} == {before[0].uuid}
     assert {"GpuRepairBegun", "Draining", "GpuRepaired", "GpuRecovered"} <= set(rig.events)
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_the_former_placements_return_although_the_planner_chooses_others() -> None:
@@ -98,7 +98,7 @@ def test_the_former_placements_return_although_the_planner_chooses_others() -> N
 @pytest.mark.parametrize("how", [settings.Repair.OFF, settings.Repair.REPORT])
 def test_without_the_setting_no_gpu_is_reset(how: settings.Repair) -> None:
     rig = faulty_node()
-    serve(rig, agent(rig, limits={"repair": how}))
+    serve(rig, agent_of(rig, limits={"repair": how}))
     assert resets(rig) == 0
     assert "affected" in rig.pod_names
 
@@ -179,11 +179,11 @@ def test_a_repair_yields_and_the_condition_says_why(
 def test_a_repair_begins_once_the_cordon_is_gone() -> None:
     rig = faulty_node()
     rig.is_unschedulable = True
-    ours = agent(rig)
-    outcome = serve(rig, ours)
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REST
+    agent = agent_of(rig)
+    outcome = serve(rig, agent)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     rig.is_unschedulable = False
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
 
 
 @pytest.mark.parametrize(
@@ -225,27 +225,27 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
     assert "GpuRepairFailed" in rig.events
     assert "another begins at" in message(rig)
     assert {"affected", "spared"} <= rig.pod_names
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("obstacle", ["lock", "kubelet", "API"])
 def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: str) -> None:
     rig = faulty_node()
     lock = fakes.FakeExclusion()
-    ours = agent(rig, lock=lock)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    agent = agent_of(rig, lock=lock)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
     lock.refusals = 1000 if obstacle == "lock" else 0
     rig.kubelet.is_silent = obstacle == "kubelet"
     rig.refusing = {"workloads.list": scenes.BROKEN["node"]} if obstacle == "API" else {}
 
-    scenes.run(rig, LAYOUT, by=ours)
+    scenes.run(rig, LAYOUT, by=agent)
 
     assert "GpuRepairFailed" not in rig.events
     assert {"affected", "spared"} <= rig.pod_names
     lock.refusals, rig.kubelet.is_silent = 0, False
     rig.refusing.clear()
-    outcome = serve(rig, ours)
+    outcome = serve(rig, agent)
     assert outcome.reason is errors.Reason.APPLIED
     assert resets(rig) == 1
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
@@ -255,17 +255,17 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
 def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> None:
     rig = faulty_node()
     rig.resets.action_after = model.RecoveryAction.GPU_RESET
-    ours = agent(rig)
-    outcome = serve(rig, ours)
+    agent = agent_of(rig)
+    outcome = serve(rig, agent)
     assert resets(rig) == 1
     assert "still needs a reset" in message(rig)
     pauses_s = []
     for number in range(2, 5):
         began_s = rig.clock.now_s
-        while ours.check_drift(LAYOUT, outcome) is drift.Action.REST:
+        while agent.check_drift(LAYOUT, outcome) is drift.Action.REST:
             rig.clock.wait(300)
         pauses_s.append(rig.clock.now_s - began_s)
-        outcome = scenes.run(rig, LAYOUT, by=ours)
+        outcome = scenes.run(rig, LAYOUT, by=agent)
         assert resets(rig) == number
     assert pauses_s[0] >= 600
     assert sorted(set(pauses_s)) == pauses_s
@@ -288,13 +288,13 @@ def test_a_restart_does_not_shorten_the_pause() -> None:
 
 def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
     rig = faulty_node()
-    ours = agent(rig)
-    outcome = serve(rig, ours)
+    agent = agent_of(rig)
+    outcome = serve(rig, agent)
     assert resets(rig) == 1
     break_gpus(rig, 0, 1)
 
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
-    scenes.run(rig, LAYOUT, by=ours)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    scenes.run(rig, LAYOUT, by=agent)
 
     assert [gpu.awaits_reset for gpu in rig.gpus] == [True, False]
     assert "GPU 0 (repair 1 has ended; another begins at" in message(rig)
@@ -302,12 +302,12 @@ def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
 
 def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     rig = faulty_node()
-    ours = agent(rig)
-    outcome = serve(rig, ours)
+    agent = agent_of(rig)
+    outcome = serve(rig, agent)
     rig.clock.wait(3 * DAY_S)
     break_gpus(rig, 0)
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
-    scenes.run(rig, LAYOUT, by=ours)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    scenes.run(rig, LAYOUT, by=agent)
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
     assert [each["attempts"] for each in record["repairs"]] == [1]
 
@@ -320,7 +320,7 @@ def test_a_refused_reset_restores_the_instances_and_is_reported() -> None:
     assert outcome.state is model.State.SUCCESS
     assert "only be reset together" in message(rig)
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_instances_that_the_fault_keeps_go_with_the_reset() -> None:
@@ -352,7 +352,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     assert [gpu.uuid for gpu in outcome.gpus.unreachable] == [uuid]
     assert "GpuRepairFailed" in rig.events
     assert "spared" in rig.pod_names
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_a_repair_never_reboots_the_node() -> None:
@@ -366,61 +366,61 @@ def test_a_repair_never_reboots_the_node() -> None:
 
 def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
     rig = faulty_node()
-    ours = agent(rig)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
+    agent = agent_of(rig)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=()))
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
     assert "no requested layout is active" in message(rig)
 
 
 def test_a_node_without_a_request_only_reports() -> None:
     rig = faulty_node()
-    ours = agent(rig)
-    ours.rest()
-    ours.check_faults()
+    agent = agent_of(rig)
+    agent.rest()
+    agent.check_faults()
     assert resets(rig) == 0
     assert "no requested layout is active" in message(rig)
 
 
 def test_another_request_supersedes_a_repair_and_nothing_of_it_stays() -> None:
     rig = faulty_node()
-    ours = agent(rig)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    agent = agent_of(rig)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
     request = fakes.FakeRequest(rig.clock, replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, LAYOUT, by=ours, request=request)
+        scenes.run(rig, LAYOUT, by=agent, request=request)
     assert resets(rig) == 0
 
-    scenes.run(rig, "all-1g.5gb", by=ours, is_new=True)
+    scenes.run(rig, "all-1g.5gb", by=agent, is_new=True)
 
     assert resets(rig) == 0
     assert scenes.has_layout(rig, "all-1g.5gb")
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig = faulty_node()
-    taken: list[str] = []
+    calls: list[str] = []
 
     class Slots(ports.Slots):
         def take(self) -> slots.Denial | None:
-            taken.append("take")
-            return None if len(taken) > 2 else slots.Denial(limit=1, changing=("node-b",))
+            calls.append("take")
+            return None if len(calls) > 2 else slots.Denial(limit=1, changing=("node-b",))
 
         def check(self) -> None: ...
 
         def release(self) -> None:
-            taken.append("release")
+            calls.append("release")
 
     rig.slots = Slots()
-    ours = agent(rig)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
-    taken.clear()
-    assert ours.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
-    scenes.run(rig, LAYOUT, by=ours)
-    assert taken == ["take", "take", "take", "release"]
+    agent = agent_of(rig)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
+    calls.clear()
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    scenes.run(rig, LAYOUT, by=agent)
+    assert calls == ["take", "take", "take", "release"]
     assert resets(rig) == 1
 
 
@@ -433,20 +433,20 @@ def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
         assert not any(gpu.needs_recovery for gpu in rig.gpus)
         assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
         assert "spared" in rig.pod_names
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
 
 
 def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig = custom_requests.idle_node()
     rig.resets.are_available = True
-    ours = agent(rig, limits=RESET | custom_requests.ON)
+    agent = agent_of(rig, limits=RESET | custom_requests.ON)
     on_demand = custom_requests.requested(custom_requests.BALANCED, is_on_demand=True)
-    outcome = custom_requests.run(rig, on_demand, by=ours)
+    outcome = custom_requests.run(rig, on_demand, by=agent)
     rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
     break_gpus(rig, 0)
 
-    assert ours.check_drift("custom", outcome, on_demand) is drift.Action.REPAIR
-    outcome = custom_requests.run(rig, on_demand, by=ours)
+    assert agent.check_drift("custom", outcome, on_demand) is drift.Action.REPAIR
+    outcome = custom_requests.run(rig, on_demand, by=agent)
 
     assert outcome.reason is errors.Reason.APPLIED
     assert resets(rig) == 1
@@ -467,12 +467,12 @@ def test_a_killed_repair_is_undone_where_the_label_was_removed() -> None:
 def test_a_killed_repair_is_undone_for_another_request() -> None:
     for _index, rig, _before in scenes.kills(faulty_node, serve):
         rig.clock.wait(5)
-        ours = agent(rig)
-        ours.recover("all-1g.5gb")
-        outcome = scenes.run(rig, "all-1g.5gb", by=ours)
+        agent = agent_of(rig)
+        agent.recover("all-1g.5gb")
+        outcome = scenes.run(rig, "all-1g.5gb", by=agent)
         assert outcome.state is model.State.SUCCESS, outcome.message
         assert scenes.has_layout(rig, "all-1g.5gb")
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
 
 
 # -- the real agent process ----------------------------------------------------------------------
@@ -515,7 +515,7 @@ def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> 
     stage.wait(has_ended, "the end of the repair", timeout_s=120)
     (line,) = (line for line in stage.lines() if line["event"] == "gpu_repair_ended")
     assert line["error"] is None
-    stage.wait(lambda: not stage.taken(), "an open node")
+    stage.wait(lambda: not stage.remaining(), "an open node")
     stage.wait(lambda: stage.allocatable() == allocatable, "all devices")
     after = state.read().gpus
     assert [[gpu.placement for gpu in each.instances] for each in after] == before

@@ -23,9 +23,9 @@ def assert_refused(
     """Request a layout of agents that restart; check that nothing is taken or changed."""
     before, pods = rig.gpus, set(rig.pod_names)
     for _ in range(RETRIES):
-        ours = scenes.reconciler(rig, **replaced)
-        ours.recover(layout)
-        outcome = scenes.assert_ends(rig, reason, *texts, layout=layout, by=ours)
+        agent = scenes.reconciler(rig, **replaced)
+        agent.recover(layout)
+        outcome = scenes.assert_ends(rig, reason, *texts, layout=layout, by=agent)
         assert outcome.should_retry is reason.is_transient
         assert rig.pod_names >= pods
         assert "workloads.evict" not in rig.log
@@ -102,8 +102,8 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
 
 def test_a_process_on_a_gpu_keeps_its_instances_from_being_destroyed() -> None:
     rig = scenes.busy_node()
-    found = asking({rig.gpus[0].uuid: (process(),)})
-    assert_refused(rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", text=WHOLE, **found)
+    processes = asking({rig.gpus[0].uuid: (process(),)})
+    assert_refused(rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", text=WHOLE, **processes)
 
 
 @pytest.mark.parametrize(
@@ -115,21 +115,21 @@ def test_a_process_on_a_gpu_does_not_keep_further_instances_out(
     layout: str, text: str, *, is_running: bool
 ) -> None:
     rig = scenes.busy_node()
-    found = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
-    ours = scenes.reconciler(rig, text, **found)
-    scenes.assert_ends(rig, Reason.APPLIED, layout=layout, by=ours)
+    processes = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
+    agent = scenes.reconciler(rig, text, **processes)
+    scenes.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
 
 
 def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
     rig = scenes.busy_node()
     (uid,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
-    found = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
-    ours = scenes.reconciler(rig, WHOLE, **found)
-    scenes.assert_ends(rig, Reason.APPLIED, layout="whole", by=ours)
+    processes = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
+    agent = scenes.reconciler(rig, WHOLE, **processes)
+    scenes.assert_ends(rig, Reason.APPLIED, layout="whole", by=agent)
 
 
-def asking(found: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, Any]:
-    return {"processes": lambda: found}
+def asking(processes: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, Any]:
+    return {"processes": lambda: processes}
 
 
 # Devices that no GPU has
@@ -137,9 +137,9 @@ def asking(found: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, Any]:
 
 def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
     rig = outdated_node()
-    found = {rig.gpus[0].uuid: of_pods(rig, 0)}
-    ours = scenes.reconciler(rig, **asking(found))
-    scenes.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=ours)
+    processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    agent = scenes.reconciler(rig, **asking(processes))
+    scenes.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
     assert not any(name.startswith("gpu0") for name in rig.pod_names)
     assert "default/gpu0-0" in rig.messages[0]
     assert "no GPU has its device" in rig.messages[0]
@@ -147,23 +147,23 @@ def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
 
 def test_pods_whose_devices_no_gpu_has_are_not_evicted_unasked() -> None:
     rig = outdated_node()
-    found = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    processes = {rig.gpus[0].uuid: of_pods(rig, 0)}
     texts = ("default/gpu0-0", "no GPU has its device")
-    assert_refused(rig, Reason.DRIFTED, *texts, layout="all-1g.5gb", **asking(found))
+    assert_refused(rig, Reason.DRIFTED, *texts, layout="all-1g.5gb", **asking(processes))
 
 
 def test_a_process_that_no_drain_ends_keeps_all_pods_where_they_are() -> None:
     rig = outdated_node()
-    found = {rig.gpus[0].uuid: (*of_pods(rig, 0), process("unit train.service"))}
+    processes = {rig.gpus[0].uuid: (*of_pods(rig, 0), process("unit train.service"))}
     texts = ("trainer (pid 7, unit train.service)",)
-    assert_refused(rig, Reason.IN_USE, *texts, layout="all-balanced", **asking(found))
+    assert_refused(rig, Reason.IN_USE, *texts, layout="all-balanced", **asking(processes))
 
 
 def test_pods_whose_devices_went_with_a_reboot_do_not_keep_the_layout_away() -> None:
     rig = outdated_node()
-    ours = scenes.reconciler(rig, **asking({rig.gpus[0].uuid: ()}))
-    ours.recover("all-1g.5gb")
-    scenes.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=ours)
+    agent = scenes.reconciler(rig, **asking({rig.gpus[0].uuid: ()}))
+    agent.recover("all-1g.5gb")
+    scenes.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     assert "workloads.evict" not in rig.log
 
 
@@ -175,8 +175,8 @@ def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
     scenes.kill_at(rig, 20, "all-balanced")
     interrupted = rig.gpus
     uid = rig.add_pod("outdated", devices=frozenset({machine.mig_uuid("outdated")}))
-    found = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
-    scenes.reconciler(rig, **asking(found)).recover(None)
+    processes = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
+    scenes.reconciler(rig, **asking(processes)).recover(None)
     if is_running:
         assert rig.gpus == interrupted
     else:
@@ -189,8 +189,8 @@ def test_a_pod_whose_claimed_device_no_gpu_has_is_not_evicted_unasked() -> None:
     first = rig.gpus[0]
     rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), rig.gpus[1])
     layout = "all-balanced"
-    ours = scenes.reconciler(rig)
-    outcome = scenes.run(rig, layout, by=ours, may_evict=False)
+    agent = scenes.reconciler(rig)
+    outcome = scenes.run(rig, layout, by=agent, may_evict=False)
     assert outcome.reason is Reason.DRIFTED
     assert "default/outdated" in outcome.message
     assert "workloads.evict" not in rig.log

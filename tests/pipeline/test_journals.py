@@ -42,7 +42,7 @@ def test_the_journal_of_the_version_before_is_restored() -> None:
 
     scenes.reconciler(rig).recover(None)
 
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
@@ -90,7 +90,7 @@ def test_labels_that_another_manager_paused_are_restored() -> None:
     outcome = scenes.resume(rig, "all-balanced")
 
     assert outcome.state is model.State.SUCCESS
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
     assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
 
 
@@ -106,7 +106,7 @@ def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> Non
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
     assert rig.labels[dcgm] == "false"
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("state", ["success", "failed", "pending", None])

@@ -54,10 +54,10 @@ def test_lenient_agent_applies_an_annotation_with_a_warning(
     overlooked: structlog.testing.LogCapture,
 ) -> None:
     rig = scenes.busy_node()
-    ours = scenes.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
+    agent = scenes.reconciler(rig, is_lenient=True, limits=custom_requests.ON)
     twice = custom_requests.requested(custom_requests.CHANGED + "version: v1\n")
 
-    assert custom_requests.run(rig, twice, by=ours).reason is Reason.APPLIED
+    assert custom_requests.run(rig, twice, by=agent).reason is Reason.APPLIED
 
     (warning,) = overlooked.entries
     assert "key 'version' is given twice" in str(warning["problem"])

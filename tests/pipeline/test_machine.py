@@ -64,9 +64,9 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig.on_call = lambda: rig.host.broken_services.update(
         {"nvsm.service"} if not rig.host.services["nvsm.service"] else ()
     )
-    ours = scenes.reconciler(rig)
+    agent = scenes.reconciler(rig)
 
-    outcome = scenes.run(rig, by=ours)
+    outcome = scenes.run(rig, by=agent)
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
@@ -76,7 +76,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     rig.on_call = lambda: None
     rig.host.broken_services.clear()
-    assert_ends(rig, Reason.APPLIED, by=ours, attempt=2)
+    assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
 
 
 @pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
@@ -88,11 +88,11 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
     rig.annotations[well_known.JOURNAL_ANNOTATION] = forged.to_json()
-    ours = scenes.reconciler(rig, service_names=lambda: ("dcgm.service", "nvsm.service"))
+    agent = scenes.reconciler(rig, service_names=lambda: ("dcgm.service", "nvsm.service"))
 
-    ours.recover(wanted)
+    agent.recover(wanted)
     if wanted:
-        assert scenes.run(rig, wanted, by=ours).state is model.State.SUCCESS
+        assert scenes.run(rig, wanted, by=agent).state is model.State.SUCCESS
 
     assert not rig.host.services["debug-shell.service"]
     assert rig.host.services["nvsm.service"]
@@ -145,8 +145,8 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
         silences.append(pulse.silence_s)
 
     rig.on_call = take_long
-    ours = scenes.reconciler(rig, telemetry=Alive(pulse))
-    assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=ours)
+    agent = scenes.reconciler(rig, telemetry=Alive(pulse))
+    assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=agent)
 
     assert rig.clock.now_s > 10 * slow_s
     assert max(silences) < 2 * slow_s
@@ -271,7 +271,7 @@ def test_outdated_device_files_are_refreshed_by_a_new_agent() -> None:
     assert scenes.resume(rig, "all-1g.5gb").reason is Reason.ALREADY_APPLIED
 
     assert (rig.host.refreshes, "Recovered" in rig.events) == (1, False)
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_outdated_device_files_are_refreshed_where_the_label_is_gone() -> None:
@@ -287,7 +287,7 @@ def test_outdated_device_files_are_refreshed_where_the_label_is_gone() -> None:
     assert not scenes.undo(rig)
 
     assert rig.host.refreshes == 1
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> None:

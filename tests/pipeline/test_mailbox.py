@@ -20,7 +20,7 @@ def box() -> intake.Inbox:
     return inbox
 
 
-def taken(box: intake.Inbox, seen: int = 0) -> intake.LabelRequest:
+def latest(box: intake.Inbox, seen: int = 0) -> intake.LabelRequest:
     current = box.next(seen)
     assert current is not None
     return current
@@ -30,7 +30,7 @@ def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
     box: intake.Inbox,
 ) -> None:
     box.put_label("b")
-    current = taken(box)
+    current = latest(box)
     box.put_label("b")
 
     assert current.name == "b"
@@ -39,7 +39,7 @@ def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
 
 def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: intake.Inbox) -> None:
     box.put_label("a", node_uid="u1")
-    current = taken(box)
+    current = latest(box)
     for node_uid in ("u1", ""):
         box.put_label("a", node_uid=node_uid)
     current.check()
@@ -49,7 +49,7 @@ def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: inta
     with pytest.raises(errors.Superseded) as end:
         current.check()
     assert end.value.is_replaced
-    again = taken(box, current.generation)
+    again = latest(box, current.generation)
     assert (again.name, again.node_uid) == ("a", "u2")
     assert again.since == 0
     assert current.generation < again.generation
@@ -59,12 +59,12 @@ def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
     box: intake.Inbox,
 ) -> None:
     box.put_label("a", node_uid="u1")
-    current = taken(box)
+    current = latest(box)
 
     box.put_label("b", node_uid="u2")
     box.put_label("b", node_uid="u3")
 
-    again = taken(box, current.generation)
+    again = latest(box, current.generation)
     assert (again.name, again.node_uid) == ("b", "u3")
     assert current.generation < again.since < again.generation
 
@@ -76,14 +76,14 @@ def test_changed_file_before_the_first_label_does_not_count() -> None:
     assert box.next(0) is None
 
     box.put_label(None)
-    assert taken(box).name is None
+    assert latest(box).name is None
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
 def test_changed_file_is_a_new_request_and_a_removed_label_none(
     box: intake.Inbox, *, is_removed: bool
 ) -> None:
-    current = taken(box)
+    current = latest(box)
     if is_removed:
         box.put_label(None)
     else:
@@ -92,12 +92,12 @@ def test_changed_file_is_a_new_request_and_a_removed_label_none(
     with pytest.raises(errors.Superseded) as end:
         current.check()
     assert end.value.is_replaced is not is_removed
-    assert taken(box, current.generation).name == (None if is_removed else "a")
+    assert latest(box, current.generation).name == (None if is_removed else "a")
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
 def test_a_waiting_run_wakes_at_once_when_its_request_ends(box: intake.Inbox, change: str) -> None:
-    current = taken(box)
+    current = latest(box)
     act = {
         "label": lambda: box.put_label("b"),
         "file": box.put_file_change,
@@ -113,7 +113,7 @@ def test_a_waiting_run_wakes_at_once_when_its_request_ends(box: intake.Inbox, ch
 def test_news_before_or_during_a_pause_end_it_once_and_no_other_sleep(
     box: intake.Inbox, delay_s: float
 ) -> None:
-    current = taken(box)
+    current = latest(box)
     threading.Timer(delay_s, box.put_cluster_change).start()
 
     current.pause(60)
@@ -127,7 +127,7 @@ def test_news_before_or_during_a_pause_end_it_once_and_no_other_sleep(
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
 def test_a_pause_ends_with_its_request(box: intake.Inbox, delay_s: float) -> None:
-    current = taken(box)
+    current = latest(box)
     threading.Timer(delay_s, box.stop).start()
 
     with pytest.raises(errors.Superseded):
@@ -148,12 +148,12 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
     rig.on_call = lambda: box.stop() if rig.has_hold_taint else None
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run(scenes.LAYOUT, taken(box))
+        scenes.reconciler(rig).run(scenes.LAYOUT, latest(box))
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert "Interrupted" in rig.events
     assert rig.conditions[-1] == "Interrupted"
-    scenes.assert_nothing_taken(rig, is_stopped=True)
+    scenes.assert_restored(rig, is_stopped=True)
 
 
 def requested(text: str | None, *, is_on_demand: bool = False) -> custom_layouts.Custom:
@@ -164,7 +164,7 @@ def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(
     box: intake.Inbox,
 ) -> None:
     box.put_label("custom", custom=requested("one"))
-    current = taken(box)
+    current = latest(box)
     box.put_label("custom", custom=requested("one"))
     current.check()
 
@@ -173,13 +173,13 @@ def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(
     with pytest.raises(errors.Superseded) as end:
         current.check()
     assert end.value.is_replaced
-    again = taken(box, current.generation)
+    again = latest(box, current.generation)
     assert (again.name, again.custom) == ("custom", requested("two"))
 
 
 def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: intake.Inbox) -> None:
     box.put_label("custom", custom=requested("one"))
-    current = taken(box)
+    current = latest(box)
 
     box.put_label("custom", custom=requested("one", is_on_demand=True))
 

@@ -15,7 +15,7 @@ from tests.node import fake_cluster, fakes
 from tests.node.scenes import (
     Killed,
     assert_ends,
-    assert_nothing_taken,
+    assert_restored,
     calls,
     dra_node,
     kill_at,
@@ -62,7 +62,7 @@ def test_a_broken_driver_does_not_keep_a_change_that_affects_no_claim() -> None:
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated: bool) -> None:
     rig = dra_node(gated=gated)
-    ours = reconciler(rig)
+    agent = reconciler(rig)
 
     def strike() -> None:
         if any(pod.is_terminating for pod in rig.pods.values()):
@@ -70,8 +70,8 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated:
             without_driver(rig)
 
     rig.on_call = strike
-    assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=ours)
-    assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=ours, attempt=2)
+    assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=agent)
+    assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=agent, attempt=2)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -84,7 +84,7 @@ def test_agent_after_a_kill_reopens_the_node_for_the_driver(ended: str, *, gated
     assert resume(rig, "all-disabled").state is model.State.SUCCESS
 
     assert "late" not in rig.pod_names
-    assert_nothing_taken(rig)
+    assert_restored(rig)
 
 
 def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
@@ -96,7 +96,7 @@ def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
 
     assert resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
 
-    assert_nothing_taken(rig)
+    assert_restored(rig)
 
 
 def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
@@ -175,13 +175,13 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
     for index, rig, _ in kills(make, lambda rig: run(rig, "all-balanced")):
         if not rig.driver_runs:
             rig.dra_driver.slices = ()
-        ours = reconciler(rig, workloads=NewWorkloads(rig))
-        ours.recover(requested)
+        agent = reconciler(rig, workloads=NewWorkloads(rig))
+        agent.recover(requested)
 
-        assert run(rig, requested, by=ours).state is model.State.SUCCESS, index
+        assert run(rig, requested, by=agent).state is model.State.SUCCESS, index
 
         assert len({"low", "high"} & rig.pod_names) == kept, index
-        assert_nothing_taken(rig)
+        assert_restored(rig)
         waits += any("waiting for the DRA driver" in each for each in rig.statuses)
     assert waits > 5
 
@@ -192,21 +192,21 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) 
     failed = 0
     for index in range(len(calls(make, "all-disabled"))):
         rig = make()
-        ours = reconciler(rig)
+        agent = reconciler(rig)
         rig.on_call = functools.partial(vanish_at, rig, index)
 
-        outcome = run(rig, "all-disabled", by=ours)
+        outcome = run(rig, "all-disabled", by=agent)
         if outcome.state is not model.State.SUCCESS:
             failed += 1
             assert outcome.should_retry, index
-            assert_nothing_taken(rig)
+            assert_restored(rig)
             # The driver comes back, and then the pods end that wait for it.
             rig.clock.wait(5)
             rig.clock.wait(5)
-            outcome = run(rig, "all-disabled", by=ours, attempt=2)
+            outcome = run(rig, "all-disabled", by=agent, attempt=2)
 
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
-        assert_nothing_taken(rig)
+        assert_restored(rig)
     assert failed > 0
 
 
@@ -221,19 +221,19 @@ def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stop
         rig = dra_node()
         kill_at(rig, 1, "all-disabled")
         rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
-        ours = reconciler(rig)
-        ours.recover("all-disabled")
+        agent = reconciler(rig)
+        agent.recover("all-disabled")
         request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
         try:
-            run(rig, "all-disabled", by=ours, request=request)
+            run(rig, "all-disabled", by=agent, request=request)
         except errors.Superseded:
             pass
         else:
             break
-        assert_nothing_taken(rig, is_stopped=is_stopped)
+        assert_restored(rig, is_stopped=is_stopped)
 
-        outcome = resume(rig, "all-disabled") if is_stopped else run(rig, "all-disabled", by=ours)
+        outcome = resume(rig, "all-disabled") if is_stopped else run(rig, "all-disabled", by=agent)
 
         assert outcome.state is model.State.SUCCESS, number
-        assert_nothing_taken(rig)
+        assert_restored(rig)
     assert number > 5

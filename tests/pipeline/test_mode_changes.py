@@ -100,7 +100,7 @@ class Node:
         outcome = self.run(layout)
         assert outcome.reason is reason, outcome.message
         assert text in outcome.message
-        scenes.assert_nothing_taken(self.cluster)
+        scenes.assert_restored(self.cluster)
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
@@ -258,7 +258,7 @@ def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
 
     assert node.reboots == 0
     assert before <= set(node.cluster.pods)
-    scenes.assert_nothing_taken(node.cluster)
+    scenes.assert_restored(node.cluster)
 
 
 def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
@@ -273,7 +273,7 @@ def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
     assert "cannot create GPU instance 3g.20gb" in outcome.message
     assert "every step succeeded" not in outcome.message
     assert (node.asked_to_reset, node.reboots) == ([], 0)
-    scenes.assert_nothing_taken(node.cluster)
+    scenes.assert_restored(node.cluster)
 
 
 def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boot) -> None:

@@ -41,7 +41,7 @@ def plugins(rig: fakes.NodeRig) -> list[str]:
 
 def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     rig = node(layout="all-balanced")
-    ours = reconciler(rig)
+    agent = reconciler(rig)
 
     def stale() -> None:
         rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
@@ -50,13 +50,13 @@ def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     rig.clock.on_wait.append(stale)
 
     for attempt in (1, 2):
-        assert_ends(rig, Reason.NOT_ALLOCATABLE, layout="all-balanced", by=ours, attempt=attempt)
+        assert_ends(rig, Reason.NOT_ALLOCATABLE, layout="all-balanced", by=agent, attempt=attempt)
         assert rig.log.count("workloads.delete") == 1
 
 
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     rig = busy_node()
-    ours = reconciler(rig)
+    agent = reconciler(rig)
 
     def live_without_end_of_the_plugin() -> None:
         for uid, pod in list(rig.pods.items()):
@@ -66,17 +66,17 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
 
     rig.clock.on_wait = [live_without_end_of_the_plugin]
     late = "did not stop within 20 s: default/nvidia-device-plugin"
-    assert_ends(rig, Reason.IN_USE, late, by=ours)
+    assert_ends(rig, Reason.IN_USE, late, by=agent)
     rig.log.clear()
 
-    assert_ends(rig, Reason.IN_USE, "default/nvidia-device-plugin", by=ours, attempt=2)
+    assert_ends(rig, Reason.IN_USE, "default/nvidia-device-plugin", by=agent, attempt=2)
 
     assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
     assert rig.log.count("node.patch") <= 2
     rig.clock.on_wait.append(rig.live)
     rig.live()
-    assert_ends(rig, Reason.APPLIED, by=ours, attempt=3)
+    assert_ends(rig, Reason.APPLIED, by=agent, attempt=3)
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])

@@ -43,7 +43,7 @@ def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **opti
     assert rig.labels.get(well_known.APPLIED_LABEL) != "custom"
     assert rig.clock.now_s == started_s + waits_s
     assert not any(taken)
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_on_demand_idle_instances_are_exchanged() -> None:
@@ -51,7 +51,7 @@ def test_on_demand_idle_instances_are_exchanged() -> None:
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.APPLIED
     assert "spared" in rig.pod_names
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("drain", list(policies.Drain))
@@ -89,8 +89,8 @@ def add_monitor(rig: fakes.NodeRig) -> str:
 @pytest.mark.parametrize("owner", ["pod uid-of-another", "unit train.service"])
 def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(owner: str) -> None:
     rig = idle_node()
-    ours = scenes.reconciler(rig, limits=ON, processes=lambda: used_by(rig, owner))
-    assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=ours)
+    agent = scenes.reconciler(rig, limits=ON, processes=lambda: used_by(rig, owner))
+    assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {owner})", by=agent)
 
 
 def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
@@ -103,9 +103,9 @@ def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
         rig = idle_node()
         rig.host.services["dcgm.service"] = True
         place = f"pod {add_monitor(rig)}" if owner == "monitor" else owner
-        found = used_by(rig, place, profile=profile)
-        ours = scenes.reconciler(rig, limits=ON, processes=lambda found=found: found)
-        assert run(rig, ON_DEMAND, by=ours).reason is Reason.APPLIED, owner
+        usage = used_by(rig, place, profile=profile)
+        agent = scenes.reconciler(rig, limits=ON, processes=lambda usage=usage: usage)
+        assert run(rig, ON_DEMAND, by=agent).reason is Reason.APPLIED, owner
 
 
 def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> None:
@@ -117,25 +117,25 @@ def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> Non
     outcome = run(rig, ON_DEMAND, by=scenes.reconciler(rig, limits=ON, processes=fail))
     assert outcome.reason is Reason.NVML_TIMEOUT
     assert outcome.should_retry
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
 def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool) -> None:
     rig = scenes.busy_node()
     rig.clock.on_wait.clear()  # the evicted pod does not end
-    ours = scenes.reconciler(rig, limits=ON)
-    assert run(rig, requested(), by=ours).keeps_taint
+    agent = scenes.reconciler(rig, limits=ON)
+    assert run(rig, requested(), by=agent).keeps_taint
     assert rig.has_hold_taint
     if is_restarted:
-        ours = scenes.reconciler(rig, limits=ON)
-        ours.recover("custom", ON_DEMAND)
+        agent = scenes.reconciler(rig, limits=ON)
+        agent.recover("custom", ON_DEMAND)
 
-    outcome = run(rig, ON_DEMAND, by=ours)
+    outcome = run(rig, ON_DEMAND, by=agent)
 
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
@@ -163,7 +163,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
         assert not outcome.should_retry
         assert {"late", "spared"} <= rig.pod_names
         assert rig.gpus == before
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
 
 
 def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
@@ -178,7 +178,7 @@ def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
     assert outcome.reason is Reason.IN_USE
     assert not outcome.should_retry
     assert rig.log.count("gpus.execute") == 1
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
@@ -213,24 +213,24 @@ def test_node_is_restored_after_any_failed_call_of_a_custom_layout(
     end = run(undisturbed, wanted)
     for index, call in enumerate(undisturbed.log):
         rig = make()
-        ours = scenes.reconciler(rig, limits=ON)
+        agent = scenes.reconciler(rig, limits=ON)
         rig.failing = {index: scenes.broken(call)}
         try:
-            run(rig, wanted, by=ours)
+            run(rig, wanted, by=agent)
         except errors.ClusterError:
             rig.failing = {}
-            ours.recover("custom", wanted)
+            agent.recover("custom", wanted)
         else:
             assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
-            scenes.assert_nothing_taken(rig)
+            scenes.assert_restored(rig)
         rig.failing = {}
 
-        again = run(rig, wanted, by=ours)
+        again = run(rig, wanted, by=agent)
 
         assert again.state is end.state, (index, again.message)
         if is_on_demand:
             assert set(make().pod_names) <= rig.pod_names, index
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("make", [idle_node, scenes.busy_node])
@@ -251,7 +251,7 @@ def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
             run(rig, wanted, request=request)
         if "gpus.execute" not in rig.log:
             assert rig.gpus == before
-        scenes.assert_nothing_taken(rig, is_stopped=not replaced)
+        scenes.assert_restored(rig, is_stopped=not replaced)
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -298,7 +298,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
             assert outcome.reason is Reason.IN_USE, (index, outcome.message)
             assert not outcome.should_retry
             assert rig.gpus == before
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
     assert "workloads.delete" not in undisturbed.log[:late_at]
     assert late_at > undisturbed.log.index("node.patch")
 
@@ -311,7 +311,7 @@ def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
     assert "default/nvidia-device-plugin" in outcome.message
     assert outcome.message.endswith("the agent retries.")
     assert outcome.should_retry
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_on_demand_a_kubelet_that_does_not_answer_is_asked_again() -> None:
@@ -324,7 +324,7 @@ def test_on_demand_a_kubelet_that_does_not_answer_is_asked_again() -> None:
     assert outcome.should_retry
     assert rig.gpus == before
     assert "spared" in rig.pod_names
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> None:
@@ -356,20 +356,20 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
 
 def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     rig = idle_node()
-    ours = scenes.reconciler(rig, limits=ON, heals_drift=True)
-    ended = run(rig, ON_DEMAND, by=ours)
+    agent = scenes.reconciler(rig, limits=ON, heals_drift=True)
+    ended = run(rig, ON_DEMAND, by=agent)
     scenes.run(rig, "all-1g.5gb")
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "spared"}
-    assert ours.check_drift("custom", ended, ON_DEMAND) is drift.Action.HEAL
+    assert agent.check_drift("custom", ended, ON_DEMAND) is drift.Action.HEAL
     rig.driver.clients = "python (pid 7)"
 
-    outcome = run(rig, ON_DEMAND, by=ours, may_evict=False)
+    outcome = run(rig, ON_DEMAND, by=agent, may_evict=False)
 
     assert outcome.reason is Reason.IN_USE
     assert outcome.should_retry  # no program chooses another layout: none was requested
     rig.driver.clients = ""
-    assert run(rig, ON_DEMAND, by=ours, attempt=2, may_evict=False).reason is Reason.APPLIED
-    scenes.assert_nothing_taken(rig)
+    assert run(rig, ON_DEMAND, by=agent, attempt=2, may_evict=False).reason is Reason.APPLIED
+    scenes.assert_restored(rig)
 
 
 def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:

@@ -21,12 +21,12 @@ def node_at_rest(
 ) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
     rig = scenes.node(layout=LAYOUT)
-    ours = scenes.reconciler(rig, telemetry=telemetry)
-    outcome = scenes.run(rig, LAYOUT, by=ours)
+    agent = scenes.reconciler(rig, telemetry=telemetry)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
     rig.kubelet.phantoms = {PHANTOM: 4}
     for each in (rig.states, rig.events, rig.messages, rig.log):
         each.clear()
-    return rig, ours, outcome
+    return rig, agent, outcome
 
 
 def published(rig: fakes.NodeRig) -> dict[str, str]:
@@ -45,10 +45,10 @@ def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
 
 
 def test_phantom_devices_of_an_active_layout_cost_no_wait() -> None:
-    rig, ours, _ = node_at_rest()
+    rig, agent, _ = node_at_rest()
     began, pods = rig.clock.monotonic(), dict(rig.pods)
 
-    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours)
+    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
 
     assert rig.kubelet.phantoms == {}
     assert rig.clock.monotonic() == began
@@ -56,9 +56,9 @@ def test_phantom_devices_of_an_active_layout_cost_no_wait() -> None:
 
 
 def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
 
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert rig.kubelet.phantoms == {}
     assert rig.states == []
@@ -67,11 +67,11 @@ def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
 
 
 def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
 
     for _ in range(3):
-        ours.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, ended)
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
@@ -82,17 +82,17 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
     # As a person does.
     rig.kubelet.phantoms.clear()
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
 def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
     reasons = []
     for gpus in (rig.gpus, scenes.node(layout="all-balanced").gpus, rig.gpus, rig.gpus):
         rig.gpus = gpus
-        ours.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, ended)
         reasons.append(published(rig)["reason"])
 
     assert reasons == ["PhantomDevices", "Drifted", "AlreadyApplied", "PhantomDevices"]
@@ -102,9 +102,9 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig = scenes.node()
     rig.kubelet.phantoms = {PHANTOM: 4}
     rig.refusing = {"node.remove": FORBIDDEN}
-    ours = scenes.reconciler(rig, limits={"plugin_timeout_s": 3000})
+    agent = scenes.reconciler(rig, limits={"plugin_timeout_s": 3000})
 
-    scenes.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=ours)
+    scenes.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=agent)
 
     assert rig.clock.monotonic() < 300
 
@@ -112,13 +112,13 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_phantom_devices_are_counted_until_they_are_gone(*, is_watched: bool) -> None:
     counts = metrics.Metrics(contact_age_s=lambda: 0.0)
-    rig, ours, ended = node_at_rest(counts)
+    rig, agent, ended = node_at_rest(counts)
     rig.refusing = {"node.remove": FORBIDDEN}
     seen = []
     for _ in range(2):
         if is_watched:
-            ours.note_node(rig.node.read())
-        ours.check_drift(LAYOUT, ended)
+            agent.note_node(rig.node.read())
+        agent.check_drift(LAYOUT, ended)
         seen.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))
         rig.kubelet.phantoms.clear()
 
@@ -126,19 +126,19 @@ def test_phantom_devices_are_counted_until_they_are_gone(*, is_watched: bool) ->
 
 
 def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
-    rig, ours, _ = node_at_rest()
+    rig, agent, _ = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
-    assert scenes.run(rig, LAYOUT, by=ours).should_retry
+    assert scenes.run(rig, LAYOUT, by=agent).should_retry
 
     rig.kubelet.phantoms.clear()
 
-    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours, attempt=2)
+    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, attempt=2)
 
 
 def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.refusing = {"node.remove": FORBIDDEN}
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
     rig.gpus = scenes.node(layout="all-balanced").gpus
     rig.add_pod("worker", devices=frozenset(rig.gpus[0].mig_uuids))
     restarted = scenes.reconciler(rig)
@@ -150,46 +150,46 @@ def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
 
 
 def test_phantom_devices_of_a_node_without_plugin_are_no_lost_plugin() -> None:
-    rig, ours, _ = node_at_rest()
+    rig, agent, _ = node_at_rest()
     rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
     rig.schedulable = {}
 
-    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours)
+    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent)
 
 
 @pytest.mark.parametrize("others", [{}, {"nvidia.com/hostdev": frozenset({"nic"})}])
 def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
     others: dict[str, frozenset[str]],
 ) -> None:
-    rig, ours, _ = node_at_rest()
+    rig, agent, _ = node_at_rest()
     rig.labels.pop(well_known.PLUGIN_DEPLOY_LABEL)
     rig.pods.clear()
     rig.plugin.unhealthy = dict(rig.schedulable)
     rig.schedulable = {"nvidia.com/gpu": frozenset(), **others}
 
-    scenes.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=ours)
+    scenes.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=agent)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/hostdev", "nvidia.com/mig-1g.5gb"])
 def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.kubelet.phantoms = {resource: 4}
 
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
 
     assert rig.kubelet.phantoms == {resource: 4}
     assert "node.remove" not in rig.log
 
 
 def test_a_drift_check_without_phantoms_asks_neither_kubelet_nor_the_api() -> None:
-    rig, ours, ended = node_at_rest()
+    rig, agent, ended = node_at_rest()
     rig.kubelet.phantoms = {}
     rig.labels["nvidia.com/mig.strategy"] = "single"
     # As the watch does.
-    ours.note_node(rig.node.read())
+    agent.note_node(rig.node.read())
     rig.log.clear()
 
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
 
     assert rig.log == ["gpus.observe"]

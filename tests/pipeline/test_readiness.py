@@ -79,18 +79,18 @@ def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
 
 def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     rig = new_node(LAYOUT)
-    ours = scenes.reconciler(rig)
-    ended = scenes.run(rig, LAYOUT, by=ours)
+    agent = scenes.reconciler(rig)
+    ended = scenes.run(rig, LAYOUT, by=agent)
     since = rig.condition and rig.condition["lastTransitionTime"]
     before = rig.gpus
     first, *others = before
     rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), *others)
     rig.clock.now_s += 60
 
-    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert is_ready(rig) is False
     rig.gpus = before
-    ours.check_drift(LAYOUT, ended)
+    agent.check_drift(LAYOUT, ended)
 
     assert rig.conditions == ["LayoutVerified", "Drifted", "LayoutVerified"]
     assert rig.condition is not None

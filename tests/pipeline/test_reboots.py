@@ -27,12 +27,12 @@ def go_down(
     rig: fakes.NodeRig, layout: str = LAYOUT, *, by: reconcile.Reconciler | None = None
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
-    ours, before = by or scenes.reconciler(rig), rig.host.reboots
+    agent, before = by or scenes.reconciler(rig), rig.host.reboots
     patient = fakes.FakeRequest(rig.clock)
     patient.ends_when = lambda: rig.host.reboots > before
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, layout, by=ours, request=patient)
-    ours.stop()
+        scenes.run(rig, layout, by=agent, request=patient)
+    agent.stop()
 
 
 def restart_without_the_mode(rig: fakes.NodeRig) -> None:
@@ -59,7 +59,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
 
     assert outcome.state is model.State.SUCCESS
     assert rig.host.reboots == 1
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_a_new_node_object_leads_to_no_second_reboot() -> None:
@@ -70,10 +70,10 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     rig.annotations.clear()
     rig.labels.clear()
     rig.has_hold_taint = False
-    ours = scenes.reconciler(rig)
-    ours.recover(LAYOUT)
+    agent = scenes.reconciler(rig)
+    agent.recover(LAYOUT)
 
-    assert scenes.run(rig, LAYOUT, by=ours).reason is not Reason.APPLIED
+    assert scenes.run(rig, LAYOUT, by=agent).reason is not Reason.APPLIED
 
     assert rig.host.reboots == 1
 
@@ -94,11 +94,11 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
 def test_a_refused_or_missing_reboot_is_requested_again(refusal: str) -> None:
     rig = rebooting_node()
     rig.host.reboot_refusal = refusal
-    ours = scenes.reconciler(rig)
+    agent = scenes.reconciler(rig)
     late = fakes.FakeRequest(rig.clock)
 
-    first = ours.run(LAYOUT, late)
-    again = ours.run(LAYOUT, late, attempt=2)
+    first = agent.run(LAYOUT, late)
+    again = agent.run(LAYOUT, late, attempt=2)
 
     assert {first.reason, again.reason} == {Reason.REBOOT_REQUIRED}
     assert rig.log.count("host.reboot") == 2
@@ -130,9 +130,9 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
     rig = rebooting_node()
 
     def successor(text: str = scenes.CONFIG) -> reconcile.Reconciler:
-        ours = scenes.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
-        ours.recover(LAYOUT)
-        return ours
+        agent = scenes.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
+        agent.recover(LAYOUT)
+        return agent
 
     go_down(rig, by=successor())
     before = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
@@ -237,10 +237,10 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     rig.live()
     rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
     rig.driver.mode_waits = rig.host.may_reboot = True
-    ours = scenes.reconciler(rig)
-    ours.recover("all-balanced")
+    agent = scenes.reconciler(rig)
+    agent.recover("all-balanced")
 
-    assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=ours)
+    assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=agent)
 
     assert rig.host.reboots == 0
     assert "elsewhere" in rig.pod_names
@@ -261,4 +261,4 @@ def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
     scenes.undo(rig)
 
     assert rig.labels[well_known.STATE_LABEL] == "failed"
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)

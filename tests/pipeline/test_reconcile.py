@@ -53,12 +53,12 @@ def test_active_layout_succeeds_after_one_observation() -> None:
 def experienced() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
     """Return a node, and its agent that has applied a layout already."""
     rig = node()
-    ours = reconciler(rig)
-    run(rig, "all-1g.5gb", by=ours)
+    agent = reconciler(rig)
+    run(rig, "all-1g.5gb", by=agent)
     rig.log.clear()
     rig.states.clear()
     rig.driver.executed.clear()
-    return rig, ours
+    return rig, agent
 
 
 @pytest.mark.parametrize(
@@ -68,28 +68,28 @@ def experienced() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
 def test_expected_change_is_pending_before_the_gpus_are_observed(
     attempt: int, first: str, second: str
 ) -> None:
-    rig, ours = experienced()
+    rig, agent = experienced()
 
-    assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=ours, attempt=attempt)
+    assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=attempt)
 
     assert rig.log.index(first) < rig.log.index(second)
 
 
 @pytest.mark.parametrize("name", ["all-1g.5gb", "too-much", "no-such-layout"])
 def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
-    rig, ours = experienced()
+    rig, agent = experienced()
 
-    run(rig, name, by=ours)
+    run(rig, name, by=agent)
 
     assert rig.states == ["success" if name == "all-1g.5gb" else "failed"]
 
 
 def test_what_was_foreseen_decides_nothing() -> None:
-    rig, ours = experienced()
+    rig, agent = experienced()
     other = node(layout="all-balanced")
     rig.gpus, rig.schedulable = other.gpus, other.schedulable
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced", by=ours)
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced", by=agent)
 
     assert rig.driver.executed == []
 
@@ -107,13 +107,13 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
         def dismiss(self) -> None:
             rig.log.append("dismiss")
 
-    ours = reconciler(rig, standby=Readiness())
+    agent = reconciler(rig, standby=Readiness())
     order = ["prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"]
 
-    run(rig, "all-1g.5gb", by=ours)
+    run(rig, "all-1g.5gb", by=agent)
     assert [what for what in rig.log if what in order] == order
     rig.log.clear()
-    run(rig, "all-1g.5gb", by=ours)
+    run(rig, "all-1g.5gb", by=agent)
     assert "expect change" not in rig.log
     assert rig.log.count("dismiss") == 1
 
@@ -375,9 +375,9 @@ def test_run_publishes_the_gpus_it_observes() -> None:
 
 def test_annotations_that_another_program_removed_are_written_again() -> None:
     rig = node()
-    ours = scenes.reconciler(rig)
-    ours.recover("all-1g.5gb")
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=ours)
+    agent = scenes.reconciler(rig)
+    agent.recover("all-1g.5gb")
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     steady = {
         well_known.GPUS_ANNOTATION,
         well_known.LAYOUTS_ANNOTATION,
@@ -385,18 +385,18 @@ def test_annotations_that_another_program_removed_are_written_again() -> None:
     }
     before = {key: rig.annotations.pop(key) for key in steady}
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=ours)
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent)
 
     assert {key: rig.annotations[key] for key in steady} == before
 
 
 def test_a_driver_that_lists_no_gpu_leaves_none_published() -> None:
     rig = node()
-    ours = scenes.reconciler(rig)
-    ours.recover("all-1g.5gb")
-    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=ours)
+    agent = scenes.reconciler(rig)
+    agent.recover("all-1g.5gb")
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=agent)
     rig.gpus = model.NO_GPUS
 
-    assert run(rig, "all-1g.5gb", by=ours).state is model.State.FAILED
+    assert run(rig, "all-1g.5gb", by=agent).state is model.State.FAILED
 
     assert gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION]) == ()

@@ -38,7 +38,7 @@ def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
         assert rig.has_hold_taint is was_closed
         assert scenes.run(rig, layout, by=successor).state is model.State.SUCCESS, index
         assert scenes.has_layout(rig, layout)
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
         assert_says_the_truth(rig)
     assert resumed > 5
 
@@ -48,7 +48,7 @@ def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
         rig.host.services |= {"dcgm.service": True, "nvsm.service": True}
 
         assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS, index
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
 
 
 def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None:
@@ -59,7 +59,7 @@ def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None
 
         assert outcome.reason in (Reason.HOOK_FAILED, Reason.APPLIED, Reason.ALREADY_APPLIED)
         assert not rig.hooks.pending_exit
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
         else:
             assert scenes.resume(rig, wanted).state is model.State.SUCCESS
             assert scenes.has_layout(rig, wanted)
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
         assert_says_the_truth(rig)
 
 
@@ -106,7 +106,7 @@ def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:
         outcome = scenes.resume(rig, LAYOUT, text)
 
         assert outcome.reason is Reason.DOES_NOT_FIT
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
         if rig.labels.get(well_known.APPLIED_LABEL) == "all-balanced":
             assert scenes.is_as_before(rig, before)
             undone += was_changed
@@ -128,7 +128,7 @@ def test_failing_change_killed_at_any_call_ends_as_if_undisturbed() -> None:
         assert outcome.reason is Reason.INSUFFICIENT_RESOURCES
         assert scenes.is_as_before(rig, before)
         assert rig.labels.get(well_known.APPLIED_LABEL) == "all-balanced", index
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -150,7 +150,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.schedulable == {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
-        scenes.assert_nothing_taken(rig)
+        scenes.assert_restored(rig)
     assert unfinished > 0
 
 
@@ -361,16 +361,16 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
 
 def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = scenes.busy_node()
-    ours = scenes.reconciler(rig)
+    agent = scenes.reconciler(rig)
     rig.has_hold_taint = True
     journal = journals.Journal(config=LAYOUT, hold_taint=True, draining=True)
     rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
-    ours.recover(LAYOUT)
+    agent.recover(LAYOUT)
     rig.refusing = {"node.read": scenes.BROKEN["node"]}
     with pytest.raises(errors.ClusterError):
-        ours.recover(LAYOUT)
+        agent.recover(LAYOUT)
     rig.refusing = {}
 
-    ours.stop()
+    agent.stop()
 
     assert not rig.has_hold_taint

@@ -30,7 +30,7 @@ class Story:
     def __init__(self, rig: fakes.NodeRig, dies_at: int | None = None) -> None:
         self.rig = rig
         self.source = fakes.FakeConfig(scenes.CONFIG)
-        self.found: dict[str, tuple[steps.GpuProcess, ...]] = {}
+        self.usage: dict[str, tuple[steps.GpuProcess, ...]] = {}
         self.ended: list[Reason] = []
         self.deaths = 0
         self.on_death: Callable[[], object] = list
@@ -59,13 +59,13 @@ class Story:
 
     def _serve(self, acts: list[Act]) -> None:
         box = intake.Inbox()
-        ours = scenes.reconciler(
+        reconciler = scenes.reconciler(
             self.rig,
             configs=self.source,
             limits={"has_custom_layouts": True},
-            processes=lambda: self.found,
+            processes=lambda: self.usage,
         )
-        run, rest = ours.run, ours.rest
+        run, rest = reconciler.run, reconciler.rest
 
         def go_on() -> None:
             if acts:
@@ -85,11 +85,11 @@ class Story:
             go_on()
             return must_retry
 
-        ours.run = run_and_go_on  # type: ignore[method-assign, assignment]
-        ours.rest = rest_and_go_on  # type: ignore[method-assign]
+        reconciler.run = run_and_go_on  # type: ignore[method-assign, assignment]
+        reconciler.rest = rest_and_go_on  # type: ignore[method-assign]
         self.watch(box)
         times = loop.Intervals(retry_initial_s=0.001, retry_max_s=0.002)
-        loop.Agent(ours, box, intervals=times).serve()
+        loop.Agent(reconciler, box, intervals=times).serve()
 
     def watch(self, box: intake.Inbox) -> None:
         """Report the node to the agent, as its watch does."""
@@ -247,7 +247,7 @@ def process_on_a_gpu(dies_at: int | None) -> Story:
     """A process on the GPU itself would keep the first new instance out."""
     story = Story(scenes.busy_node(), dies_at)
     story.source.text = gpu_processes.WHOLE
-    story.found = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
+    story.usage = {story.rig.gpus[0].uuid: (gpu_processes.process(),)}
     before = story.rig.gpus
     story.live(story.label("whole"))
     assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
@@ -260,7 +260,7 @@ def lost_mig_mode(dies_at: int | None) -> Story:
     story = Story(gpu_processes.outdated_node(), dies_at)
     service = gpu_processes.process("unit train.service")
     first = story.rig.gpus[0].uuid
-    story.found = {first: (*gpu_processes.of_pods(story.rig, 0), service)}
+    story.usage = {first: (*gpu_processes.of_pods(story.rig, 0), service)}
     story.live(story.label("all-balanced"))
     assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)
     return story

@@ -41,9 +41,9 @@ def start(
     **replaced: Any,
 ) -> errors.Reason:
     """Start an agent on a node whose label names a layout; return how its run ends."""
-    ours = scenes.reconciler(rig, text, limits=limits, **replaced)
-    ours.recover(layout)
-    return scenes.run(rig, layout, by=ours).reason
+    agent = scenes.reconciler(rig, text, limits=limits, **replaced)
+    agent.recover(layout)
+    return scenes.run(rig, layout, by=agent).reason
 
 
 def repartition(rig: fakes.NodeRig) -> None:
@@ -103,10 +103,10 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     assert start(rig, OTHER, layout=layout) is Reason.APPLIED
     lost = rig.gpus[0]
     rig.driver.lost.add(lost.uuid)
-    ours = scenes.reconciler(rig, OTHER)
-    ours.recover(layout)
+    agent = scenes.reconciler(rig, OTHER)
+    agent.recover(layout)
 
-    outcome = scenes.run(rig, layout, by=ours)
+    outcome = scenes.run(rig, layout, by=agent)
 
     assert outcome.reason is Reason.GPU_UNREACHABLE
     assert outcome.should_retry
@@ -114,7 +114,7 @@ def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str
     assert lost.uuid in outcome.message
     rig.driver.lost.clear()
     repartition(rig)
-    assert scenes.run(rig, layout, by=ours, attempt=2).reason is Reason.DRIFTED
+    assert scenes.run(rig, layout, by=agent, attempt=2).reason is Reason.DRIFTED
     assert "training" in rig.pod_names
 
 

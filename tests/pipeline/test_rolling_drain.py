@@ -135,7 +135,7 @@ def test_partial_budget_drains_as_successors_get_ready() -> None:
     assert serving.killed == 4
     assert min(healthy) == 3
     assert any("evicting default/serving-1; 3 more" in each for each in rig.statuses)
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
@@ -171,7 +171,7 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
 
     assert agent.try_once().state is model.State.SUCCESS
     assert serving.killed == 4
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> None:
@@ -227,7 +227,7 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
     for _ in range(3):
         rig.clock.wait(1)
 
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
     assert len(serving.here) == 4
     assert serving.killed == 1
 
@@ -272,7 +272,7 @@ def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) ->
     assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert why in outcome.message
     assert "workloads.evict" not in rig.log
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_pods_without_a_controller_go_last() -> None:

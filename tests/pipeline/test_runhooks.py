@@ -97,15 +97,15 @@ def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> 
 
 def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.NodeRig) -> None:
     rig.hooks.broken = {EXIT}
-    ours = scenes.reconciler(rig)
+    agent = scenes.reconciler(rig)
 
-    outcome = assert_ends(rig, Reason.HOOK_FAILED, by=ours)
+    outcome = assert_ends(rig, Reason.HOOK_FAILED, by=agent)
 
     assert outcome.is_unfinished
     assert journal(rig).exit_hook
     rig.hooks.broken = set()
     executed = len(rig.driver.executed)
-    assert_ends(rig, Reason.APPLIED, by=ours, attempt=2)
+    assert_ends(rig, Reason.APPLIED, by=agent, attempt=2)
     assert len(rig.driver.executed) == executed
     assert rig.hooks.commands == [START, CONFIG, EXIT, EXIT]
 
@@ -169,7 +169,7 @@ def test_exit_hook_runs_once_after_a_kill_in_a_hook(
         scenes.undo(rig)
         assert rig.hooks.commands[-1] == EXIT
 
-    scenes.assert_nothing_taken(rig)
+    scenes.assert_restored(rig)
 
 
 def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRig) -> None:

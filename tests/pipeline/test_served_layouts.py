@@ -36,8 +36,8 @@ def apply(
     rig: fakes.NodeRig, layout: str, text: str = OWN, **limits: Any
 ) -> tuple[errors.Reason, str]:
     """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
-    ours = scenes.reconciler(rig, text, limits=limits)
-    outcome = scenes.run(rig, layout, by=ours)
+    agent = scenes.reconciler(rig, text, limits=limits)
+    outcome = scenes.run(rig, layout, by=agent)
     return outcome.reason, json.loads(rig.annotations[well_known.STATUS_ANNOTATION]).get(
         "origin", ""
     )
@@ -57,10 +57,10 @@ def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
 
 def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
     source = fakes.FakeConfig(OWN)
-    ours = scenes.reconciler(rig, configs=source)
+    agent = scenes.reconciler(rig, configs=source)
 
     def origin(layout: str) -> str:
-        assert scenes.run(rig, layout, by=ours).reason is errors.Reason.APPLIED
+        assert scenes.run(rig, layout, by=agent).reason is errors.Reason.APPLIED
         return str(json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["origin"])
 
     assert origin("team-a") == "test.yaml:4"
@@ -155,13 +155,13 @@ def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> No
     products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30")]
     rig = scenes.node()
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
-    ours = scenes.reconciler(rig, OWN)
-    ended = scenes.run(rig, "all-2g.12gb", by=ours)
-    assert ours.check_drift("all-2g.12gb", ended) is drift.Action.REST
+    agent = scenes.reconciler(rig, OWN)
+    ended = scenes.run(rig, "all-2g.12gb", by=agent)
+    assert agent.check_drift("all-2g.12gb", ended) is drift.Action.REST
 
     rig.driver.lost.add(rig.gpus[1].uuid)
 
-    assert ours.check_drift("all-2g.12gb", ended) is drift.Action.HEAL
+    assert agent.check_drift("all-2g.12gb", ended) is drift.Action.HEAL
 
 
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRig) -> None:
@@ -187,13 +187,13 @@ def calls_of(rig: fakes.NodeRig, layout: str) -> list[str]:
 def test_a_node_that_was_registered_again_gets_everything_published_again(
     rig: fakes.NodeRig, layout: str | None
 ) -> None:
-    ours = scenes.reconciler(rig)
+    agent = scenes.reconciler(rig)
 
     def serve() -> None:
         if layout is None:
-            assert not ours.rest()
+            assert not agent.rest()
         else:
-            scenes.run(rig, layout, by=ours)
+            scenes.run(rig, layout, by=agent)
 
     serve()
     published = set(rig.annotations)
@@ -204,7 +204,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     rig.labels.pop(well_known.APPLIED_LABEL, None)
     rig.driver.executed.clear()
 
-    ours.forget_node()
+    agent.forget_node()
     serve()
 
     assert set(rig.annotations) == published
@@ -221,10 +221,10 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
         written.append(document)
         return answers[len(written) - 1]
 
-    ours = scenes.reconciler(rig, OWN, write_layouts=write)
+    agent = scenes.reconciler(rig, OWN, write_layouts=write)
     for _ in range(2):
-        ours.rest()
-    scenes.run(rig, "team-a", by=ours)
+        agent.rest()
+    scenes.run(rig, "team-a", by=agent)
 
     refused, document = written
     assert refused == document
@@ -249,17 +249,17 @@ def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRi
         written.append(document)
         return True
 
-    ours = scenes.reconciler(rig, OWN, write_layouts=write)
+    agent = scenes.reconciler(rig, OWN, write_layouts=write)
     with pytest.raises(errors.ClusterError):
-        scenes.run(rig, "team-a", by=ours)
+        scenes.run(rig, "team-a", by=agent)
     rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
-    ours.recover("team-a")
-    assert scenes.run(rig, "team-a", by=ours).reason is errors.Reason.NVML_ERROR
+    agent.recover("team-a")
+    assert scenes.run(rig, "team-a", by=agent).reason is errors.Reason.NVML_ERROR
     rig.refusing.clear()
     assert well_known.LAYOUTS_ANNOTATION not in rig.annotations
     assert not written
 
-    scenes.run(rig, "team-a", by=ours)
+    scenes.run(rig, "team-a", by=agent)
 
     assert "team-a" in listed(rig)
     assert len(written) == 1

@@ -71,5 +71,5 @@ def test_node_registered_again_is_published_again(rig: plain_node.PlainNode) -> 
 def condition(rig: plain_node.PlainNode) -> str | None:
     """Return the reason of ``MigReady``."""
     conditions = (rig.node().get("status") or {}).get("conditions") or ()
-    ours = (each["reason"] for each in conditions if each["type"] == well_known.READY_CONDITION)
-    return next(ours, None)
+    reasons = (each["reason"] for each in conditions if each["type"] == well_known.READY_CONDITION)
+    return next(reasons, None)

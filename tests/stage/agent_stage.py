@@ -127,8 +127,8 @@ class Stage(stages.Stage):
         self.assert_ends(layout, model.State.FAILED)
         return self.status()
 
-    def taken(self, *, is_stopped: bool = False) -> list[str]:
-        """Return what a change has taken of the node; nothing, if all is well.
+    def remaining(self, *, is_stopped: bool = False) -> list[str]:
+        """Return what a change has left on the node; nothing, if all is well.
 
         A stopped agent may leave the proof of the node's devices to the next one.
         """
@@ -146,9 +146,9 @@ class Stage(stages.Stage):
             *(taint["key"] for taint in spec.get("taints") or ()),
         ]
 
-    def assert_nothing_taken(self, *, is_stopped: bool = False) -> None:
-        """Check that the agent has restored what it takes for a change."""
-        assert self.taken(is_stopped=is_stopped) == []
+    def assert_restored(self, *, is_stopped: bool = False) -> None:
+        """Check that the agent has restored what it changes for a while."""
+        assert self.remaining(is_stopped=is_stopped) == []
 
 
 class ObservedStage(Stage):
