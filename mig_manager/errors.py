@@ -170,8 +170,10 @@ _REMEDIES = {
 }
 
 _REMEDIES_AT_SHELL = {
-    Reason.INVALID_CONFIG: "Correct the layout file at the named line, or name another file.",
-    Reason.UNKNOWN_CONFIG: "Name a layout of the config file, or add this one to the file.",
+    Reason.INVALID_CONFIG: "Correct the file at the named line, or name another file.",
+    Reason.UNKNOWN_CONFIG: (
+        "Name a layout that 'mig-manager validate' lists, or add this one to the file."
+    ),
     Reason.IN_USE: "Stop the processes that use the GPU, then run the command again.",
     Reason.REBOOT_REQUIRED: "Reboot the node; the pending MIG mode is kept.",
     Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver, then run the command again.",

@@ -19,6 +19,7 @@ from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.core.layout import generator
 
+_COUNT_DIGITS = 5  # of a number of GPUs: long numbers take long
 MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
 
 
@@ -135,8 +136,9 @@ def find(name: str) -> Product:
     close = [*dict.fromkeys(longer)][:3] or difflib.get_close_matches(
         wanted, known, n=3, cutoff=0.5
     )
-    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise errors.UsageError(f"unknown GPU {name!r}{hint}")
+    hint = f"; did you mean {' or '.join(repr(each.upper()) for each in close)}?" if close else ""
+    remedy = "" if close else f"Known are {', '.join(product_names())}."
+    raise errors.UsageError(f"unknown GPU {name!r}{hint}", remedy=remedy)
 
 
 def of_gpu(pci_device_id: int, name: str, memory_mib: int) -> Product | None:
@@ -193,11 +195,11 @@ def parse_node(spec: str) -> tuple[Product, ...]:
         return tuple(_simulatable(of_row(raw)) for raw in json.loads(spec))
     gpus: list[Product] = []
     for part in spec.split("+"):
-        matched = re.fullmatch(r"\s*(?:(\d{1,4})\s*[xX]\s*)?(\S.*?)\s*", part)
+        matched = re.fullmatch(r"\s*(?:(\d+)\s*[xX]\s*)?(\S.*?)\s*", part)
         if matched is None or "*" in matched[2]:
             problem = f"bad node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
             raise errors.UsageError(problem)
-        count = int(matched[1] or 1)
+        count = int((matched[1] or "1")[:_COUNT_DIGITS])
         if not 1 <= len(gpus) + count <= MAX_GPUS or count == 0:
             raise errors.UsageError(f"bad node {spec!r}: a node has 1 to {MAX_GPUS} GPUs")
         gpus += [_simulatable(find(matched[2]))] * count
@@ -243,7 +245,7 @@ def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tupl
 def kinds(
     patterns: Iterable[str], *, warn: Callable[[str], object]
 ) -> tuple[generator.GpuKind, ...]:
-    """Return the kinds of the products with MIG, as ``templates``; LayoutError if none has MIG.
+    """Return the kinds of the products with MIG, as ``templates``; UsageError if none has MIG.
 
     Of products with the same PCI id it returns the first: a layout's filter cannot distinguish
     them.
@@ -265,9 +267,7 @@ def kinds(
     )
     if not known:
         names = ", ".join(product.name for product in products)
-        raise errors.LayoutError(
-            f"{names}: no MIG-capable product", reason=errors.Reason.NOT_MIG_CAPABLE
-        )
+        raise errors.UsageError(f"{names} has no MIG")
     return known
 
 

@@ -8,9 +8,15 @@ from mig_manager.cli import registry
 from mig_manager.cli.toolkit import console, parser
 
 _MIG_PARTED = "nvidia-mig-parted"
-_READING = frozenset({"status", "plan"})
 _COMPLETE = "__complete"  # before the words that a shell asks about, as in cobra
-_EXAMPLE = "1xA100-SXM4-40GB"
+_SIMULATE = "To try it without a GPU, add --simulate 1xA100-SXM4-40GB."
+_NAME_PRODUCT = "Without a GPU, name a product: --gpu A100-SXM4-40GB."
+_WITHOUT_GPU = {
+    "status": _SIMULATE,
+    "plan": _SIMULATE,
+    "validate": _NAME_PRODUCT,
+    "generate-config": _NAME_PRODUCT,
+}
 
 
 def main(
@@ -47,6 +53,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
 def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     usage = registry.PROGRAM.usage_remedy(error, argv)
     remedy = error.own_remedy or usage or error.reason.remedy_at_shell
-    if error.reason is errors.Reason.DRIVER_NOT_LOADED and not _READING.isdisjoint(argv[:1]):
-        remedy += f" To try it without a GPU, add --simulate {_EXAMPLE}."
+    if error.reason is errors.Reason.DRIVER_NOT_LOADED:
+        hints = (_WITHOUT_GPU[word] for word in argv[:1] if word in _WITHOUT_GPU)
+        return " ".join((remedy, *hints))
     return remedy

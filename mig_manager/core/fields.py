@@ -92,9 +92,9 @@ def shown(node: yaml_tree.Node) -> str:
         case yaml_tree.Scalar():
             return node.text[:60]
         case yaml_tree.Sequence():
-            return "a list"
+            return "a list" if node.items else "an empty list"
         case yaml_tree.Mapping():
-            return "a mapping"
+            return "a mapping" if node.entries else "an empty mapping"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

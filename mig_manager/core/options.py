@@ -225,7 +225,7 @@ def seconds(
         except ValueError:
             seconds = math.nan
         if not least <= seconds <= most:
-            raise ValueError(f"is not a number of seconds from {least:g} to {most:g}")
+            raise ValueError(f"is not a number of seconds from {least:g} to {most:.10g}")
         return seconds
 
     return declared(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))

@@ -163,7 +163,10 @@ def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> 
         problem = getattr(error, "problem", None) or str(error)
         # *A100* is meant as a glob, and YAML reads an alias.
         hint = _QUOTE if "alias" in (getattr(error, "context", None) or "") else ""
-        location = _locate(getattr(error, "problem_mark", None), source)
+        mark = getattr(error, "problem_mark", None)
+        if mark is not None and text[mark.index : mark.index + 1] == "\t":
+            hint = "; indent with spaces, not with a tab"
+        location = _locate(mark, source)
         raise errors.ConfigError(
             f"not readable as YAML: {problem}{hint}", location=location
         ) from error

@@ -51,6 +51,8 @@ class Settings(
 
 def run(chosen: Settings, terminal: console.Console) -> int:
     """Print the tags of a node group that scales from zero."""
+    if not chosen.gpu:
+        raise errors.UsageError("--gpu is missing: name the GPUs of a node")
     here = cluster.ClusterCommand(chosen, terminal)
     layout = plan.printable(here.document().layout(chosen.layout))
     result = tags(layout, chosen.gpu, chosen.strategy)
@@ -115,18 +117,16 @@ class Tags:
         }
 
 
-def tags(layout: layouts.Layout, spec: str | None, strategy: strategies.Strategy) -> Tags:
+def tags(layout: layouts.Layout, spec: str, strategy: strategies.Strategy) -> Tags:
     """Compute the resources and labels of a new node.
 
     Raises:
         LayoutError: The layout does not fit the GPUs.
-        UsageError: The GPUs are missing or unknown, or the device plugin cannot serve the layout
+        UsageError: The GPUs are unknown, or the device plugin cannot serve the layout
             with this strategy.
     """
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
 
-    if not spec:
-        raise errors.UsageError("--gpu is missing: name the GPUs of a node")
     gpus = [
         hardware.template(product, index)
         for index, product in enumerate(hardware.parse_node(spec))

@@ -214,10 +214,11 @@ def validated(
     """Check the named layouts, or all, against the nodes' products.
 
     Raises:
+        ConfigError: The document has no layouts.
         LayoutError: A name is unknown.
         UsageError: The products are unknown.
     """
-    layouts = [document.layout(name) for name in names or document.layouts]
+    layouts = document.selected(names)
     templates, notes = products(reports)
     for each in notes:
         note(each)

@@ -24,7 +24,7 @@ _ROWS = (
         "Show the DeviceClasses that serve the MIG resources of nodes with the DRA driver.",
         "device_classes",
     ),
-    program.Command("help", "Show this help.", "help"),
+    program.Command("help", "Show the help of the plugin or of a command.", "help"),
     program.Command("version", "Print the version.", "version"),
 )
 PROGRAM = program.Program(

@@ -246,7 +246,9 @@ class PartitionerSettings:
             raise errors.UsageError("--longest-wait-s must not be less than --quiet-s")
         if bool(values["base_layout"]) is not bool(values["merge_back_after_s"]):
             raise errors.UsageError("--base-layout and --merge-back-after-s go together")
-        if (values["simulated_nodes"] is None) is not (values["simulated_pods"] is None):
+        if values["simulated_nodes"] is None and (pods := values["simulated_pods"]) is not None:
+            raise errors.UsageError(f"unexpected {str(pods)!r}: PODS belongs to --simulate")
+        if values["simulated_nodes"] is not None and values["simulated_pods"] is None:
             raise errors.UsageError("--simulate needs two files: --simulate NODES PODS")
         if values["is_replay"] and values["simulated_nodes"] is None:
             raise errors.UsageError("--replay needs --simulate NODES PODS")

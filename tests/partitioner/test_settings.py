@@ -59,7 +59,7 @@ def test_options_and_variables_set_the_limits() -> None:
         (("--reserve", "small=1"), "is not PROFILE=COUNT: "),
         (("--reserve", "1g.5gb=1", "--reserve", "1g.5gb=2"), "names a profile twice"),
         (("--node-selector", "a=("), "is not a label selector"),
-        (("--max-unavailable", "0"), "is neither a number of nodes nor a percentage"),
+        (("--max-unavailable", "0"), "is neither a number of nodes, at least 1, nor a percentage"),
         (("--base-layout", "all-balanced"), "go together"),
         (("--merge-back-after-s", "60"), "go together"),
         (("--quiet-s", "20"), "--longest-wait-s must not be less than --quiet-s"),

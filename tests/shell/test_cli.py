@@ -201,9 +201,13 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("status", "--color", "pink"), 2, "auto, always, never"),
         (("status", *SPEC, "--simulate-state", "/proc/x"), 2, "name another --simulate-state"),
         (("status", "--simulate", "8*H100"), 2, "write '8xA100-SXM4-40GB' or"),
-        (("status", "--simulate", "8xA100-SXM4-40G"), 2, "did you mean 'a100-sxm4-40gb'"),
+        (("status", "--simulate", "8xA100-SXM4-40G"), 2, "did you mean 'A100-SXM4-40GB'"),
+        (("status", "--simulate", "100000xA30"), 2, "a node has 1 to 16 GPUs"),
+        (("generate-config", "--gpu", "T4"), 2, "Tesla T4 has no MIG"),
+        (("rollout", "x", "-l", "a=b", "--max-unavailable", "0"), 2, "at least 1"),
+        (("partitioner", "recommend"), 2, "unexpected 'recommend'"),
         (("validate", "--gpu", "banana"), 2, "unknown GPU 'banana'"),
-        (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'a30' or"),
+        (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'A30' or"),
         (("plan", "all-1g.5bg", *SPEC), 2, "'all-1g.5gb' or 'all-1g.5gb.me' or 'all-1g.10gb'?"),
         (("demo", "--scenario", "x"), 2, "choose from first-layout, "),
         (("agent",), 2, "--node-name"),
@@ -238,6 +242,13 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("frobnicate", "status"), "See 'mig-manager --help'."),
         (("validate", "-f", "/no/file"), "Check the file's path and rights, or"),
         (("apply", "x", "-f", "/"), "or name another file"),
+        (("validate", "-f", "/dev/zero"), "Name a smaller file."),
+        (("checkpoint", "-f", "/no/c.json", *SPEC), "Check the path and your rights."),
+        (("status", "--simulate", "banana"), "Known are A30, A100-SXM4-40GB, "),
+        (("validate", "--gpu", "banana"), "Known are A30, A100-SXM4-40GB, "),
+        (("schema", "banana"), "'mig-manager schema' lists the names."),
+        (("plan", *SPEC), "'mig-manager validate' shows which ones fit."),
+        (("plan", "banana", *SPEC), "Name a layout that 'mig-manager validate' lists, or"),
     ],
 )
 def test_remedy_of_bad_input_helps(shell: Shell, argv: tuple[str, ...], remedy: str) -> None:
@@ -259,11 +270,17 @@ def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("argv", "is_named"),
-    [(("status",), True), (("plan", "all-disabled"), True), (("apply", "all-disabled"), False)],
+    ("argv", "hint"),
+    [
+        (("status",), "add --simulate 1xA100-SXM4-40GB."),
+        (("plan", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),
+        (("apply", "all-disabled"), ""),
+        (("validate",), "name a product: --gpu A100-SXM4-40GB."),
+        (("generate-config",), "name a product: --gpu A100-SXM4-40GB."),
+    ],
 )
-def test_without_a_driver_a_command_that_reads_names_simulated_gpus(
-    shell: Shell, tmp_path: pathlib.Path, argv: tuple[str, ...], *, is_named: bool
+def test_without_a_driver_a_command_that_reads_names_an_alternative(
+    shell: Shell, tmp_path: pathlib.Path, argv: tuple[str, ...], hint: str
 ) -> None:
     # Not the machine's own.
     files = {f"MIG_MANAGER_{name}_FILE": str(tmp_path / name) for name in ("LOCK", "JOURNAL")}
@@ -272,7 +289,8 @@ def test_without_a_driver_a_command_that_reads_names_simulated_gpus(
 
     assert answer.status == 1
     assert "Load the NVIDIA driver" in answer.err
-    assert ("add --simulate 1xA100-SXM4-40GB." in answer.err) is is_named
+    assert answer.err.endswith(f"{hint}\n")
+    assert ("without a gpu" in answer.err.lower()) is bool(hint)
 
 
 def test_hooks_file_of_the_environment_can_be_switched_off(shell: Shell) -> None:

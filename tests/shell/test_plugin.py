@@ -31,6 +31,8 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
     answer = viewer.alone("plan", "--help")
     assert "LAYOUT" in answer.out
     assert "--context" in answer.out
+    assert viewer.alone("help", "plan").out == answer.out
+    assert viewer.alone("help", "pla").status == 3
 
 
 @pytest.mark.parametrize(
@@ -443,6 +445,7 @@ def test_with_the_strategy_single_the_tags_count_gpus(viewer: rig.Viewer) -> Non
     ("words", "status", "message"),
     [
         (("all-balanced",), 2, "--gpu is missing"),
+        (("no-such-layout",), 2, "--gpu is missing"),
         (("all-balanced", "--gpu", "A100", "--strategy", "none"), 2, "not one of mixed, single"),
         (("all-balanced", "--gpu", "A100", "--strategy", "single"), 2, "MIG devices differ"),
         (("all-balanced", "--gpu", "B9000"), 2, "unknown GPU 'B9000'"),

@@ -172,7 +172,7 @@ BAD = [
     (text_of(device(MigMode=2)), "MigMode must be 0 or 1, not 2"),
     (text_of(device(MigMode=True)), "MigMode must be a whole number"),
     (text_of(device(MigMode=0)), "GpuInstances must be empty where MigMode is 0"),
-    (text_of(device(GpuInstances={})), "GpuInstances must be a list, not a mapping"),
+    (text_of(device(GpuInstances={})), "GpuInstances must be a list, not an empty mapping"),
     (text_of(device(More=1)), "unexpected key 'More'"),
     (text_of(device()).replace('"Start": 4', '"Start": -4'), "Start must be a whole number"),
     (text_of(device()).replace('"Start": 4', '"Start": "4"'), "Start must be a whole number"),

@@ -45,10 +45,10 @@ REFUSED = [
     ("unexpected key 'bogus' (known here: version, mig-configs)", "version: v1\nbogus: 1"),
     ("did you mean 'mig-configs'?", "version: v1\nmig-config: {}"),
     (f"{NO_CONFIGS}, not nothing", "version: v1\nmig-configs:"),
-    (NO_CONFIGS, "version: v1\nmig-configs: {}"),
+    (f"{NO_CONFIGS}, not an empty mapping", "version: v1\nmig-configs: {}"),
     (f"{NO_CONFIGS}, not a list", "version: v1\nmig-configs: [x]"),
     (NO_RULES, "version: v1\nmig-configs: {x: }"),
-    (NO_RULES, "version: v1\nmig-configs: {x: []}"),
+    (f"{NO_RULES} (- devices: ...), not an empty list", "version: v1\nmig-configs: {x: []}"),
     (NO_RULES, "version: v1\nmig-configs: {x: {devices: all}}"),
     ("a rule must be a mapping", "version: v1\nmig-configs: {x: [~]}"),
     ("a rule must be a mapping", "version: v1\nmig-configs: {x: [all]}"),
@@ -77,7 +77,7 @@ REFUSED = [
     (f"{NO_COUNT}1.5", enabled("{1g.5gb: 1.5}")),
     (f"{NO_COUNT}true", enabled("{1g.5gb: true}")),
     (f"{NO_COUNT}a list", enabled("{1g.5gb: [1]}")),
-    (f"{NO_COUNT}a mapping", enabled("{1g.5gb: {}}")),
+    (f"{NO_COUNT}an empty mapping", enabled("{1g.5gb: {}}")),
     (ALL_ZERO, enabled("{1g.5gb: 0}")),
     (ALL_ZERO, enabled("{1g.5gb: }")),
     (ALL_ZERO, of_rules("devices: all, mig-enabled: false, mig-devices: {1g.5gb: 0}")),
@@ -91,6 +91,11 @@ REFUSED = [
     (f"nothing{NO_TEXT}", filtered("[~]")),
     (f"a list{NO_TEXT}", filtered("[[x]]")),
 ]
+
+
+def test_a_tab_as_indentation_is_named() -> None:
+    with pytest.raises(errors.ConfigError, match=r"f:3:1: .*; indent with spaces, not with a tab"):
+        config.parse("version: v1\nmig-configs:\n\tx: []", source="f")
 
 
 @pytest.mark.parametrize("is_lenient", [False, True], ids=["strict", "lenient"])

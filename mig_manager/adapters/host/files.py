@@ -147,7 +147,10 @@ def write_output(path: pathlib.Path, content: str | bytes, *, mode: int | None =
         new_mode = stat.S_IMODE(old_mode) if mode is None else mode
         replace(target, data, mode=new_mode, temporary=temporary)
     except OSError as error:
-        raise errors.UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise errors.UsageError(
+            f"cannot write {path}: {error.strerror or error}",
+            remedy="Check the path and your rights.",
+        ) from error
 
 
 def replace(
@@ -207,7 +210,9 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _decode(content: bytes, name: str, *, most: int = MAX_BYTES) -> str:
     if len(content) > most:
-        raise errors.ConfigError(f"{name} is larger than {most} bytes")
+        raise errors.ConfigError(
+            f"{name} is larger than {most} bytes", remedy="Name a smaller file."
+        )
     try:
         return content.decode()
     except UnicodeDecodeError as error:

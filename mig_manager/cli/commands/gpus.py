@@ -63,7 +63,10 @@ class GpuCommand(gpu_access.GpuAccess):
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
         names = messages.listed(list(source.layouts), most=_MOST_NAMED)
-        raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
+        raise errors.UsageError(
+            f"name a layout; {source.source} has {names or 'none'}",
+            remedy="'mig-manager validate' shows which ones fit.",
+        )
 
     def _generated(self, name: str, source: layouts.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""

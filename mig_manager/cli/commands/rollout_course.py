@@ -80,7 +80,8 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
             if not any(map(chosen.goal.includes, selected.nodes())):
                 if chosen.goal.layout is None:
                     raise errors.UsageError(
-                        f"no node selected by {chosen.selector!r} was labelled by a rollout"
+                        f"no node selected by {chosen.selector!r} was labelled by a rollout",
+                        remedy="Nothing to undo here: check the selector.",
                     )
                 raise errors.UsageError(
                     f"{chosen.selector!r} selects no node",

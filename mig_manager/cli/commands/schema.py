@@ -51,7 +51,9 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if name not in KINDS:
         similar = program.closest(name, KINDS)
         hint = f"; did you mean '{similar}'?" if similar else ""
-        raise errors.UsageError(f"unknown schema {name!r}{hint}")
+        raise errors.UsageError(
+            f"unknown schema {name!r}{hint}", remedy="'mig-manager schema' lists the names."
+        )
     try:
         schema = pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b""
     except FileNotFoundError as error:

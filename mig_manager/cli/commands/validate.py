@@ -69,7 +69,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         document = here.read(file)
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             terminal.note(f"warning: {diagnostic}")
-        selected = [document.layout(name) for name in names or document.layouts]
+        selected = document.selected(names)
         # Named layouts must fit these GPUs; the others may be for other known products.
         others = None if names or chosen.must_fit else hardware.known_gpus
         source, fits = document.source, None

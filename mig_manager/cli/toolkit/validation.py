@@ -103,8 +103,10 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
     if hidden := len(result.layouts) - len(drawn.layouts):
-        lines.append(style.fitted(f"{tables.count(hidden, 'more layout')} for other GPUs"))
-    lines += _elsewhere(result, style)
+        more = tables.count(hidden, "more layout")
+        lines.append(style.fitted(f"{more} for other GPUs; -o json has the reasons"))
+    else:
+        lines += _elsewhere(result, style)
     for verdict in explained[:_MOST_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
         lines.append(style.wrapped(f"{verdict.layout}: {verdict.why}{place}"))
@@ -184,16 +186,9 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
         of_all = f"of {tables.count(len(result.layouts), 'layout')}"
         verb = "does" if number == 1 else "do"
         return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
-    layouts = {
-        fit: {v.layout for v in result.verdicts.values() if v.fit is fit} for fit in validate.Fit
-    }
-    elsewhere = layouts[validate.Fit.ELSEWHERE] - layouts[validate.Fit.FITS]
-    if elsewhere:
-        verb = "is" if len(elsewhere) == 1 else "are"
-        return style.fitted(
-            f"{tables.count(len(elsewhere), 'layout')} {verb} for other GPU models; use "
-            "--must-fit to treat this as an error.",
-            further="  ",
+    if any(verdict.fit is validate.Fit.ELSEWHERE for verdict in result.verdicts.values()):
+        return style.wrapped(
+            "Some layouts do not fit all of these GPUs; name a layout to require that it does."
         )
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
 

@@ -73,7 +73,8 @@ def _layouts(
 
 def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layouts.Layout:
     if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
-        problem = f"layout '{entry.key}' must be a list of rules (- devices: ...)"
+        shown = fields.shown(entry.value)
+        problem = f"layout '{entry.key}' must be a list of rules (- devices: ...), not {shown}"
         fields.fail(entry.value, problem)
     rules: list[layouts.Rule] = []
     for item in entry.value.items:

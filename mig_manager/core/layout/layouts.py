@@ -231,6 +231,18 @@ class Document:
             reason=errors.Reason.UNKNOWN_CONFIG,
         )
 
+    def selected(self, names: Sequence[str]) -> Sequence[Layout]:
+        """Return the layouts of these names, or all.
+
+        Raises:
+            ConfigError: The document has no layouts.
+            LayoutError: A name is unknown (UNKNOWN_CONFIG).
+        """
+        if not self.layouts:
+            problem = f"{self.source} has no layouts"
+            raise errors.ConfigError(problem, remedy="Name another file, or add layouts to it.")
+        return [self.layout(name) for name in names or self.layouts]
+
 
 def render(layouts: Iterable[Layout]) -> dict[str, object]:
     """Return the document with these layouts as plain data, in the form that mig-parted writes."""
