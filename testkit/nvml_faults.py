@@ -122,25 +122,6 @@ class SharedState(state_file.SharedState):
         """Reset one GPU as ``nvidia-smi --gpu-reset`` does; return SUCCESS or its refusal."""
         return self.reset_gpus([index]).code
 
-    def lose_gpu(self, index: int) -> None:
-        """Let a GPU fall off the bus, with its instances."""
-        self._edit_node(
-            lambda node: node.with_gpu(index, dataclasses.replace(node.gpus[index], is_lost=True))
-        )
-
-    def fail_gpu(self, index: int, *, action: int = 0, xid: int | None = None) -> None:
-        """Let the driver report a recovery action of a GPU, and an Xid."""
-
-        def change(node: states.MachineState) -> states.MachineState:
-            gpu = node.gpus[index]
-            xids = gpu.xids if xid is None else (*gpu.xids, xid)
-            # No change of MIG, which ``with_gpu`` would count.
-            failed = dataclasses.replace(gpu, recovery_action=action, xids=xids)
-            gpus = (*node.gpus[:index], failed, *node.gpus[index + 1 :])
-            return dataclasses.replace(node, gpus=gpus)
-
-        self._edit_node(change)
-
     def return_gpu(self, index: int, *, keeps_mode: bool = True) -> None:
         """Let a lost GPU come back, reset: without instances.
 

@@ -124,8 +124,15 @@ def of_node(
                 timeout_s=settings.hook_timeout_s,
             ),
         )
+    if settings.gpus.simulate_state is None:
+        return _with_machine(deps, settings)
     # Simulated GPUs must not change the real machine.
-    return deps if settings.gpus.is_simulated else _with_machine(deps, settings)
+    if settings.host.gpu_reset:
+        from mig_manager.sandbox.driver import resets  # noqa: PLC0415 - not for real GPUs
+
+        simulated = resets.SimulatedReset(settings.gpus.simulate_state)
+        deps = dataclasses.replace(deps, reset=simulated)
+    return deps
 
 
 def _with_machine(

@@ -249,7 +249,7 @@ class _Course:
         """Reset the GPU without instances; GPUs from Hopper on are without MIG then."""
         self._change(_with_instances())
         if self.deps.reset is None:
-            raise _NotTriedError("no program resets a simulated GPU")
+            raise _NotTriedError("no program that resets GPUs")
         try:
             note = local.new_transaction(self.deps, self.journal).note_persistence
             self.deps.reset.reset([self.gpu], note, is_repair=True)

@@ -14,7 +14,7 @@ from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import ending, replay, stages, timeline
 from mig_manager.sandbox.apiserver import store
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import events, states
 from mig_manager.sandbox.node import cluster_view, objects
 
 SPEC = "8xA100-SXM4-40GB"
@@ -25,6 +25,7 @@ _DISABLED = "all-disabled"
 _CONFIG_MAP = ("mig-manager", "mig-manager-config")
 """Namespace and name of the agents' layout file, as in the shipped manifests."""
 _CONFIG_KEY = "config.yaml"
+_FAULT = "0=gpu-reset"
 
 _SPEED_UP = 0.25
 """The simulated driver takes a quarter of a real one's time, for impatient readers."""
@@ -187,10 +188,6 @@ def _show(
     before = stage.gpus.observe()
     say("")
     lines.begin()
-    lines.add(
-        "you",
-        f"kubectl label node {stages.NODE_NAME} {well_known.CONFIG_LABEL}={layout} --overwrite",
-    )
     checks = story.play(stage, layout, lambda text: lines.add("you", text))
     lines.end()
     stop()
@@ -285,7 +282,7 @@ class Story:
     prepare: Callable[[stages.Stage], None]
     layout: Callable[[Sequence[model.Gpu]], str]
     play: Callable[[stages.Stage, str, Callable[[str], None]], Checks]
-    """From the label on; the last argument prints an action of a person."""
+    """The last argument prints an action of a person."""
     agent_options: tuple[str, ...] = ()
 
 
@@ -295,9 +292,9 @@ def _use_whole_gpus(stage: stages.Stage) -> None:
     stage.run_pods([(f"train-{i}", "nvidia.com/gpu", {}) for i in range(number)])
 
 
-def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
+def _play_first(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     pods = {name for name, ids in stage.devices_by_pod().items() if ids}
-    stage.label(layout)
+    _request(stage, layout, say)
     stage.wait_for_end(layout)
     evicted = f"the pods that used whole GPUs were evicted: {', '.join(sorted(pods))}"
     return _is_active(stage, layout) | {evicted: pods.isdisjoint(stage.workloads())}
@@ -319,16 +316,16 @@ def pod_name(resource: str) -> str:
     return resource.removeprefix(well_known.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
 
 
-def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
+def _play_one_slice(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod()
-    stage.label(layout)
+    _request(stage, layout, say)
     stage.wait_for_end(layout)
     return _is_active(stage, layout) | _only_affected_evicted(stage, before)
 
 
-def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
+def _play_refusal(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod(), stage.gpus.observe()
-    stage.label(layout)
+    _request(stage, layout, say)
     state = stage.wait_for_end(layout)
     is_refused = state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit"
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
@@ -348,7 +345,7 @@ def _fill_and_guard(stage: stages.Stage) -> None:
 
 def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod(), stage.gpus.observe()
-    stage.label(layout)
+    _request(stage, layout, say)
     state = stage.wait_for_end(layout)
     status = stage.status()
     is_named = status["reason"] == "DrainTimeout" and stages.BUDGET in str(status["message"])
@@ -372,14 +369,41 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
 def _only_affected_evicted(stage: stages.Stage, before: Mapping[str, frozenset[str]]) -> Checks:
     present = {uuid for gpu in stage.gpus.observe() for uuid in gpu.mig_uuids or (gpu.uuid,)}
     affected = {name for name, ids in before.items() if ids and not ids <= present}
-    others = {name for name, ids in before.items() if ids and ids <= present}
+    return _only_evicted(stage, before, affected, "destroyed instances")
+
+
+def _only_evicted(
+    stage: stages.Stage, before: Mapping[str, frozenset[str]], affected: set[str], where: str
+) -> Checks:
+    others = {name for name, ids in before.items() if ids} - affected
     after = stage.devices_by_pod()
-    evicted = f"only the pods on destroyed instances were evicted: {', '.join(sorted(affected))}"
+    evicted = f"only the pods on {where} were evicted: {', '.join(sorted(affected))}"
     kept = f"the other {len(others)} pods kept running on the same devices"
     return {
         evicted: bool(affected) and affected.isdisjoint(stage.workloads()),
-        kept: bool(others) and all(after.get(name) == before[name] for name in others),
+        kept: all(after.get(name) == before[name] for name in others),
     }
+
+
+def _request(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> None:
+    label = f"{well_known.CONFIG_LABEL}={layout}"
+    say(f"kubectl label node {stages.NODE_NAME} {label} --overwrite")
+    stage.label(layout)
+
+
+def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
+    before = stage.devices_by_pod()
+    faulty = {device for gpu in stage.gpus.observe()[:1] for device in gpu.mig_uuids}
+    say(f"mig-manager status --simulate-state {stage.state_file} --simulate-event {_FAULT}")
+    events.play(_FAULT, stage.state_file)
+
+    def is_repaired() -> bool:
+        is_at_rest = stage.status()["state"] == model.State.SUCCESS.value
+        return is_at_rest and not any(gpu.needs_recovery for gpu in stage.gpus.observe())
+
+    stage.wait(is_repaired, "repair of the GPU", timeout_s=120.0)
+    affected = {name for name, ids in before.items() if ids & faulty}
+    return _is_active(stage, layout) | _only_evicted(stage, before, affected, "GPU 0")
 
 
 def _is_active(stage: stages.Stage, layout: str) -> Checks:
@@ -435,5 +459,12 @@ STORIES: Mapping[str, Story] = {
         layout=lambda _gpus: ONE_SLICE,
         play=_play_budget,
         agent_options=("--drain-timeout-s", "3", "--retry-initial-s", "1", "--retry-max-s", "2"),
+    ),
+    "gpu-fault": Story(
+        title="a GPU with a fault is reset, and its layout restored",
+        prepare=_fill,
+        layout=lambda _gpus: BALANCED,
+        play=_play_fault,
+        agent_options=("--repair", "reset", "--drift-check-interval-s", "1"),
     ),
 }

@@ -1,13 +1,19 @@
 """Resets of simulated GPUs: by the driver itself, by the stand-in ``nvidia-smi``, by a reboot."""
 
 import pathlib
+import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import pynvml
 import pytest
 
-from mig_manager.sandbox.driver import states
+from mig_manager import errors
+from mig_manager.adapters import host
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.core import model
+from mig_manager.sandbox.driver import resets, states
 from testkit import nvidia_smi, nvml_faults
 from tests.node import nvml_rig
 
@@ -105,3 +111,57 @@ def test_a_handle_and_a_minor_number_last_until_the_gpu_is_attached_again(
     assert again not in (minor, pynvml.nvmlDeviceGetMinorNumber(second))
     assert library.state.reset_gpu(1) is states.Code.SUCCESS
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetUUID, second) == "INVALID_ARGUMENT"
+
+
+# -- the reset of ``--simulate`` ------------------------------------------------------------------
+
+
+def ignore(uuids: Collection[str], *, is_on: bool) -> None:
+    raise AssertionError(f"persistence mode of {uuids}: {is_on}")
+
+
+def observed(library: nvml_faults.CountingLibrary) -> tuple[resets.SimulatedReset, model.Gpu]:
+    """Return the port, and the first GPU as the programs see it."""
+    (gpu, *_) = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
+    return resets.SimulatedReset(library.state.path), gpu
+
+
+def test_a_repair_by_the_port_ends_the_fault_and_the_instances(start: nvml_rig.Start) -> None:
+    library = start("2xA100")
+    nvml_rig.filled(nvml_rig.enabled())
+    library.state.fail_gpu(0, action=1)
+    reset, gpu = observed(library)
+
+    with pytest.raises(errors.HostError, match="no change of its MIG mode is pending"):
+        reset.reset([gpu], ignore)
+    reset.reset([gpu], ignore, is_repair=True)
+
+    after = library.state.read().gpus[0]
+    assert (after.recovery_action, after.instances, after.is_enabled) == (0, (), True)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "words"),
+    [
+        ({}, errors.Reason.IN_USE, "in use by train (pid 4711)"),
+        ({"permitted": False}, errors.Reason.NO_PERMISSION, "NO_PERMISSION"),
+        ({"linked_gpus": ((0, 1),)}, errors.Reason.REBOOT_REQUIRED, "NOT_SUPP"),
+    ],
+)
+def test_a_refusal_of_the_port_has_its_reason_and_changes_nothing(
+    start: nvml_rig.Start,
+    options: dict[str, Any],
+    reason: errors.Reason,
+    words: str,
+) -> None:
+    library = start("2xA100", **options)
+    reset, gpu = observed(library)
+    library.state.fail_gpu(0, action=1)
+    if reason is errors.Reason.IN_USE:
+        library.state.add_client(gpu.uuid, name="train", pid=4711)
+
+    with pytest.raises(errors.HostError, match=re.escape(words)) as refused:
+        reset.reset([gpu], ignore, is_repair=True)
+
+    assert refused.value.reason is reason
+    assert library.state.read().gpus[0].recovery_action == 1

@@ -108,7 +108,7 @@ class SmiReset:
         are reset one by one, together with GPUs connected by NVLink.
         """
         for gpu in gpus:
-            _require_resettable(gpu, is_repair=is_repair)
+            require_resettable(gpu, is_repair=is_repair)
         statuses = self._query(gpus)
         pending = [gpu for gpu in gpus if is_repair or statuses[gpu.uuid].is_pending]
         for gpu in pending:
@@ -270,17 +270,8 @@ class SmiReset:
         return done.failure(_REASON)
 
 
-def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
-    """Return the roots that may have ``nvidia-smi``, best first: driver, host, our own.
-
-    The persistence daemon releases a GPU only for an ``nvidia-smi`` that sees its socket in
-    ``/run``, so our own is last.
-    """
-    here, *others = programs.roots(host)
-    return (*others, here)
-
-
-def _require_resettable(gpu: model.Gpu, *, is_repair: bool) -> None:
+def require_resettable(gpu: model.Gpu, *, is_repair: bool) -> None:
+    """Check that a GPU may be reset; ``HostError`` as ``ports.GpuReset.reset``."""
     match gpu.virtualization:
         case model.Virtualization.PASSTHROUGH:
             raise errors.HostError(
@@ -304,6 +295,16 @@ def _require_resettable(gpu: model.Gpu, *, is_repair: bool) -> None:
         )
     if gpu.gpu_instances:
         raise _with_instances(gpu)
+
+
+def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
+    """Return the roots that may have ``nvidia-smi``, best first: driver, host, our own.
+
+    The persistence daemon releases a GPU only for an ``nvidia-smi`` that sees its socket in
+    ``/run``, so our own is last.
+    """
+    here, *others = programs.roots(host)
+    return (*others, here)
 
 
 def _with_instances(gpu: model.Gpu) -> errors.HostError:

@@ -17,7 +17,7 @@ _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_BLACKWELL: model.Architecture.BLACKWELL,
 }
 
-_RECOVERY_ACTIONS = (
+RECOVERY_ACTIONS = (
     model.RecoveryAction.NONE,
     model.RecoveryAction.GPU_RESET,
     model.RecoveryAction.NODE_REBOOT,
@@ -162,8 +162,8 @@ def _recovery_action(fields: Mapping[int, int]) -> model.RecoveryAction | None:
     value = fields.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
     if value is None:
         return None
-    is_known = value < len(_RECOVERY_ACTIONS)
-    return _RECOVERY_ACTIONS[value] if is_known else model.RecoveryAction.OTHER
+    is_known = value < len(RECOVERY_ACTIONS)
+    return RECOVERY_ACTIONS[value] if is_known else model.RecoveryAction.OTHER
 
 
 def _profiles(

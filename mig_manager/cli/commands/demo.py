@@ -27,8 +27,8 @@ class Settings(settings.TerminalSettings):
     """Settings of the demonstration."""
 
     scenario: str = options.text(
-        "first-layout, one-slice, does-not-fit or budget",
-        words=("first-layout", "one-slice", "does-not-fit", "budget"),
+        "first-layout, one-slice, does-not-fit, budget or gpu-fault",
+        words=("first-layout", "one-slice", "does-not-fit", "budget", "gpu-fault"),
         default="first-layout",
     )
     spec: str | None = options.text(

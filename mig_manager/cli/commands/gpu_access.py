@@ -99,9 +99,12 @@ class GpuAccess:
                     timeout_s=chosen.hook_timeout_s,
                 ),
             )
-        if chosen.gpus.is_simulated:
+        if chosen.gpus.simulate_state is not None:
+            from mig_manager.sandbox.driver import resets
+
             # Simulated GPUs must not change the real machine.
-            return dependencies
+            simulated = resets.SimulatedReset(chosen.gpus.simulate_state)
+            return dataclasses.replace(dependencies, reset=simulated)
         from mig_manager.adapters.host import device_nodes, gpu_reset, programs
 
         installed = programs.Programs(

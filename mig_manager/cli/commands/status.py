@@ -17,16 +17,27 @@ Also instance ids, UUIDs, PCI ids and the processes using the GPUs.
 
 $ mig-manager status -o json | jq '.gpus[].profiles | keys'
 The profiles of every GPU.
+
+$ mig-manager status --simulate 2xA100-SXM4-40GB --simulate-event 0=gpu-reset
+A simulated GPU with a fault. Other events: 0=lost, reboot, 0=none.
 """
 
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes=f"watch pod-resources-socket {gpu_settings.ON_GPUS} output-format",
+    takes=f"watch pod-resources-socket {gpu_settings.ON_GPUS} simulate-event output-format",
 ):
     """Settings of ``status``."""
 
     is_watched: bool = options.declared(settings.WATCH)
+    simulated_event: str | None = options.text(
+        "first let this happen to the simulated GPUs: reboot, INDEX=lost, or INDEX=ACTION for a "
+        "fault that needs this recovery action, such as 0=gpu-reset; INDEX=none ends it",
+        name="simulate-event",
+        metavar="EVENT",
+        group="GPUs",
+        has_variable=False,
+    )
     output_format: settings.OutputFormat = settings.output_format(
         "text wide json yaml",
         default_text="text; wide adds ids, UUIDs and the pods and processes using the GPUs",
@@ -40,6 +51,12 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.core.layout import plans
 
     here = gpus.GpuCommand(chosen, terminal)
+    if chosen.simulated_event:
+        from mig_manager.cli.commands import gpu_access
+        from mig_manager.sandbox.driver import events
+
+        gpu_access.prepare_simulation(chosen.gpus, terminal.note)
+        events.play(chosen.simulated_event, chosen.gpus.simulate_state)
     if not chosen.is_watched:
         result = plans.Status(gpus=here.gpus().observe())
         if chosen.output_format is not settings.OutputFormat.TEXT:

@@ -201,6 +201,28 @@ class SharedState:
 
         self.update(change)
 
+    def lose_gpu(self, index: int) -> None:
+        """Let a GPU fall off the bus, with its instances."""
+
+        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
+            lost = dataclasses.replace(node.gpus[index], is_lost=True)
+            return node.with_gpu(index, lost), None
+
+        self.update(change)
+
+    def fail_gpu(self, index: int, *, action: int = 0, xid: int | None = None) -> None:
+        """Let the driver report a recovery action of a GPU, and an Xid."""
+
+        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
+            gpu = node.gpus[index]
+            xids = gpu.xids if xid is None else (*gpu.xids, xid)
+            # No change of MIG, which ``with_gpu`` would count.
+            failed = dataclasses.replace(gpu, recovery_action=action, xids=xids)
+            gpus = (*node.gpus[:index], failed, *node.gpus[index + 1 :])
+            return dataclasses.replace(node, gpus=gpus), None
+
+        self.update(change)
+
     def reset_gpus(self, indices: Sequence[int]) -> transitions.ResetResult:
         """Reset GPUs as ``nvidia-smi --gpu-reset`` does in one command."""
         with contextlib.ExitStack() as stack:
