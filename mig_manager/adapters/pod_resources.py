@@ -13,13 +13,13 @@ import threading
 import time
 import types
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import lean_imports
 from mig_manager.adapters.host import subprocesses
-from mig_manager.core.node import pod_object, well_known
+from mig_manager.core.node import pod_object, resources, well_known
 
 _LARGEST_ANSWER = 16 << 20
 """Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""
@@ -60,13 +60,13 @@ class PodResources:
         return tuple(map(_pod_devices, response.pod_resources))
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
-        """Return the healthy device ids by resource; needs kubelet 1.23 or newer."""
+        """Return the healthy devices; see ``ports.DeviceAllocations``; needs kubelet 1.23."""
         response = self._request("GetAllocatableResources", "AllocatableResourcesResponse")
         devices: dict[str, frozenset[str]] = {}
         # Kubelet lists one resource several times, once for each NUMA node.
         for entry in response.devices:
             known = devices.get(entry.resource_name, frozenset())
-            devices[entry.resource_name] = known | _plain_ids(entry.device_ids)
+            devices[entry.resource_name] = known.union(entry.device_ids)
         return devices
 
     def check(self) -> None:
@@ -140,7 +140,9 @@ def _pod_devices(pod: Any) -> pod_object.PodDevices:
     return pod_object.PodDevices(
         namespace=pod.namespace,
         name=pod.name,
-        device_ids=_plain_ids(each for entry in entries for each in entry.device_ids),
+        device_ids=resources.without_replicas(
+            each for entry in entries for each in entry.device_ids
+        ),
         claim_drivers=frozenset(
             device.driver_name
             for container in pod.containers
@@ -149,11 +151,6 @@ def _pod_devices(pod: Any) -> pod_object.PodDevices:
         ),
         gpu_resources=frozenset(n for n in names if n.startswith(well_known.RESOURCE_PREFIX)),
     )
-
-
-def _plain_ids(ids: Iterable[str]) -> frozenset[str]:
-    """Drop the ``::n`` that the device plugin appends to the replicas of a shared device."""
-    return frozenset(each.partition("::")[0] for each in ids)
 
 
 def worker_command(

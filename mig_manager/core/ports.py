@@ -93,6 +93,12 @@ class Node(Protocol):
         A refusal is logged, never raised.
         """
 
+    def report_devices(self, counts: Mapping[str, int]) -> None:
+        """Report how many devices of some resources kubelet has, as its next heartbeat would.
+
+        A refusal is logged, never raised.
+        """
+
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
         """Remove resources from the node's capacity and allocatable; return the patched node.
 
@@ -183,7 +189,10 @@ class DeviceAllocations(Protocol):
         """Return the devices of each pod."""
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
-        """Return the healthy device ids by resource name, in use or not."""
+        """Return the healthy device ids by resource name, in use or not.
+
+        A replica of a shared device has an id of its own, with ``::`` and a number at the end.
+        """
 
 
 class ResourceSlices(Protocol):

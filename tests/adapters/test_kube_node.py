@@ -247,6 +247,22 @@ def test_devices_of_other_plugins_stay_allocatable(rig: Rig) -> None:
     assert allocatable["nvidia.com/gpu.shared"] == "0"
 
 
+def test_reported_devices_are_allocatable_and_have_capacity(rig: Rig) -> None:
+    rig.own.report_devices({"nvidia.com/mig-1g.10gb": 2, "nvidia.com/gpu": 0})
+
+    status = rig.stored()["status"]
+    assert status["capacity"] == {"nvidia.com/mig-1g.10gb": "2"}
+    assert status["allocatable"]["nvidia.com/mig-1g.10gb"] == "2"
+    assert status["allocatable"]["nvidia.com/gpu"] == "0"
+
+
+def test_devices_are_reported_by_one_request_where_that_is_forbidden(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=403, times=None))
+    for _ in range(3):
+        rig.own.report_devices({"nvidia.com/gpu": 8})
+    assert rig.server.log.count("patch", "nodes/status") == 1
+
+
 def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: Rig) -> None:
     both = {"cpu": "64", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.20gb": "4"}
     status = {"capacity": both, "allocatable": dict(both)}
@@ -299,7 +315,7 @@ def test_condition_without_the_right_is_skipped_and_logged_once(rig: Rig) -> Non
         rig.clock.now_s += 601
         rig.own.set_condition(READY)
 
-    assert [entry["event"] for entry in logs] == ["condition_forbidden"]
+    assert [entry["event"] for entry in logs] == ["status_forbidden"]
     assert rig.server.log.count("patch", "nodes/status") == 2
     assert rig.own.patch(node_object.NodePatch(labels={"x": "y"})).labels["x"] == "y"
 

@@ -27,13 +27,13 @@ def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> pod_resources.PodResour
     )
 
 
-def test_the_replicas_of_a_shared_device_are_one_device(kubelet: Kubelet) -> None:
+def test_replicas_are_devices_to_schedule_and_one_device_in_use(kubelet: Kubelet) -> None:
     kubelet.pods = [pod("train", devices(GPU, "MIG-a::0", "MIG-a::3"))]
     kubelet.devices = [devices(f"{GPU}.shared", "MIG-a::0", "MIG-a::1", "MIG-b::0")]
     kubelet.start()
     (entry,) = ask(kubelet).assigned()
     assert entry.device_ids == {"MIG-a"}
-    assert ask(kubelet).allocatable() == {f"{GPU}.shared": {"MIG-a", "MIG-b"}}
+    assert ask(kubelet).allocatable() == {f"{GPU}.shared": {"MIG-a::0", "MIG-a::1", "MIG-b::0"}}
 
 
 def test_the_rate_limit_is_waited_out(kubelet: Kubelet) -> None:

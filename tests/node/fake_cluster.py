@@ -34,6 +34,12 @@ class FakeNode(Port):
 
     def _view(self) -> node_object.NodeView:
         rig = self._rig
+        shown = {
+            name: 0 if rig.schedulable is rig.kubelet.withdrawn else len(ids)
+            for name, ids in rig.schedulable.items()
+        }
+        if rig.clock.monotonic() < rig.kubelet.reports_from_s:
+            shown = rig.kubelet.reported
         return node_object.NodeView(
             name="node-a",
             uid="node-uid",
@@ -44,11 +50,7 @@ class FakeNode(Port):
             | rig.taints,
             closing_taints=frozenset(rig.taints),
             # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
-            allocatable=rig.kubelet.phantoms
-            | {
-                name: 0 if rig.schedulable is rig.kubelet.withdrawn else len(ids)
-                for name, ids in rig.schedulable.items()
-            },
+            allocatable=rig.kubelet.phantoms | shown,
             capacity=rig.kubelet.phantoms
             | {
                 name: len(ids | rig.plugin.unhealthy.get(name, frozenset()))
@@ -70,6 +72,12 @@ class FakeNode(Port):
     def withdraw_devices(self) -> None:
         self._rig.called("node.withdraw")
         self._rig.kubelet.withdrawn = self._rig.schedulable
+        self._rig.kubelet.reported.clear()
+
+    def report_devices(self, counts: Mapping[str, int]) -> None:
+        self._rig.called("node.report")
+        if self._rig.kubelet.may_be_reported:
+            self._rig.kubelet.reported |= counts
 
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
         self._rig.called("node.remove")

@@ -26,6 +26,12 @@ class Kubelet:
     """Capacity that kubelet has forgotten, because its one update without it was lost."""
     withdrawn: Mapping[str, frozenset[str]] | None = None
     """What was schedulable when the agent last withdrew it; kubelet has not reported since."""
+    reports_from_s: float = 0.0
+    """Before it, the Node shows what the agent reports and not what kubelet has."""
+    reported: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The devices that the agent reported since it withdrew the former ones."""
+    may_be_reported: bool = True
+    """Whether the API lets the agent report devices."""
 
 
 @dataclasses.dataclass(slots=True)

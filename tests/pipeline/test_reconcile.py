@@ -38,6 +38,17 @@ def test_first_layout_succeeds_with_every_device_schedulable(*, gated: bool) -> 
     assert old_plugin not in rig.pods
 
 
+@pytest.mark.parametrize("may_report", [True, False])
+def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool) -> None:
+    rig = node()
+    rig.kubelet.reports_from_s, rig.kubelet.may_be_reported = 10.0, may_report
+
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+
+    assert rig.kubelet.reported == ({"nvidia.com/gpu": 14} if may_report else {})
+    assert (rig.clock.monotonic() < rig.kubelet.reports_from_s) is may_report
+
+
 def test_active_layout_succeeds_after_one_observation() -> None:
     rig = node(layout="all-balanced")
     pods = dict(rig.pods)

@@ -65,8 +65,8 @@ def counted(
             "nvidia.com/mig-7g.40gb is 1, 0 expected",
             id="a resource of the former layout must go to zero",
         ),
-        pytest.param({SHARED: "1234"}, {SHARED: 8}, "", id="shared once per replica"),
-        pytest.param({SHARED: "1234"}, {SHARED: 7}, SHARED, id="not a multiple"),
+        pytest.param({SHARED: "1234abcd"}, {SHARED: 8}, "", id="shared once per replica"),
+        pytest.param({SHARED: "1234abcd"}, {SHARED: 4}, SHARED, id="too few replicas"),
         pytest.param(None, MIXED, "", id="no kubelet: the same of each name"),
         pytest.param(None, {"nvidia.com/mig-1g.5gb": 4}, "counts 4", id="as many of another"),
         pytest.param(None, {GPU: 7}, "counts 7 devices, 4 are expected", id="another sum"),
@@ -78,6 +78,7 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
 ) -> None:
     gpus = samples.balanced()
     uuids = dict(zip("1234", gpus[0].mig_uuids, strict=True)) | {"g": gpus[0].uuid}
+    uuids |= {replica: f"{uuids[of]}::1" for replica, of in zip("abcd", "1234", strict=True)}
     ids = {
         resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)
         for resource, letters in (healthy or {}).items()

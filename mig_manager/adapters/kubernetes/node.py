@@ -165,6 +165,20 @@ class KubeNode:
             # The stock GPU operator does not grant the right.
             _log.info("devices_not_withdrawn", reason=error.reason.value, detail=error.message)
 
+    def report_devices(self, counts: Mapping[str, int]) -> None:
+        if self._clock.monotonic() < self._forbidden_until_s:
+            return
+        self._join_announcement()
+        allocatable = {name: str(count) for name, count in counts.items()}
+        # Kubelet keeps the capacity of devices that are gone for five minutes.
+        capacity = {name: count for name, count in allocatable.items() if counts[name]}
+        status = {"capacity": capacity, "allocatable": allocatable}
+        try:
+            self._parse(self._kube.patch(f"{self._path}/status", {"status": status}))
+        except errors.ClusterError as error:
+            if not self._is_forbidden(error):
+                _log.warning("devices_not_reported", detail=error.message)
+
     def remove_resources(self, names: Collection[str]) -> node_object.NodeView:
         self._join_announcement()
         gone = dict.fromkeys(names)
@@ -188,18 +202,23 @@ class KubeNode:
                 self._parse(self._kube.patch_lists(f"{self._path}/status", body))
             del self._unwritten[condition.type]
         except errors.ClusterError as error:
-            if error.reason is not errors.Reason.FORBIDDEN:
+            if not self._is_forbidden(error):
                 _log.warning("condition_not_written", detail=error.message)
-                return
-            # The stock GPU operator does not grant the right.
-            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
-            if not self._has_logged_refusal:
-                self._has_logged_refusal = True
-                _log.info("condition_forbidden", detail=error.message)
 
     def retry_condition(self) -> None:
         for condition in list(self._unwritten.values()):
             self.set_condition(condition)
+
+    def _is_forbidden(self, error: errors.ClusterError) -> bool:
+        """Check whether the status may not be written; if so, log that once, and pause."""
+        if error.reason is not errors.Reason.FORBIDDEN:
+            return False
+        # The stock GPU operator does not grant the right.
+        self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
+        if not self._has_logged_refusal:
+            self._has_logged_refusal = True
+            _log.info("status_forbidden", detail=error.message)
+        return True
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         about = events.Subject.node(self._name)

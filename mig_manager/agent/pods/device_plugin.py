@@ -50,6 +50,9 @@ class DevicePlugin(advertisers.Advertiser):
         node, refused = without_phantoms(job, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
+        if counts := schedulable.unreported(gpus, healthy, node):
+            job.deps.node.report_devices(counts)
+            node = job.deps.node.latest()
         return advertisers.not_allocatable(
             schedulable.why_not(gpus, healthy, node, changed=changed)
         )

@@ -107,6 +107,11 @@ def base(name: str) -> str:
     return name.removesuffix(SHARED)
 
 
+def without_replicas(ids: Iterable[str]) -> frozenset[str]:
+    """Drop the ``::n`` that the device plugin appends to the ids of a shared device's replicas."""
+    return frozenset(each.partition("::")[0] for each in ids)
+
+
 def devices_of(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the existing GPUs and MIG devices among resources, with replicas or without."""
     return {name: n for name, n in counts.items() if n and is_device_or_shared(name)}

@@ -36,24 +36,64 @@ def why_not(
     if allocatable is None:
         is_enough = is_partial and _has_at_least(node, _among(known, changed))
         return "" if is_enough else _why_not_counted(known, node, changed)
-    devices = {
-        name: ids
-        for name, ids in allocatable.items()
-        if ids and resources.is_device_or_shared(name)
-    }
-    ids: frozenset[str] = frozenset().union(*devices.values())
+    devices, ids = _devices(allocatable)
     for expected, needed in zip(
         expected_devices(known), expected_devices(_among(known, changed)), strict=True
     ):
         is_registered = _count_registered(known, node.capacity) >= len(expected)
         is_known = is_partial or ids <= expected
         if ids == expected or (ids and is_registered and is_known and needed <= ids):
-            return _compare_counts(devices, resources.devices_of(node.allocatable))
+            return "; ".join(
+                f"the node's allocatable {name} is {shown}, {count} expected"
+                for name, (shown, count) in sorted(_unreported(devices, node).items())
+            )
     sliced, _ = expected_devices(known)
     return (
         f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
         f"{len(sliced)} are expected{_unhealthy(known, ids, node)}"
     )
+
+
+def unreported(
+    gpus: Sequence[model.Gpu],
+    allocatable: Mapping[str, frozenset[str]] | None,
+    node: node_object.NodeView,
+) -> dict[str, int]:
+    """Return the counts of devices that kubelet has and its Node does not show yet.
+
+    Kubelet writes them with its next heartbeat, after up to 10 s (``nodeStatusUpdateFrequency``).
+    Empty unless kubelet lists exactly the devices of all GPUs as healthy.
+    """
+    if allocatable is None or model.unreachable(gpus):
+        return {}
+    devices, ids = _devices(allocatable)
+    if not ids or ids not in expected_devices(gpus):
+        return {}
+    return {name: count for name, (_, count) in _unreported(devices, node).items()}
+
+
+def _devices(
+    allocatable: Mapping[str, frozenset[str]],
+) -> tuple[dict[str, frozenset[str]], frozenset[str]]:
+    """Return kubelet's devices by resource, and their ids without those of replicas."""
+    devices = {
+        name: ids
+        for name, ids in allocatable.items()
+        if ids and resources.is_device_or_shared(name)
+    }
+    return devices, resources.without_replicas(frozenset().union(*devices.values()))
+
+
+def _unreported(
+    devices: Mapping[str, frozenset[str]], node: node_object.NodeView
+) -> dict[str, tuple[int, int]]:
+    """Return the number of devices that a Node shows and that kubelet has, where they differ."""
+    shown = resources.devices_of(node.allocatable)
+    pairs = {
+        name: (shown.get(name, 0), len(devices.get(name, ())))
+        for name in devices.keys() | shown.keys()
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: node_object.NodeView) -> str:
@@ -78,9 +118,7 @@ def is_plugin_stale(
     """Return whether the device plugin does not have the current devices."""
     is_partial = bool(model.unreachable(gpus))
     sliced, whole = expected_devices(gpus)
-    ids = frozenset().union(
-        *(ids for name, ids in (allocatable or {}).items() if resources.is_device_or_shared(name))
-    )
+    _, ids = _devices(allocatable or {})
     if not (is_partial or ids <= sliced or ids <= whole):
         return True
     if allocatable is None:
@@ -158,12 +196,3 @@ def _count_registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> i
     names = resources.supplied(gpus, None)
     devices = resources.devices_of(counts).items()
     return sum(count for name, count in devices if resources.base(name) in names)
-
-
-def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
-    for name in sorted(devices.keys() | counts.keys()):
-        expected, actual = len(devices.get(name, ())), counts.get(name, 0)
-        # A shared (time-sliced) device counts once per replica.
-        if (expected == 0 and actual != 0) or (expected and (actual == 0 or actual % expected)):
-            return f"the node's allocatable {name} is {actual}, {expected} expected"
-    return ""
