@@ -5,6 +5,7 @@ import time
 import pytest
 
 from mig_manager.sandbox.driver import states
+from tests import waiting
 from tests.realnode import audit, judging, progress, rig
 
 pytestmark = pytest.mark.realnode
@@ -25,12 +26,19 @@ def shape() -> rig.Shape:
     return rig.Shape(overlay="partitioner", patches=(acts,), latency=states.REALISTIC)
 
 
+def leader(cluster: rig.Cluster) -> str:
+    """Return the pod that decides; empty while there is none."""
+    lease = cluster.get("lease", "-n", "mig-manager", PARTITIONER)
+    return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
+
+
 def test_pods_that_need_other_devices_run_after_one_change(cluster: rig.Cluster) -> None:
-    cluster.kubectl(
-        "rollout", "status", "-n", "mig-manager", f"deployment/{PARTITIONER}", "--timeout=120s"
-    )
     cluster.ensure_layout("all-1g.5gb")
     cluster.kubectl("label", "node", rig.NODE, "mig-manager.io/partitioning=on-demand")
+    # A leader that saw the change would let the node rest.
+    before = leader(cluster)
+    cluster.kubectl("rollout", "restart", "-n", "mig-manager", f"deployment/{PARTITIONER}")
+    waiting.until(lambda: leader(cluster) not in {"", before}, "another leader", within_s=60)
     log, begin_s = cluster.listen(), time.monotonic()
 
     cluster.deploy("asked-for", "mig-2g.10gb", PODS)
