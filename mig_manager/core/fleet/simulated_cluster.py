@@ -47,7 +47,7 @@ class Times:
     """How long things take; seconds."""
 
     begin_s: float = 0.5  # from a request to the agent's taint
-    change_s: float = 10.0  # from the taint until new devices can be scheduled
+    change_s: float = 5.0  # from the taint until new devices can be scheduled, on a real kubelet
     quiet_s: float = 2.0
     longest_wait_s: float = 15.0
     recheck_s: float = 5.0
