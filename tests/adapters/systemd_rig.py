@@ -116,7 +116,7 @@ class StandIn:
 
     def close(self) -> None:
         self._ends.set()
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=60.0)
         assert not self._thread.is_alive()
         self._connection.close()
 

@@ -81,7 +81,7 @@ def impostor(path: pathlib.Path, says: tuple[bytes, ...], *, hangs: bool) -> Ite
                 conversation.recv(4096)
                 conversation.sendall(words)
             if hangs:
-                done.wait(timeout=10.0)
+                done.wait(timeout=60.0)
 
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -93,7 +93,7 @@ def impostor(path: pathlib.Path, says: tuple[bytes, ...], *, hangs: bool) -> Ite
             yield f"unix:path={path}"
         finally:
             done.set()
-            thread.join(timeout=10.0)
+            thread.join(timeout=60.0)
             assert not thread.is_alive()
 
 

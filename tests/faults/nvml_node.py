@@ -77,19 +77,6 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 """Gives what is logged meanwhile."""
 
 
-class Cluster(simulated_rig.SimulatedRig):
-    """The fake cluster around the simulated GPUs, with a device plugin on its node."""
-
-    def __init__(self, state: nvml_faults.SharedState) -> None:
-        super().__init__(state, {"nvidia.com/gpu.deploy.device-plugin": "true"})
-        self.live()
-
-    def occupy(self) -> None:
-        for number, uuid in enumerate(sorted(simulated_rig.devices(self.state))):
-            uid = self.add_pod(f"train-{number}", devices=frozenset({uuid}))
-            self.client_of[uid] = self.state.add_client(uuid, name="python")
-
-
 class Node:
     """One simulated node with the pipeline on it, which starts from the same state every time."""
 
@@ -110,7 +97,8 @@ class Node:
         self.state.update(lambda _node: (self._start, None))
         # A new one, because a fault may have left the session open.
         nvml_faults.install(self.state.path)
-        self.cluster = rig = Cluster(self.state)
+        self.cluster = rig = simulated_rig.SimulatedRig(self.state)
+        rig.live()
         if self.scenario.is_busy:
             rig.occupy()
         text = changes.document(changes.LAYOUTS)

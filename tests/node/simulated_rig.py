@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.core import model, steps
+from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests.node import fakes
@@ -94,14 +95,25 @@ def _described(board: states.Board, gpu: states.GpuState) -> str:
     return " ".join(placed_name(board, *each) for each in by_start) if gpu.is_enabled else "off"
 
 
+PLUGIN_DEPLOYED = {well_known.PLUGIN_DEPLOY_LABEL: "true"}
+
+
 class SimulatedRig(fakes.NodeRig):
     """The fake node whose plugin and pods see the simulated GPUs as they are."""
 
-    def __init__(self, state: nvml_faults.SharedState, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, state: nvml_faults.SharedState, labels: Mapping[str, str] = PLUGIN_DEPLOYED
+    ) -> None:
         super().__init__(gpus=(), labels=dict(labels))
         self.state = state
         self.client_of: dict[str, states.Client] = {}
         """UID of a pod -> its process on a GPU."""
+
+    def occupy(self) -> None:
+        """Have a pod compute on every device."""
+        for number, uuid in enumerate(sorted(devices(self.state))):
+            uid = self.add_pod(f"train-{number}", devices=frozenset({uuid}))
+            self.client_of[uid] = self.state.add_client(uuid, name="python")
 
     def live(self) -> None:
         super().live()

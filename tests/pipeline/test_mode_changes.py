@@ -18,8 +18,8 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests.adapters import proc_tree
-from tests.faults import nvml_codes, nvml_node
-from tests.node import fakes, scenes
+from tests.faults import nvml_codes
+from tests.node import fakes, scenes, simulated_rig
 
 LAYOUTS = """\
 version: v1
@@ -51,7 +51,8 @@ class Node:
         simulated.create(spec, path, options=options)
         nvml_faults.install(path)
         self.state = nvml_faults.SharedState(path)
-        self.cluster = nvml_node.Cluster(self.state)
+        self.cluster = simulated_rig.SimulatedRig(self.state)
+        self.cluster.live()
         self.may_reboot = False
         self.reboots = 0
         self.asked_to_reset: list[list[int]] = []

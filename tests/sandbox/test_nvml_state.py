@@ -183,7 +183,7 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
         for _ in range(30):
             pynvml.nvmlGpuInstanceDestroy(create(profile_id=0))
         stop.set()
-        assert reading.result(timeout=10) <= 1
+        assert reading.result(timeout=60) <= 1
     assert state.read().gpus[0].instances == ()
 
 

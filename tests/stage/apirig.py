@@ -34,7 +34,7 @@ class Client:
 
     def __init__(self, server: apiserver.ApiServer) -> None:
         self.server = server
-        self.http = urllib3.PoolManager(retries=False, timeout=5)
+        self.http = urllib3.PoolManager(retries=False, timeout=60)
 
     def __call__(self, method: str, path: str, body: object = None, /, **headers: str) -> Answer:
         response = self.http.request(

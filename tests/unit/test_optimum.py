@@ -79,18 +79,15 @@ def check_against_everything(data: st.DataObject, product: str, *, splits: bool)
     assert (lost, len(plan.steps), *oracle.rank(gpu, goal, busy)[2:]) == expected
 
 
-@pytest.mark.parametrize("product", ["A100", "H100", "RTX6000"])
+@pytest.mark.parametrize(
+    ("product", "splits"),
+    [(product, False) for product in ("A100", "H100", "RTX6000")]
+    + [(product, True) for product in ("A100", "A30", "RTX6000")],
+)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=15)
-def test_no_other_plan_is_better(product: str, data: st.DataObject) -> None:
-    check_against_everything(data, product, splits=False)
-
-
-@pytest.mark.parametrize("product", ["A100", "A30", "RTX6000"])
-@hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=15)
-def test_no_other_plan_for_compute_instances_is_better(product: str, data: st.DataObject) -> None:
-    check_against_everything(data, product, splits=True)
+def test_no_other_plan_is_better(product: str, data: st.DataObject, *, splits: bool) -> None:
+    check_against_everything(data, product, splits=splits)
 
 
 @pytest.mark.slow
