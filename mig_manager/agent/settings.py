@@ -27,13 +27,21 @@ class GeneratedLayouts(enum.Enum):
 
 
 class Repair(enum.Enum):
-    """What the agent does about GPUs with a fault."""
+    """What the agent and ``boot`` do about GPUs with a fault."""
 
     OFF = "off"
     REPORT = "report"
-    """Publish the condition ``GpuRecoveryNeeded`` and Events."""
+    """Publish the condition ``GpuRecoveryNeeded`` and Events; ``boot``: write it to the log."""
     RESET = "reset"
     """Also reset a GPU that needs it, after evicting its pods, and restore its layout."""
+
+
+REPAIR = options.choosing(
+    "GPUs with a fault: report them, also reset them if that helps, or off",
+    name="repair",
+    metavar="HOW",
+    default=Repair.REPORT,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,11 +64,7 @@ class Limits:
     heals_drift: bool = options.switch(
         "restore the layout after another program changed it", name="heal-drift"
     )
-    repair: Repair = options.choice(
-        "GPUs with a fault: report them on the Node, also reset them if that helps, or off",
-        metavar="HOW",
-        default=Repair.REPORT,
-    )
+    repair: Repair = options.declared(REPAIR)
     generated_layouts: GeneratedLayouts = options.choice(
         "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
         metavar="HOW",

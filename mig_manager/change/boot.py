@@ -6,7 +6,7 @@ broken GPU is reported, and the others are restored: a node with seven GPUs is b
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
@@ -14,10 +14,12 @@ from mig_manager.change import apply, local
 from mig_manager.core import model, steps
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
-from mig_manager.core.records import journals
+from mig_manager.core.records import gpu_recovery, gpu_repair, journals
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
+
+_PlanWith = Callable[[Sequence[model.Gpu], Sequence[model.GpuSnapshot]], steps.Plan]
 
 _APPLY_ONE = "Apply a layout; once verified, it is restored at the next boot."
 _APPLY_AGAIN = "Apply the layout again, or another one; see 'mig-manager status'."
@@ -39,6 +41,8 @@ class Restored:
     rounds: tuple[plans.Planned, ...]
     """The plans that were executed; empty if all GPUs had the layout."""
     problems: tuple[Problem, ...]
+    faults: tuple[str, ...] = ()
+    """The GPUs that need recovery from a fault, with what to do, in sentences."""
 
     def to_data(self) -> "answers.Boot":
         """Return plain data for JSON and YAML."""
@@ -48,6 +52,7 @@ class Restored:
             "is_changed": bool(self.rounds),
             "plans": [planned.to_data() for planned in self.rounds],
             "problems": [problem.message for problem in self.problems],
+            "faults": [*self.faults],
         }
 
 
@@ -56,8 +61,11 @@ def boot(
     fallback: Callable[[], layouts.Layout] | None,
     *,
     driver_timeout_s: float,
+    repairs: bool = False,
 ) -> Restored:
     """Restore the layout that was last verified.
+
+    ``repairs`` is whether to reset GPUs of the layout with a fault that a reset ends.
 
     Returns:
         The outcome. An invalid saved layout is set aside and reported as a problem.
@@ -73,10 +81,15 @@ def boot(
     saved, problems = _read(deps)
     if saved is not None:
         with local.hold_lock(deps, f"restore layout {saved.config}"):
-            return _restore(deps, saved)
+            return _restore(deps, saved, repairs=repairs)
     if fallback is not None:
         applied = apply.apply(deps, fallback)
-        return Restored(layout=applied.layout, rounds=applied.rounds, problems=problems)
+        return Restored(
+            layout=applied.layout,
+            rounds=applied.rounds,
+            problems=problems,
+            faults=tuple(gpu_recovery.faults(applied.gpus)),
+        )
     if result := local.undo_interrupted(deps):
         deps.notify(result)
     return Restored(layout="", rounds=(), problems=problems)
@@ -132,7 +145,9 @@ class _Outcome:
         )
 
 
-def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
+def _restore(
+    deps: local.Dependencies, saved: journals.VerifiedLayout, *, repairs: bool
+) -> Restored:
     observed = local.observe(deps)
     journal = local.open_journal(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in journal.entries.snapshot}
@@ -140,10 +155,18 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
     # A GPU that the saved layout does not list may have been part of the killed run.
     target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
     problems = [*_other_gpus(observed, target)]
+    faulty = tuple(
+        gpu
+        for gpu in observed
+        if repairs
+        and gpu.awaits_reset
+        and gpu.uuid in target
+        and not gpu_repair.why_impossible(gpu)
+    )
     uuids = []
     for gpu in observed:
         try:
-            if not _plan(target, [gpu], [gpu.uuid]).is_empty:
+            if gpu in faulty or not _plan(target, [gpu], [gpu.uuid]).is_empty:
                 uuids.append(gpu.uuid)
         except errors.LayoutError as error:
             problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
@@ -157,10 +180,11 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
         )
+        outcome = _repair(run, faulty)
         if uuids:
-            outcome = _change_all(run, tuple(uuids))
+            # A GPU whose repair failed has its layout as far as the driver allows.
+            outcome = outcome.join(_change_all(run, tuple(uuids)))
         else:
-            outcome = _Outcome()
             journal.note(snapshot=unreachable)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
@@ -177,7 +201,22 @@ def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restor
         plans.Planned(layout=saved.config, gpus=observed, desired={}, plan=plan, users={})
         for plan in outcome.executed
     )
-    return Restored(layout=saved.config, rounds=rounds, problems=tuple(problems))
+    after = deps.gpus.observe() if faulty else observed
+    return Restored(
+        layout=saved.config,
+        rounds=rounds,
+        problems=tuple(problems),
+        faults=tuple(gpu_recovery.faults(after)),
+    )
+
+
+def _repair(run: _Boot, gpus: Sequence[model.Gpu]) -> _Outcome:
+    """Reset and restore GPUs with a fault, one after the other: one may be in use."""
+    outcome = _Outcome()
+    for gpu in gpus:
+        run.deps.notify(f"{gpu_recovery.fault(gpu)}: resetting it")
+        outcome = outcome.join(_change(run, (gpu.uuid,), planner.repair))
+    return outcome
 
 
 def _change_all(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
@@ -194,7 +233,9 @@ def _change_all(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     return outcome
 
 
-def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
+def _change(
+    run: _Boot, uuids: tuple[str, ...], plan_with: _PlanWith = planner.restore
+) -> _Outcome:
     """Restore GPUs in one change, or roll them back."""
     before = {gpu.uuid: gpu for gpu in run.journal.entries.snapshot}
     interrupted = run.interrupted | before
@@ -202,7 +243,7 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     observed = after = model.NO_GPUS
     try:
         observed = run.deps.gpus.observe()
-        plan = _plan(run.target, observed, uuids)
+        plan = _plan(run.target, observed, uuids, plan_with)
         if plan.is_empty:
             run.journal.note(snapshot=elsewhere)
             return _Outcome(unreachable=observed.unreachable)
@@ -218,7 +259,7 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
             plan,
             observed=observed,
             interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),
-            replan=lambda after: _plan(run.target, after, uuids),
+            replan=lambda after: _plan(run.target, after, uuids, plan_with),
         )
     except errors.UsageError:
         raise
@@ -228,9 +269,12 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
 
 
 def _plan(
-    target: Mapping[str, model.GpuSnapshot], gpus: Iterable[model.Gpu], uuids: Iterable[str]
+    target: Mapping[str, model.GpuSnapshot],
+    gpus: Iterable[model.Gpu],
+    uuids: Iterable[str],
+    plan_with: _PlanWith = planner.restore,
 ) -> steps.Plan:
-    return planner.restore(tuple(gpus), [target[uuid] for uuid in uuids if uuid in target])
+    return plan_with(tuple(gpus), [target[uuid] for uuid in uuids if uuid in target])
 
 
 def _other_gpus(

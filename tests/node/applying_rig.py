@@ -172,12 +172,15 @@ class Node(fakes.NodeRig):
         source = fakes.FakeConfig(text, name="c.json")
         return applying.restore(self.deps, source, scope=scope)
 
-    def boot(self, fallback: str = "", *, driver_timeout_s: float = 120.0) -> boot.Restored:
+    def boot(
+        self, fallback: str = "", *, driver_timeout_s: float = 120.0, repairs: bool = False
+    ) -> boot.Restored:
         """Restore the verified layout, or apply a fallback."""
         return boot.boot(
             self.deps,
             (lambda: self.layouts.layout(fallback)) if fallback else None,
             driver_timeout_s=driver_timeout_s,
+            repairs=repairs,
         )
 
     def has(self, name: str) -> bool:

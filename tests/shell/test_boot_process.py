@@ -77,6 +77,73 @@ def test_boot_without_a_verified_layout_applies_the_fallback(
     assert node.run("boot").out == "Layout mixed is restored.\n"
 
 
+# ``nvmlDeviceGpuRecoveryAction_t``
+GPU_RESET, NODE_REBOOT = 1, 2
+
+
+@pytest.mark.parametrize(
+    ("action", "how", "remaining", "words"),
+    [
+        (GPU_RESET, "report", GPU_RESET, "needs a reset. End all processes that use it"),
+        (GPU_RESET, "reset", 0, "needs a reset: resetting it"),
+        (NODE_REBOOT, "reset", NODE_REBOOT, "needs a reboot of the node"),
+    ],
+)
+def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_its_owner_lets_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch, action: int, how: str, remaining: int, words: str
+) -> None:
+    before = node.shape
+    node.state.reboot()
+    node.state.fail_gpu(0, action=action)
+    # As the unit's settings file does.
+    monkeypatch.setenv("MIG_MANAGER_REPAIR", how)
+
+    answer = node.run("boot")
+
+    assert (answer.status, answer.out) == (0, "Layout mixed is restored.\n"), answer.err
+    assert words in " ".join(answer.err.split())
+    assert [gpu.recovery_action for gpu in node.state.read().gpus] == [remaining, 0]
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: Node) -> None:
+    before, kept = node.shape, node.state.read().gpus[1].instances
+    node.state.fail_gpu(0, action=GPU_RESET)
+
+    answer = node.run("boot", "--repair", "reset", "-o", "json")
+
+    assert answer.data["faults"] == []
+    assert answer.data["is_changed"]
+    assert node.state.read().gpus[0].recovery_action == 0
+    assert node.shape == before
+    assert node.state.read().gpus[1].instances == kept
+
+
+def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(node: Node) -> None:
+    before = node.shape
+    node.state.add_client(node.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    node.state.fail_gpu(0, action=GPU_RESET)
+
+    answer = node.run("boot", "--repair", "reset", "-o", "json")
+
+    assert answer.status == 1
+    (problem,) = answer.data["problems"]
+    assert "in use by dcgm" in problem
+    assert [fault.partition(" needs ")[2] for fault in answer.data["faults"]]
+    assert node.shape == before
+    assert not node.journal.exists()
+
+
+def test_apply_names_a_gpu_with_a_fault(node: Node) -> None:
+    node.state.fail_gpu(1, action=NODE_REBOOT)
+
+    answer = node.run("apply", "first")
+
+    assert answer.status == 0
+    assert "needs a reboot of the node" in " ".join(answer.err.split())
+
+
 def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
     node.state.reboot()
     node.state.add_fault(

@@ -9,10 +9,10 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
-from mig_manager.core import steps
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.records import journals
-from tests.node import applying_rig, nvml_rig
+from tests.node import applying_rig, gpu_values, nvml_rig
 from tests.unit import samples
 
 PROFILES = {
@@ -122,6 +122,32 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
 
     assert node.is_restored()
     assert node.exclusion.descriptions[-1] == "restore layout mixed"
+
+
+@pytest.mark.parametrize("at", range(1, 25))
+def test_the_next_boot_finishes_a_repair_that_was_killed_at_any_step(node: Node, at: int) -> None:
+    node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
+    with node.killed(at=at):
+        node.boot(repairs=True)
+
+    assert node.boot(repairs=True).problems == ()
+
+    assert node.is_restored()
+    assert not any(gpu.needs_recovery for gpu in node.gpus)
+
+
+def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(node: Node) -> None:
+    node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0, 1)
+    node.resets.action_after = model.RecoveryAction.GPU_RESET
+
+    result = node.boot(repairs=True)
+
+    assert node.log.count("host.reset") == 2
+    for problem in result.problems:
+        assert "still needs a reset, although it was reset" in problem.message
+    assert len(result.problems) == 2
+    assert len(result.faults) == 2
+    assert node.is_restored()
 
 
 # -- what is kept, and by whom --------------------------------------------------------------------

@@ -49,12 +49,17 @@ def checkpoint(machine: guest.Guest) -> str:
 
 
 def reboot(machine: guest.Guest) -> None:
-    """Reboot machine and GPUs: instances are lost, and from Hopper on the MIG mode."""
+    """Reboot machine and GPUs: instances are lost, and from Hopper on the MIG mode.
+
+    Then both GPUs have a fault: one needs a reset, one another reboot.
+    """
     gpus = state_file.SharedState(machine.root / STATE.removeprefix("/"))
     machine.shut_down()
     gpus.reboot()
     assert [gpu.instances for gpu in gpus.read().gpus] == [(), ()]
     assert [gpu.is_enabled for gpu in gpus.read().gpus] == [True, False]
+    gpus.fail_gpu(0, action=1)
+    gpus.fail_gpu(1, action=2)
     machine.reboot()
 
 
@@ -69,6 +74,7 @@ def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Gu
     assert machine.run("systemd-analyze", "verify", *UNITS) == ""
 
     settings = f"MIG_MANAGER_SIMULATE={GPUS}\nMIG_MANAGER_SIMULATE_STATE={STATE}\n"
+    settings += "MIG_MANAGER_REPAIR=reset\n"
     write(machine, SETTINGS, settings)
     machine.run("systemctl", "enable", BOOT)
     machine.run(
@@ -78,6 +84,9 @@ def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Gu
     reboot(machine)
     assert machine.state_of(BOOT) == "active", machine.run("journalctl", "-u", BOOT)
     assert checkpoint(machine) == applied
+    gpus = state_file.SharedState(machine.root / STATE.removeprefix("/")).read().gpus
+    assert [gpu.recovery_action for gpu in gpus] == [0, 2]
+    assert "needs a reboot of the node" in machine.run("journalctl", "-u", BOOT)
 
     # No cluster is here, so something else runs in the agent's place.
     write(machine, DROP_IN, "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\n")

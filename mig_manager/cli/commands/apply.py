@@ -59,6 +59,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.adapters.host import process
     from mig_manager.change import apply
     from mig_manager.cli.commands import gpus
+    from mig_manager.core.records import gpu_recovery
 
     if chosen.is_dry_run:
         if chosen.is_reset_skipped:
@@ -79,6 +80,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     status = here.answer(result.to_data, lambda: "MIG configuration applied successfully")
     here.warn(result.overlooked)
     here.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
+    here.warn_faults(gpu_recovery.faults(result.gpus))
     here.note_changes(result.rounds)
     if not result.is_changed:
         terminal.note(f"layout '{result.layout}' is already active")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mig_manager.agent import settings as agent_settings
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console
 from mig_manager.core import options
@@ -15,12 +16,15 @@ Restores the last verified layout, if there is one.
 
 $ mig-manager boot -c all-balanced
 The same, or all-balanced on a node without a verified layout.
+
+$ mig-manager boot --repair reset
+The same, and first resets a GPU with a fault that a reset ends.
 """
 
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes="selected-config config-file hooks-file driver-timeout-s lenient "
+    takes="selected-config config-file hooks-file driver-timeout-s repair lenient "
     f"{gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
 ):
     """Settings of ``boot``."""
@@ -28,6 +32,7 @@ class Settings(
     driver_timeout_s: float = options.seconds(
         "how long to wait for the driver to be loaded", default=120.0
     )
+    repair: agent_settings.Repair = options.declared(agent_settings.REPAIR)
 
     @classmethod
     def values(cls, source: options.Source) -> dict[str, Any]:
@@ -54,6 +59,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         here.dependencies(),
         here.layout if chosen.layouts or chosen.config_file else None,
         driver_timeout_s=chosen.driver_timeout_s,
+        repairs=chosen.repair is agent_settings.Repair.RESET,
     )
     if not result.layout:
         text = "No layout is saved for the boot: nothing to do."
@@ -65,6 +71,8 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         text = f"Layout {result.layout} is already active: nothing to do."
     status = here.answer(result.to_data, lambda: text, is_good=not result.problems)
     here.note_changes(result.rounds)
+    if chosen.repair is not agent_settings.Repair.OFF:
+        here.warn_faults(result.faults)
     for problem in result.problems:
         terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)
     return status

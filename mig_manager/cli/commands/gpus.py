@@ -1,6 +1,6 @@
 """What the commands on this machine's GPUs share; no cluster, and no Kubernetes library."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
@@ -108,3 +108,8 @@ class GpuCommand(gpu_access.GpuAccess):
         for gpu in unreachable:
             remedy = errors.Reason.GPU_UNREACHABLE.remedy
             self._terminal.note(f"warning: {gpu.sentence}; {effect}", remedy=remedy)
+
+    def warn_faults(self, faults: Iterable[str]) -> None:
+        """Name GPUs that need recovery from a fault, in sentences."""
+        for sentence in faults:
+            self._terminal.note(f"warning: {sentence}", priority=log.Priority.WARNING)
