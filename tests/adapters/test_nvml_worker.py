@@ -115,15 +115,20 @@ answer(model.NO_GPUS)
     assert entry["stderr"].endswith("the end")
 
 
-def test_worker_that_hangs_between_calls_is_killed_and_reported() -> None:
-    script = """
+def test_worker_that_hangs_between_calls_is_killed_and_reported(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "hangs"
+    script = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 last_calls.RECORDER.began("nvmlInit", 1.0)
 last_calls.RECORDER.returned()
+open({str(file)!r}, "w").close()
 signal.pause()
 """
+    gpus = child(IN_A_CALL + script, timeout_s=2.0)
+    gpus.prepare()
+    waiting.until(file.exists, "a worker that hangs")
     with pytest.raises(errors.HardwareError) as caught:
-        child(IN_A_CALL + script, timeout_s=2.0).observe()
+        gpus.observe()
     assert caught.value.message == (
         "the GPU worker gave no answer within 2 s and was killed; "
         "no NVML call was under way, the last was nvmlInit"

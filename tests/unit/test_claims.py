@@ -176,19 +176,6 @@ def test_a_driver_with_dynamic_mig_is_refused_and_named_and_no_other(
     assert mig_managers.others([pod], "own") == why
 
 
-def test_slices_with_exactly_the_gpus_devices_are_right() -> None:
-    gpus = (*samples.balanced(), samples.gpu(samples.A100, mode=model.MigMode.DISABLED))
-    assert claims.why_not_advertised(gpus, of_gpus(gpus)) == ""
-
-
-def test_a_gpu_for_virtual_machines_is_no_device_of_nvmls() -> None:
-    item = a_slice(a_device("gpu-vfio-0", uuid="a-uuid-of-its-own", type="vfio"))
-    passed = dataclasses.replace(claims.parse_slice(item), pool="n2")
-    gpus = samples.balanced()
-    assert claims.why_not_advertised(gpus, (*of_gpus(gpus), passed)) == ""
-    assert claims.resolve({("n2", "gpu-vfio-0")}, (passed,)) == frozenset({"a-uuid-of-its-own"})
-
-
 @given(st.frozensets(st.sampled_from(range(4))), st.booleans())
 def test_any_device_too_few_or_too_many_is_explained(missing: frozenset[int], more: bool) -> None:  # noqa: FBT001 - drawn
     gpus = samples.balanced()
@@ -199,15 +186,6 @@ def test_any_device_too_few_or_too_many_is_explained(missing: frozenset[int], mo
     assert bool(why) is bool(missing or more)
     if why:
         assert f"{4 - len(missing)} exist, 4 are expected" in why
-
-
-def test_slices_with_devices_that_do_not_exist_yet_name_dynamic_mig() -> None:
-    gpus = samples.balanced()
-    (whole,) = of_gpus(gpus)
-    more = dataclasses.replace(whole, uuids={**whole.uuids, "gpu-0-mig-7g40gb-0-0": ""})
-    assert "5 devices: 4 exist, 4 are expected, 1 have no UUID (see DynamicMIG)" in (
-        claims.why_not_advertised(gpus, (more,))
-    )
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
@@ -224,20 +202,47 @@ def test_only_taints_that_keep_pods_away_are_named(version: str) -> None:
     assert claims.tainted(slices) == ("d0 (gpu.nvidia.com/xid=79, gpu.nvidia.com/gpu-lost)",)
 
 
-def test_slices_of_a_generation_that_is_not_complete_are_waited_for() -> None:
-    gpus = samples.balanced()
-    (whole,) = of_gpus(gpus)
-    first = dataclasses.replace(whole, generation=2, count=2)
-    why = "the DRA driver has published 1 of 2 ResourceSlices"
-    assert claims.why_not_advertised(gpus, (whole, first)) == why
-    assert "list 0 devices" in claims.why_not_advertised(gpus, ())
+OFF = tuple(
+    samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=number) for number in (1, 2)
+)
+BALANCED = samples.balanced()
+(WHOLE,) = of_gpus(BALANCED)
+PARTIAL = gpu_values.seen_of(OFF, {OFF[1].uuid})
+VFIO = dataclasses.replace(
+    claims.parse_slice(a_slice(a_device("gpu-vfio-0", uuid="its-own", type="vfio"))), pool="n2"
+)
+UNBORN = dataclasses.replace(WHOLE, uuids={**WHOLE.uuids, "gpu-0-mig-7g40gb-0-0": ""})
+FIRST_OF_TWO = dataclasses.replace(WHOLE, generation=2, count=2)
 
 
-def test_slices_may_have_devices_of_unreachable_gpus() -> None:
-    gpus = tuple(
-        dataclasses.replace(gpu, index=number, uuid=f"GPU-{number}")
-        for number, gpu in enumerate([samples.gpu(samples.A100, mode=model.MigMode.DISABLED)] * 2)
-    )
-    partial = gpu_values.seen_of(gpus, {"GPU-1"})
-    assert claims.why_not_advertised(partial, of_gpus(gpus)) == ""
-    assert claims.why_not_advertised(partial, of_gpus(gpus[1:])) != ""
+@pytest.mark.parametrize(
+    ("gpus", "slices", "why"),
+    [
+        pytest.param((*BALANCED, *OFF), of_gpus((*BALANCED, *OFF)), "", id="exactly the devices"),
+        pytest.param(BALANCED, (WHOLE, VFIO), "", id="a GPU for virtual machines"),
+        pytest.param(
+            BALANCED,
+            (UNBORN,),
+            "5 devices: 4 exist, 4 are expected, 1 have no UUID (see DynamicMIG)",
+            id="devices that do not exist yet",
+        ),
+        pytest.param(
+            BALANCED,
+            (WHOLE, FIRST_OF_TWO),
+            "the DRA driver has published 1 of 2 ResourceSlices",
+            id="an incomplete generation",
+        ),
+        pytest.param(BALANCED, (), "list 0 devices", id="none"),
+        pytest.param(PARTIAL, of_gpus(OFF), "", id="devices of an unreachable GPU"),
+        pytest.param(PARTIAL, of_gpus(OFF[1:]), "expected", id="only those"),
+    ],
+)
+def test_slices_are_right_with_exactly_the_gpus_devices(
+    gpus: model.ObservedGpus, slices: tuple[claims.Slice, ...], why: str
+) -> None:
+    found = claims.why_not_advertised(gpus, slices)
+    assert why in found if why else not found
+
+
+def test_a_claim_for_a_virtual_machines_gpu_has_its_own_uuid() -> None:
+    assert claims.resolve({("n2", "gpu-vfio-0")}, (VFIO,)) == frozenset({"its-own"})

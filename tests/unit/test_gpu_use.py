@@ -67,39 +67,51 @@ def found(
     return " ".join(map(str, sorted(use.in_use[here.uuid]))), use.is_stable
 
 
-def test_a_device_of_a_pod_and_an_instance_of_a_process_are_in_use() -> None:
-    assert found([], []) == (NONE, True)
-    assert found([pod("a")], [has("a", MIG[LOW])]) == (LOW, True)
-    assert found([], [], process(1)) == (HIGH, False)
-    assert found([pod("a")], [has("a", MIG[LOW])], process(0)) == (LOW, True)
-    assert found([pod("a")], [has("a", MIG[LOW])], process(1)) == (f"{LOW} {HIGH}", False)
-
-
-def test_finished_pod_uses_nothing_although_kubelet_lists_it() -> None:
-    assert found([pod("a", phase="Succeeded")], [has("a", MIG[LOW])]) == (NONE, True)
-
-
-def test_a_pod_that_has_the_whole_gpu_uses_each_of_its_instances() -> None:
-    assert found([pod("a")], [has("a", GPU)]) == (f"{LOW} {HIGH}", True)
+A, A_HAS_LOW = [pod("a")], [has("a", MIG[LOW])]
+BOTH = f"{LOW} {HIGH}"
 
 
 @pytest.mark.parametrize(
-    ("starting", "assigned"),
+    ("pods", "assigned", "processes", "use"),
     [
-        (pod("a", phase="Pending"), []),
-        (pod("a", phase="Pending", has_gpu_init=True), [has("a", MIG[LOW])]),
-        (pod("a", gpu_resources={}, has_claims=True), []),
+        pytest.param([], [], (), (NONE, True), id="nothing"),
+        pytest.param(A, A_HAS_LOW, (), (LOW, True), id="a pod's device"),
+        pytest.param([], [], (process(1),), (HIGH, False), id="a process"),
+        pytest.param(A, A_HAS_LOW, (process(0),), (LOW, True), id="a pod's process"),
+        pytest.param(A, A_HAS_LOW, (process(1),), (BOTH, False), id="a pod and a process"),
+        pytest.param(
+            [pod("a", phase="Succeeded")], A_HAS_LOW, (), (NONE, True), id="a finished pod"
+        ),
+        pytest.param(A, [has("a", GPU)], (), (BOTH, True), id="a pod with the whole GPU"),
+        pytest.param(
+            [pod("a", phase="Pending")], [], (), (BOTH, False), id="a pod without a device yet"
+        ),
+        pytest.param(
+            [pod("a", phase="Pending", has_gpu_init=True)],
+            A_HAS_LOW,
+            (),
+            (BOTH, False),
+            id="an init container",
+        ),
+        pytest.param(
+            [pod("a", gpu_resources={}, has_claims=True)],
+            [],
+            (),
+            (BOTH, False),
+            id="an unknown claim",
+        ),
+        pytest.param(
+            [], [has("gone", MIG[HIGH])], (), (HIGH, False), id="a pod that only kubelet lists"
+        ),
     ],
-    ids=["no device yet", "init container", "unknown claim"],
 )
-def test_pod_with_unknown_devices_may_have_any_and_is_observed_again(
-    starting: pod_object.Pod, assigned: list[pod_object.PodDevices]
+def test_instances_in_use_are_found_and_observed_again_if_unsure(
+    pods: list[pod_object.Pod],
+    assigned: list[pod_object.PodDevices],
+    processes: tuple[steps.GpuProcess, ...],
+    use: tuple[str, bool],
 ) -> None:
-    assert found([starting], assigned) == (f"{LOW} {HIGH}", False)
-
-
-def test_device_of_a_pod_that_only_kubelet_lists_is_in_use_for_now() -> None:
-    assert found([], [has("gone", MIG[HIGH])]) == (HIGH, False)
+    assert found(pods, assigned, *processes) == use
 
 
 def test_without_kubelet_only_a_node_without_gpu_pods_is_known() -> None:

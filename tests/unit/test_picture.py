@@ -136,6 +136,12 @@ def test_no_outcome_is_too_wide_and_only_equal_gpus_are_unchanged(
             id="compute instances without a known span in their order",
         ),
         pytest.param(
+            samples.gpu(samples.A100, "4g.20gb@0[1c@0 2c@1]"),
+            r"\n  │    1c    │          2c         │    ·     │[^\n]*"
+            r"\n  └──────────┴─────────────────────┴──────────┴",
+            id="compute instances divide their GPU instance",
+        ),
+        pytest.param(
             samples.gpu(samples.A30),
             r"PCI 0x20B010DE · offers 1g.6gb 1g.6gb\+me 2g.12gb 2g.12gb\+me 4g.24gb",
             id="profiles that a layout may request",
@@ -144,15 +150,6 @@ def test_no_outcome_is_too_wide_and_only_equal_gpus_are_unchanged(
 )
 def test_a_picture_shows(gpu: model.Gpu, shown: str) -> None:
     assert re.search(shown, drawn(gpu))
-
-
-def test_compute_instances_divide_their_gpu_instance() -> None:
-    gpu = samples.gpu(samples.A100, "4g.20gb@0[1c@0 2c@1]")
-
-    lines = drawn(gpu).splitlines()
-
-    assert lines[3].startswith("  │    1c    │          2c         │    ·     │")
-    assert lines[4].startswith("  └──────────┴─────────────────────┴──────────┴")
 
 
 def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> None:
@@ -166,15 +163,6 @@ def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> Non
     assert lines[4].startswith(" then │  1g.5gb  │  1g.5gb  │  1g.5gb  │  1g.5gb  │")
     assert lines[5].count("new") == 2
     assert "stays" not in "".join(lines)
-
-
-def test_gpu_instance_with_new_compute_instances_is_shown_as_changed() -> None:
-    gpu = samples.gpu(samples.A100, "4g.20gb@0")
-
-    text = planned(gpu, samples.want({"1c.4g.20gb": 4}))
-
-    assert text.count("changes") == 2
-    assert "│    1c    │    1c    │    1c    │    1c    │" in text
 
 
 @pytest.mark.parametrize(
@@ -195,9 +183,15 @@ def test_gpu_instance_with_new_compute_instances_is_shown_as_changed() -> None:
             samples.want({"1g.5gb": 1}),
             "placements are decided once MIG is on",
         ),
+        (
+            samples.gpu(samples.A100, "4g.20gb@0"),
+            samples.want({"1c.4g.20gb": 4}),
+            r"\n.*changes.*\n(?s:.*)│    1c    │    1c    │    1c    │    1c    │.*\n.*changes",
+        ),
     ],
+    ids=["enabled", "disabled", "enabled, profiles unknown", "new compute instances"],
 )
-def test_a_change_of_the_mode_shows_both_and_the_reset(
+def test_a_change_shows_the_mode_and_changed_instances(
     gpu: model.Gpu, desired: model.DesiredGpu, shown: str
 ) -> None:
     assert re.search(shown, planned(gpu, desired))

@@ -31,17 +31,59 @@ def plan_to(
 # Steps
 
 
-def test_all_destructions_precede_all_creations() -> None:
-    gpu = samples.gpu(samples.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6")
-    assert words(plan_to(gpu, {"1g.5gb": 2, "4g.20gb": 1})) == [
-        "-ci 1c.2g.10gb 0/0",
-        "-ci 1c.2g.10gb 0/1",
-        "-gi 2g.10gb 2:2",
-        "+gi 4g.20gb 0:4",
-        "+ci 4g.20gb 0:4 in 0:4",
-        "+gi 1g.5gb 4:1",
-        "+ci 1g.5gb 0:1 in 4:1",
-    ]
+@pytest.mark.parametrize(
+    ("gpu", "wanted", "steps"),
+    [
+        pytest.param(
+            samples.gpu(samples.A100, "2g.10gb@2[1c@0 1c@1]", "1g.5gb@6"),
+            samples.want({"1g.5gb": 2, "4g.20gb": 1}),
+            [
+                "-ci 1c.2g.10gb 0/0",
+                "-ci 1c.2g.10gb 0/1",
+                "-gi 2g.10gb 2:2",
+                "+gi 4g.20gb 0:4",
+                "+ci 4g.20gb 0:4 in 0:4",
+                "+gi 1g.5gb 4:1",
+                "+ci 1g.5gb 0:1 in 4:1",
+            ],
+            id="all destructions before all creations",
+        ),
+        pytest.param(
+            samples.gpu(
+                tuple(spec for spec in samples.A100 if spec.enum_index != 7),
+                *("1g.5gb+me@6", "3g.20gb@0"),
+            ),
+            samples.want({"3g.20gb": 1}),
+            ["-ci 1g.5gb+me 0/0", "-gi 1g.5gb+me 6:1"],
+            id="an instance of an unlisted profile",
+        ),
+        pytest.param(
+            samples.gpu(samples.A100, mode=OFF, pending=ON),
+            samples.want({}),
+            ["mode enabled"],
+            id="a desired pending mode",
+        ),
+    ],
+)
+def test_a_plan_has_the_steps_in_their_order(
+    gpu: model.Gpu, wanted: model.DesiredGpu, steps: list[str]
+) -> None:
+    assert words(plan_to(gpu, wanted)) == steps
+
+
+@pytest.mark.parametrize(
+    ("gpu", "wanted"),
+    [
+        (samples.gpu(samples.A100, "7g.40gb@0", pending=OFF), samples.want({"7g.40gb": 1})),
+        (samples.gpu(samples.A100, mode=OFF, pending=ON), samples.want(mode=OFF)),
+    ],
+)
+def test_an_undesired_pending_mode_is_cancelled_without_a_reset(
+    gpu: model.Gpu, wanted: model.DesiredGpu
+) -> None:
+    plan = plan_to(gpu, wanted)
+    assert words(plan) == ["mode enabled" if gpu.current_mode is ON else "mode disabled"]
+    assert not plan.gpus[0].needs_reset
 
 
 def test_every_gpu_gets_a_plan_of_its_own_and_others_are_not_touched() -> None:
@@ -112,12 +154,6 @@ def test_engines_that_the_driver_has_granted_are_not_disputed() -> None:
     assert len(plan_to(gpu, {"1g.5gb+me": 2, "1g.5gb": 2}).steps) == 2
 
 
-def test_instances_of_an_unlisted_profile_can_be_destroyed() -> None:
-    specs = tuple(spec for spec in samples.A100 if spec.enum_index != 7)
-    gpu = samples.gpu(specs, "1g.5gb+me@6", "3g.20gb@0")
-    assert words(plan_to(gpu, {"3g.20gb": 1})) == ["-ci 1g.5gb+me 0/0", "-gi 1g.5gb+me 6:1"]
-
-
 # Mode
 
 
@@ -150,22 +186,6 @@ def test_disabling_destroys_all_instances_first() -> None:
         "mode disabled",
     ]
     assert plan_to(machine.run(gpu, plan.steps), samples.want(mode=OFF)).is_empty
-
-
-@pytest.mark.parametrize(("mode", "pending"), [(ON, OFF), (OFF, ON)])
-def test_an_undesired_pending_mode_is_cancelled_without_a_reset(
-    mode: model.MigMode, pending: model.MigMode
-) -> None:
-    instances, devices = (("7g.40gb@0",), {"7g.40gb": 1}) if mode is ON else ((), {})
-    gpu = samples.gpu(samples.A100, *instances, mode=mode, pending=pending)
-    plan = plan_to(gpu, samples.want(devices, mode=mode))
-    assert words(plan) == [f"mode {mode.value}"]
-    assert not plan.gpus[0].needs_reset
-
-
-def test_a_desired_pending_mode_still_needs_its_step() -> None:
-    gpu = samples.gpu(samples.A100, mode=OFF, pending=ON)
-    assert words(plan_to(gpu, {})) == ["mode enabled"]
 
 
 def test_a_gpu_without_mig_satisfies_mig_disabled() -> None:

@@ -88,42 +88,48 @@ def test_planner_creates_what_the_room_promises(product: str, data: st.DataObjec
         )
 
 
-def test_only_instances_in_use_keep_their_slices() -> None:
-    gpu = samples.gpu(samples.A100, "3g.20gb@0", "2g.10gb@4", "1g.5gb@6")
+@pytest.mark.parametrize(
+    ("instances", "in_use", "profiles", "numbers"),
+    [
+        pytest.param(
+            ("3g.20gb@0", "2g.10gb@4", "1g.5gb@6"),
+            ("4:2",),
+            {"4g.20gb": 1, "3g.20gb": 1, "2g.10gb": 2, "1g.10gb": 3, "1g.5gb+me": 1, "1g.5gb": 5},
+            (6, 0, 4, 0.33),
+            id="only instances in use keep their slices",
+        ),
+        pytest.param(
+            tuple(f"1g.5gb@{start}" for start in range(7)),
+            tuple(f"{start}:1" for start in range(7)),
+            {},
+            (1, 1, 0, 1.0),
+            id="a slice that no profile can use is stranded",
+        ),
+        pytest.param(
+            ("1g.5gb+me@0",),
+            ("0:1",),
+            {"3g.20gb": 1, "2g.10gb": 2, "1g.10gb": 3, "1g.5gb": 6},
+            (7, 0, 4, 0.43),
+            id="media engines in use leave no room for another such instance",
+        ),
+        pytest.param(("7g.40gb@0",), ("0:8",), {}, (0, 0, 0, 0.0), id="full"),
+    ],
+)
+def test_room_is_what_instances_in_use_leave(
+    instances: tuple[str, ...],
+    in_use: tuple[str, ...],
+    profiles: dict[str, int],
+    numbers: tuple[int, int, int, float],
+) -> None:
+    found = measured(samples.gpu(samples.A100, *instances), *in_use)
 
-    found = measured(gpu, "4:2")
-
-    assert named(found) == {
-        "4g.20gb": 1,
-        "3g.20gb": 1,
-        "2g.10gb": 2,
-        "1g.10gb": 3,
-        "1g.5gb+me": 1,
-        "1g.5gb": 5,
-    }
-    assert (found.free, found.stranded, found.largest) == (6, 0, 4)
-    assert round(found.fragmentation, 2) == 0.33
+    assert named(found) == profiles
+    fragmentation = round(found.fragmentation, 2)
+    assert (found.free, found.stranded, found.largest, fragmentation) == numbers
 
 
-def test_slices_that_no_profile_can_use_are_stranded() -> None:
-    gpu = samples.gpu(samples.A100, *(f"1g.5gb@{start}" for start in range(7)))
-
-    found = measured(gpu, *(f"{start}:1" for start in range(7)))
-
-    assert named(found) == {}
-    assert (found.free, found.stranded, found.fragmentation) == (1, 1, 1.0)
-
-
-def test_media_engines_in_use_leave_no_room_for_another_instance() -> None:
-    found = measured(samples.gpu(samples.A100, "1g.5gb+me@0"), "0:1")
-
-    assert found.profiles[samples.profile("1g.5gb+me")] == 0
-    assert found.profiles[samples.profile("1g.5gb")] == 6
-
-
-def test_empty_and_full_gpus_are_not_fragmented() -> None:
+def test_an_empty_gpu_is_not_fragmented() -> None:
     assert measured(samples.gpu(samples.A100)).fragmentation == 0
-    assert measured(samples.gpu(samples.A100, "7g.40gb@0"), "0:8").fragmentation == 0
 
 
 def test_use_of_an_instance_that_the_gpu_lacks_says_nothing_about_its_room() -> None:
