@@ -36,6 +36,10 @@ class GpuMetrics:
             ("index", "uuid", "action"),
         )
 
+        for result in ("success", "failure"):
+            # Start at zero: increase() misses the first event of a series that appears as 1.
+            self._repairs.labels(result=result)
+
     def count_xid(self, uuid: str, xid: int) -> None:
         """Count a critical error of a GPU."""
         self._xids.labels(uuid=uuid, xid=str(xid)).inc()

@@ -251,8 +251,64 @@ def test_panels_have_an_id_of_their_own_and_do_not_overlap() -> None:
 def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> None:
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("warning", "critical")
-        assert "{{ $labels.node }}" in rule["annotations"]["summary"]
+        is_of_node = "partitioner" not in rule["expr"]
+        assert ("{{ $labels.node }}" in rule["annotations"]["summary"]) is is_of_node
         assert "docs/reasons.md" in rule["annotations"]["description"]
+
+
+LEADER, AGE = "mig_manager_partitioner_leader", "mig_manager_partitioner_api_contact_age_seconds"
+UP = 'up{job="mig-manager/mig-manager-partitioner"}'
+FAILURES = 'mig_manager_gpu_repairs_total{node="n",result="failure"}'
+
+
+@pytest.mark.parametrize(
+    ("series", "fired"),
+    [
+        ({FAILURES: "0x20"}, None),
+        ({FAILURES: "0x10 1x10"}, "MigManagerGpuRepairFailed"),
+        ({"mig_manager_partitioner_stopped": "0x20"}, None),
+        ({"mig_manager_partitioner_stopped": "1x20"}, "MigManagerPartitionerStopped"),
+        ({UP: "1x20", f'{LEADER}{{pod="a"}}': "1x20", f'{LEADER}{{pod="b"}}': "0x20"}, None),
+        ({UP: "0x20"}, "MigManagerPartitionerDown"),
+        ({UP: "1x20", LEADER: "0x20"}, "MigManagerPartitionerDown"),
+        ({UP: "1x20", LEADER: "1x20", AGE: "0+60x20"}, None),
+        ({UP: "1x20", LEADER: "1x20", AGE: "700+60x20"}, "MigManagerPartitionerDown"),
+    ],
+)
+def test_an_alert_fires_for_its_series_alone(
+    tmp_path: pathlib.Path, series: Mapping[str, str], fired: str | None
+) -> None:
+    names = {
+        rule["alert"]: rule for rule in ALERTS if re.search("Partitioner|Repair", rule["alert"])
+    }
+    (tmp_path / "rules.yaml").write_text(json.dumps(manifest("alerts.yaml")["spec"]), "utf-8")
+    labels = {"node": "n"} if fired == "MigManagerGpuRepairFailed" else {}
+    played = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": "20m",
+                "alertname": name,
+                "exp_alerts": [
+                    {
+                        "exp_labels": labels | rule["labels"],
+                        "exp_annotations": {
+                            key: text.replace("{{ $labels.node }}", "n")
+                            for key, text in rule["annotations"].items()
+                        },
+                    }
+                ]
+                if name == fired
+                else [],
+            }
+            for name, rule in names.items()
+        ],
+    }
+    file = tmp_path / "test.yaml"
+    file.write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [played]}), "utf-8")
+
+    programs.output(programs.needed("promtool"), "test", "rules", file)
 
 
 def test_the_partitioner_has_a_monitor_of_its_own() -> None:
