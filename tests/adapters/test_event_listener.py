@@ -264,7 +264,7 @@ for _ in range(50):
     say(changed)
 until_the_end()
 """)
-    with watching(command, quiet_s=0.5) as rig:
+    with watching(command, quiet_s=2.0) as rig:
         waiting.until(lambda: len(rig.logged("gpu_change_heard")) == 50)
         rig.until_called(1)
         with rig.events.suspended():
@@ -283,7 +283,7 @@ if not os.path.exists({str(once)!r}):
         time.sleep(0.02)
 until_the_end()
 """)
-    with watching(command, quiet_s=0.5) as rig:
+    with watching(command, quiet_s=60.0) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_change_heard")))
         with rig.events.suspended():
             before = rig.calls

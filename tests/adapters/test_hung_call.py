@@ -12,6 +12,7 @@ from mig_manager.adapters.host import call_thread
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import last_calls
 from mig_manager.core import model, steps
+from tests import waiting
 
 UUID = "GPU-00000000-0000-0000-0000-000000000003"
 
@@ -81,12 +82,12 @@ def test_a_thread_without_a_slot_is_left_out(
         recorder.set_gpu(1, UUID, 1)
         recorder.began("nvmlInit", 1.0)
         recorder.returned()
-        ready.wait(20)
+        ready.wait(60)
 
     threads = [threading.Thread(target=call) for _ in range(200)]
     for thread in threads:
         thread.start()
-    ready.wait(20)
+    ready.wait(60)
     for thread in threads:
         thread.join()
     assert len(memory.read()) == 128
@@ -163,3 +164,4 @@ def test_a_call_that_hangs_is_given_up_and_known_to_hang() -> None:
         assert call_thread.is_hung()
     finally:
         release.set()
+    waiting.until(lambda: not call_thread.is_hung())

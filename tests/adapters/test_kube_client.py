@@ -233,7 +233,7 @@ def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", server.url)
     server.script = [answer({"major": "1"})]
-    client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=1.0)
+    client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=60.0)
     assert client.get("/version") == {"major": "1"}
     assert server.seen[0][1] == "http://cluster.invalid:8080/version"
     client.close()

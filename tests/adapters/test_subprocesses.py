@@ -76,24 +76,34 @@ def test_an_error_keeps_its_kind_and_all_its_fields(kind: type[errors.HardwareEr
 
 
 @pytest.mark.parametrize(
-    ("script", "error", "status"),
+    ("script", "error", "status", "timeout_s"),
     [
-        ("time.sleep(60)", TimeoutError, -signal.SIGKILL),
-        ("os.close(0); time.sleep(60)", TimeoutError, -signal.SIGKILL),
-        ("os.close(parent._out); time.sleep(60)", EOFError, -signal.SIGKILL),
-        ("os.write(parent._out, b'hello' * 99); time.sleep(60)", ValueError, -signal.SIGKILL),
-        ("os.write(parent._out, bytes([0, 0, 0, 2]) + b'xx'); time.sleep(60)", ValueError, -9),
-        ("os.write(parent._out, subprocesses._encoded(1)[:-1]); sys.exit(3)", EOFError, 3),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", EOFError, -signal.SIGSEGV),
+        ("time.sleep(60)", TimeoutError, -signal.SIGKILL, 0.5),
+        ("os.close(0); time.sleep(60)", TimeoutError, -signal.SIGKILL, 3.0),
+        ("os.close(parent._out); time.sleep(60)", EOFError, -signal.SIGKILL, 60.0),
+        (
+            "os.write(parent._out, b'hello' * 99); time.sleep(60)",
+            ValueError,
+            -signal.SIGKILL,
+            60.0,
+        ),
+        (
+            "os.write(parent._out, bytes([0, 0, 0, 2]) + b'xx'); time.sleep(60)",
+            ValueError,
+            -9,
+            60.0,
+        ),
+        ("os.write(parent._out, subprocesses._encoded(1)[:-1]); sys.exit(3)", EOFError, 3, 60.0),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", EOFError, -signal.SIGSEGV, 60.0),
     ],
 )
 def test_a_worker_without_an_answer_is_ended_by_the_deadline(
-    script: str, error: type[Exception], status: int
+    script: str, error: type[Exception], status: int, timeout_s: float
 ) -> None:
     child = worker(script)
     since = time.monotonic()
     with pytest.raises(error):
-        child.ask(LARGE, timeout_s=0.5 if script == "time.sleep(60)" else 3.0)
+        child.ask(LARGE, timeout_s=timeout_s)
     assert time.monotonic() - since < 20
     assert child.end()
     assert child.status == status

@@ -98,10 +98,10 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
     lock = threading.Lock()
     with lock:
         facts = doctor_facts.facts(patient.settings())
-        result = Examination(doctor_examination.examine(rows, facts, timeout_s=0.2))
+        result = Examination(doctor_examination.examine(rows, facts, timeout_s=2.0))
 
     assert result.text("broken") == "the check failed: RuntimeError: oh"
-    assert result.text("hung") == "no answer within 0.2 s"
+    assert result.text("hung") == "no answer within 2 s"
     assert result.text("good") == "free"
 
 
