@@ -146,14 +146,14 @@ def top() -> str:
 
 
 def demo_lines() -> list[str]:
-    """Run the demonstration; return its timeline, which takes as long as it takes."""
+    """Run the demonstration; return its timeline and its checks."""
     with tempfile.TemporaryDirectory() as home:
         return timeline(_run("demo", "--color", "always", home=home))
 
 
 def timeline(lines: Sequence[str]) -> list[str]:
-    """Return the timeline of what a demonstration has written."""
-    return [line for line in lines if re.match(r" *\d+\.\d\d s  ", terminal.plain(line))]
+    """Return the timeline and the checks of what a demonstration has written."""
+    return [line for line in lines if re.match(r" *\d+\.\d\d s  |✓ ", terminal.plain(line))]
 
 
 def demo(lines: Sequence[str]) -> str:

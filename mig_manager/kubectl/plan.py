@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, gpu_report, tables
+from mig_manager.cli.toolkit import settings as toolkit_settings
 from mig_manager.core import bar, messages, model, options
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import layouts, validate
@@ -35,6 +36,7 @@ class Settings(
     """Settings of ``plan``."""
 
     layout: str = options.declared(settings.LAYOUT)
+    output_format: toolkit_settings.OutputFormat = settings.drawn_output()
 
 
 def run(chosen: Settings, terminal: console.Console) -> int:

@@ -41,6 +41,12 @@ LAYOUT = options.Option(
 )
 
 
+def drawn_output() -> Any:
+    """Declare the format of an answer that can draw every node."""
+    drawn = "text; wide draws every node"
+    return settings.output_format("text wide json yaml", name="output", default_text=drawn)
+
+
 class PluginSettings(settings.TerminalSettings):
     """Settings of a command, which takes a part of the options."""
 
@@ -55,14 +61,7 @@ class PluginSettings(settings.TerminalSettings):
         metavar="NAMESPACE/NAME",
         default_text="mig-manager's, then the GPU operator's",
     )
-    output_format: settings.OutputFormat = options.choice(
-        "text|wide|json|yaml",
-        name="output",
-        short="o",
-        metavar="FORMAT",
-        default=settings.OutputFormat.TEXT,
-        default_text="text; wide draws every node, json and yaml have everything",
-    )
+    output_format: settings.OutputFormat = settings.output_format("text json yaml", name="output")
     kubectl: tuple[str, ...] = options.nested(KUBECTL_OPTIONS)
     """Arguments of every kubectl call."""
 

@@ -26,6 +26,7 @@ class Settings(settings.NodesSettings, takes=f"node selector watch output {setti
     """Settings of ``status``."""
 
     is_watched: bool = options.declared(toolkit_settings.WATCH)
+    output_format: toolkit_settings.OutputFormat = settings.drawn_output()
 
 
 def run(chosen: Settings, terminal: console.Console) -> int:

@@ -163,12 +163,13 @@ def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
         )
     names = list(STORIES)
     scenario = names[(names.index(options.scenario) + 1) % len(names)]
-    simulated = f"--simulate {shlex.quote(options.spec)}"
-    kept = f"mig-manager demo --keep --scenario {options.scenario} {simulated}"
+    simulated = f" --simulate {shlex.quote(options.spec)}"
+    own = "" if options.spec == SPEC else simulated
+    same = "" if options.scenario == names[0] else f" --scenario {options.scenario}"
     return (
-        (STORIES[scenario].title, f"mig-manager demo --scenario {scenario} {simulated}"),
-        ("what a layout changes on such GPUs", f"mig-manager plan {layout} {simulated}"),
-        ("the same scenario, and keep the node for kubectl", kept),
+        (STORIES[scenario].title, f"mig-manager demo --scenario {scenario}{own}"),
+        ("what a layout changes on such GPUs", f"mig-manager plan {layout}{simulated}"),
+        ("the same again, and keep the node for kubectl", f"mig-manager demo{same}{own} --keep"),
     )
 
 
@@ -435,17 +436,17 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
 
 
 STORIES: Mapping[str, Story] = {
-    "first-layout": Story(
-        title="a first layout: whole GPUs become MIG devices",
-        prepare=_use_whole_gpus,
-        layout=_smallest_everywhere,
-        play=_play_first,
-    ),
     "one-slice": Story(
         title="one slice changes beside running pods",
         prepare=_fill,
         layout=lambda _gpus: ONE_SLICE,
         play=_play_one_slice,
+    ),
+    "first-layout": Story(
+        title="a first layout: whole GPUs become MIG devices",
+        prepare=_use_whole_gpus,
+        layout=_smallest_everywhere,
+        play=_play_first,
     ),
     "does-not-fit": Story(
         title="a layout that does not fit is refused before anything is touched",

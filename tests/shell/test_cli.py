@@ -212,7 +212,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("validate", "--gpu", "banana"), 2, "unknown GPU 'banana'"),
         (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'A30' or"),
         (("plan", "all-1g.5bg", *SPEC), 2, "'all-1g.5gb' or 'all-1g.5gb.me' or 'all-1g.10gb'?"),
-        (("demo", "--scenario", "x"), 2, "choose from first-layout, "),
+        (("demo", "--scenario", "x"), 2, "choose from one-slice, "),
         (("agent",), 2, "--node-name"),
         (("agent", "-n", "n", "--drain-timeout-s", "soon"), 2, "--drain-timeout-s: 'soon'"),
         (("apply", ""), 2, "the value is empty"),

@@ -11,6 +11,9 @@ ABOUT = """
 MIG instances do not survive a reboot. This waits for the driver, then creates the same
 instances with the same placements. The unit mig-manager-boot.service runs it.
 
+--selected-config and --config-file count only on a machine without a verified layout.
+CONFIG_FILE is not read, and no hooks run.
+
 $ mig-manager boot
 Restores the last verified layout, if there is one.
 

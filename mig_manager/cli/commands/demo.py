@@ -16,7 +16,7 @@ agent. Needs neither GPU nor cluster. Ends with the GPUs before and after, and t
 commands to try next. A signal or a closed terminal stops all its processes.
 
 $ mig-manager demo
-The first layout on a busy node.
+One slice changes on a busy node; the pods on the others keep running.
 
 $ mig-manager demo --scenario budget --keep
 A PodDisruptionBudget blocks the drain; the node stays up for kubectl.
@@ -27,9 +27,9 @@ class Settings(settings.TerminalSettings):
     """Settings of the demonstration."""
 
     scenario: str = options.text(
-        "first-layout, one-slice, does-not-fit, budget or gpu-fault",
-        words=("first-layout", "one-slice", "does-not-fit", "budget", "gpu-fault"),
-        default="first-layout",
+        "one-slice, first-layout, does-not-fit, budget or gpu-fault",
+        words=("one-slice", "first-layout", "does-not-fit", "budget", "gpu-fault"),
+        default="one-slice",
     )
     spec: str | None = options.text(
         "node to simulate",

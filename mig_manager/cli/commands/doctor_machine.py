@@ -193,7 +193,7 @@ def _mig_config_right(facts: Facts) -> Iterator[Finding]:
     right = procfs.config_right(facts.proc, facts.settings.dev)
     own = procfs.privileges(facts.proc)
     if own is not None and own.has_sys_admin:
-        note = f" ({right.path or 'its node'}: {right.why_not})" if right.why_not else ""
+        note = f" ({right.path}: {right.why_not})" if right.path and right.why_not else ""
         yield ok(f"SYS_ADMIN is enough for the driver{note}")
     elif right.path is None:
         yield fail(f"no SYS_ADMIN, and {right.why_not}")

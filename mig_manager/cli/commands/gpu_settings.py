@@ -17,7 +17,7 @@ ON_GPUS = f"{GPUS} gpu-timeout-s color debug"
 """Names for ``takes``: of a command that changes GPUs, and of every command."""
 _SELECTED_CONFIG = options.Option(
     name="selected-config",
-    help="name of the layout; 'boot' uses it only if no layout was applied before",
+    help="name of the layout",
     short="c",
     metavar=options.LAYOUT,
     variable="MIG_PARTED_SELECTED_CONFIG",
@@ -46,7 +46,7 @@ class GpuSettings(settings.AnswerSettings, node_settings.LocalSettings):
         short="f",
         metavar=options.FILE,
         variable="MIG_PARTED_CONFIG_FILE",
-        default_text="CONFIG_FILE except for 'boot', or the built-in one",
+        default_text="CONFIG_FILE, or the built-in one",
     )
     """None: the built-in one."""
     pods_layouts: agent_settings.Limits | None = None
@@ -76,7 +76,7 @@ class GpuSettings(settings.AnswerSettings, node_settings.LocalSettings):
         )
     )
     hooks_file: str | None = options.text(
-        "programs to run before, during and after the change; boot runs none",
+        "programs to run before, during and after the change",
         short="k",
         metavar=options.FILE,
         variable="MIG_PARTED_HOOKS_FILE",
