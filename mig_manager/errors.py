@@ -148,7 +148,10 @@ _REMEDIES = {
     Reason.DRIVER_LIBRARY_MISMATCH: (
         "Restart the pod to get the library of the loaded driver; on a host, reboot."
     ),
-    Reason.GPU_LOST: "The GPU fell off the bus; reboot the node.",
+    Reason.GPU_LOST: (
+        "The GPU fell off the bus, where no reset reaches it: drain and reboot the node; if the "
+        "GPU stays lost, switch the power off and on, or replace it."
+    ),
     Reason.GPU_UNREACHABLE: (
         "Read the kernel log for the named GPU (NVRM: Xid), then reset it or reboot the node."
     ),

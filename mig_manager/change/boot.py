@@ -309,5 +309,5 @@ def _key(gpu: model.UnreachableGpu) -> str | int:
 def _unreachable(gpu: model.UnreachableGpu) -> Problem:
     return Problem(
         message=f"{gpu.sentence}; once it is back, the next boot restores its saved layout",
-        remedy=errors.Reason.GPU_UNREACHABLE.remedy,
+        remedy=gpu_recovery.remedy(gpu),
     )

@@ -61,7 +61,9 @@ def test_the_reason_is_the_worst_action_and_all_gpus_are_named(
 
 def test_an_unreachable_gpu_with_an_action_gets_its_precise_remedy() -> None:
     known = dataclasses.replace(LOST, recovery_action=model.RecoveryAction.NODE_REBOOT)
-    assert gpu_recovery.remedy(LOST) == errors.Reason.GPU_UNREACHABLE.remedy
+    hidden = dataclasses.replace(LOST, reason=errors.Reason.NO_PERMISSION)
+    assert gpu_recovery.remedy(LOST) == errors.Reason.GPU_LOST.remedy
+    assert gpu_recovery.remedy(hidden) == errors.Reason.GPU_UNREACHABLE.remedy
     assert gpu_recovery.remedy(known) == "Drain the node and reboot it."
     assert gpu_recovery.condition(model.ObservedGpus(unreachable=[known])).reason == "NodeReboot"
 

@@ -105,8 +105,10 @@ class GpuCommand(gpu_access.GpuAccess):
 
     def warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
         """Name unreachable GPUs, with the effect on each."""
+        from mig_manager.core.records import gpu_recovery
+
         for gpu in unreachable:
-            remedy = errors.Reason.GPU_UNREACHABLE.remedy
+            remedy = gpu_recovery.remedy(gpu)
             self._terminal.note(f"warning: {gpu.sentence}; {effect}", remedy=remedy)
 
     def warn_faults(self, faults: Iterable[str]) -> None:

@@ -17,10 +17,9 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
     """Draw every GPU; wide: also its instances with ids and UUIDs, and the processes using it."""
     if not result.gpus:
         return NO_GPU
-    missing = _unreachable(result.gpus, style)
-    missing += [
-        style.paint(style.wrapped(sentence), bar.Tone.BAD)
-        for sentence in gpu_recovery.faults(result.gpus)
+    missing = [
+        style.paint(style.wrapped(messages.printable(sentence, " ")), bar.Tone.BAD)
+        for sentence in gpu_recovery.sentences(result.gpus)
     ]
     if not is_wide:
         return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])

@@ -49,6 +49,12 @@ Sources: NVIDIA GPU Memory Error Management, "Error Recovery and Response Flags"
 five values; the comments of ``nvmlDeviceGpuRecoveryAction_t`` in nvml.h for the others.
 """
 _UNREACHABLE = errors.Reason.GPU_UNREACHABLE
+_LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
+"""Answers of the driver with a remedy of their own.
+
+``nvml.h``: a lost GPU is inaccessible, and one that requires a reset can be used again after it.
+For a lost GPU ``nvidia-smi``, which resets GPUs, says to reboot the system.
+"""
 NONE_NEEDED = readiness.Condition(
     type=well_known.RECOVERY_CONDITION,
     is_true=False,
@@ -68,6 +74,8 @@ def remedy(gpu: model.Gpu | model.UnreachableGpu) -> str:
     """Say what to do about a GPU with a fault, as a sentence."""
     need = _need(gpu)
     if need is None:
+        if isinstance(gpu, model.UnreachableGpu) and gpu.reason in _LOSSES:
+            return gpu.reason.remedy
         return _UNREACHABLE.remedy
     advice = need[1].format(index=gpu.index)
     return messages.with_full_stop(f"{advice[0].upper()}{advice[1:]}")
@@ -80,14 +88,19 @@ def faults(gpus: Iterable[model.Gpu]) -> Iterator[str]:
             yield f"{need}. {remedy(gpu)}"
 
 
+def sentences(gpus: model.ObservedGpus) -> list[str]:
+    """Return a sentence for each GPU with a fault, with what to do; unreachable ones last."""
+    return [*faults(gpus), *map(_unreachable, gpus.unreachable)]
+
+
 def condition(gpus: model.ObservedGpus, note: str = "") -> readiness.Condition:
     """Return the condition for GPUs; its reason is the worst action, or GpuUnreachable.
 
     ``note`` says in sentences what the agent does about them.
     """
     actions = [gpu.recovery_action for gpu in (*gpus, *gpus.unreachable) if _need(gpu)]
-    sentences = [*faults(gpus), *map(_unreachable, gpus.unreachable)]
-    if not sentences:
+    named = sentences(gpus)
+    if not named:
         return NONE_NEEDED
     worst = next((action for action in _NEEDS if action in actions), None)
     reason = _UNREACHABLE.value if worst is None else _camel_case(worst)
@@ -95,7 +108,7 @@ def condition(gpus: model.ObservedGpus, note: str = "") -> readiness.Condition:
         type=well_known.RECOVERY_CONDITION,
         is_true=True,
         reason=reason,
-        message=messages.fit(" ".join(filter(None, (note, *sentences))), messages.LONGEST_BYTES),
+        message=messages.fit(" ".join(filter(None, (note, *named))), messages.LONGEST_BYTES),
     )
 
 
