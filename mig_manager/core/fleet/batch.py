@@ -42,10 +42,12 @@ class Batch:
         kinds = self._kinds = dict[model.Devices, int]()
         self.kind = [kinds.setdefault(devices, len(kinds)) for devices in self.devices]
         """By group: the number of its devices; groups of equal devices differ in other needs."""
+        self._profiles = {profile for each in self.profiles for profile in each}
         self.others = [needs.others for needs in self.needs]
         self._is_known = [not needs.unknown for needs in self.needs]
         self._available: list[Mapping[str, int]] = [each.available for each in self.index.facts]
         self.amounts = node_sets.Amounts(self._available)
+        self._free: dict[int, Mapping[model.Profile, int]] = {}
         self._positive: dict[str, int] = {}
         """By resource that a pod claims: the nodes that have any left."""
         self._hosts: dict[int, int] = {}
@@ -90,6 +92,7 @@ class Batch:
         """Reserve a node's room for a pod."""
         position = self.index.position[node.name]
         available = self._available[position] = dict(self._available[position])
+        self._free.pop(position, None)
         for name, count in self.needs[group].amounts:
             available[name] -= count
             if not available[name]:
@@ -170,7 +173,7 @@ class Batch:
             len(profiles) == 1,
         )
         for profile, count in profiles.items():
-            most, free = facts.gpus.most(profile), self.free(position, profile)
+            most, free = facts.gpus.most(profile), self.free(position).get(profile, 0)
             if count > most + free:
                 return False
             is_certain = is_certain and not free and count * len(facts.gpus.states) < _MOST_CERTAIN
@@ -180,14 +183,14 @@ class Batch:
 
     def servable(self, position: int) -> set[int]:
         """Return the kinds of devices that a node might have room for, by a quick comparison."""
-        facts = self.index.facts[position]
+        gpus, free = self.index.facts[position].gpus, self.free(position)
+        most: dict[model.Profile, int] = {}
+        for profile in self._profiles:
+            most[profile] = gpus.most(profile) + free.get(profile, 0)
         return {
             kind
             for devices, kind in self._kinds.items()
-            if all(
-                count <= facts.gpus.most(profile) + self.free(position, profile)
-                for profile, count in devices
-            )
+            if all(count <= most[profile] for profile, count in devices)
         }
 
     def likeness(self, position: int) -> object:
@@ -213,11 +216,16 @@ class Batch:
             queue.setdefault(self.group[rank], []).append(rank)
         return queue
 
-    def free(self, position: int, profile: model.Profile) -> int:
-        """Return how many idle devices of a profile the scheduler can give to further pods."""
-        if profile not in self.index.facts[position].devices:
-            return 0
-        return max(0, self._available[position].get(resources.of_profile(profile) or "", 0))
+    def free(self, position: int) -> Mapping[model.Profile, int]:
+        """Return the idle devices of a node that the scheduler can give to further pods."""
+        if position not in self._free:
+            available = self._available[position]
+            self._free[position] = {
+                profile: free
+                for profile in self.index.facts[position].devices
+                if (free := available.get(resources.of_profile(profile) or "", 0)) > 0
+            }
+        return self._free[position]
 
     def available(self, position: int) -> Mapping[str, int]:
         """Return the resources of a node beside its pods and claims."""
@@ -229,9 +237,8 @@ class Batch:
         facts = self.index.facts[position]
         claims = self._claims.get(node.name, collections.Counter())
         schedulable = dict(claims)
-        for profile in facts.devices:
-            if free := self.free(position, profile):
-                schedulable[profile] = schedulable.get(profile, 0) + free
+        for profile, free in self.free(position).items():
+            schedulable[profile] = schedulable.get(profile, 0) + free
         return node_room.NodeRoom(
             facts.gpus,
             schedulable=schedulable,

@@ -50,21 +50,31 @@ class NodeCache:
         return facts
 
     def _derive(self, node: partitioned.PartitionedNode) -> NodeFacts:
+        instances = {
+            gpu.uuid: [(gi, gi.placement in in_use) for gi in gpu.gpu_instances]
+            for gpu in node.gpus
+            if (in_use := node.in_use.get(gpu.uuid)) is not None
+        }
         used = collections.Counter(
             ci.profile
-            for gpu in node.gpus
-            for gi in gpu.gpu_instances
-            if gi.placement in node.in_use.get(gpu.uuid, ())
+            for each in instances.values()
+            for gi, is_in_use in each
+            if is_in_use
             for ci in gi.compute_instances
         )
-        requests = ((resources.profile_of(name), count) for name, count in node.allocated)
         # A pod that has not started yet has an idle instance of these profiles.
-        allocated = frozenset(p for p, count in requests if p and count > used[p])
+        allocated = frozenset(
+            profile
+            for name, count in node.allocated
+            if resources.is_mig(name)
+            and (profile := resources.profile_of(name))
+            and count > used[profile]
+        )
         states = {
             gpu.index: state
             for gpu in node.gpus
-            if gpu.uuid in node.in_use
-            and (state := self.search.state(gpu, node.in_use[gpu.uuid], allocated))
+            if gpu.uuid in instances
+            and (state := self.search.state(gpu, instances[gpu.uuid], allocated))
         }
         return NodeFacts(
             node=node,

@@ -58,7 +58,7 @@ class Search:
         """By the identity of the profiles, whose hash takes long."""
         self._capacities: list[placement.Capacity] = []
         self._states: dict[tuple[object, ...], GpuState] = {}
-        self._most: dict[tuple[GpuState, model.Profile], int] = {}
+        self._most: dict[model.Profile, dict[GpuState, int]] = {}
         self.nothing = New((), 0)
         self._news: dict[model.Devices, New] = {(): self.nothing}
         self._ways: dict[tuple[object, ...], Way | None] = {}
@@ -82,28 +82,32 @@ class Search:
     def state(
         self,
         gpu: model.Gpu,
-        in_use: frozenset[model.Placement],
+        instances: Iterable[tuple[model.GpuInstance, bool]],
         kept: frozenset[model.Profile] = frozenset(),
     ) -> GpuState | None:
         """Return the state of a GPU; None if it has an unknown instance and must not change.
 
-        Idle instances also stay if their profile is ``kept``, or if another program created
-        compute instances in them that no pod can request.
+        ``instances`` are its GPU instances, and whether they are in use. Idle instances also stay
+        if their profile is ``kept``, or if another program created compute instances in them that
+        no pod can request.
         """
         kind = self._kind(gpu)
         capacity = self._capacities[kind]
         fixed: list[placement.Placed] = []
         idle: list[placement.Placed] = []
-        for gi in gpu.gpu_instances:
+        for gi, is_in_use in instances:
             inside = [ci.profile for ci in gi.compute_instances]
+            is_whole = inside == [gi.profile]
+            if not is_in_use:
+                if is_whole and not (kept and gi.profile in kept):
+                    idle.append((gi.profile, gi.placement))
+                    continue
+                if not inside:
+                    continue  # every change removes it
             spec = capacity.by_profile.get(gi.profile)
-            if inside == [gi.profile] and gi.placement not in in_use and gi.profile not in kept:
-                idle.append((gi.profile, gi.placement))
-                continue
-            if not inside and gi.placement not in in_use:
-                continue  # every change removes it
             is_known = spec is not None and gi.placement in spec.placements
-            if not (is_known and inside and {p.gpu_instance for p in inside} == {gi.profile}):
+            is_ours = is_whole or all(each.gpu_instance == gi.profile for each in inside)
+            if not (is_known and inside and is_ours):
                 return None
             fixed.append((gi.profile, gi.placement))
         idle.sort()
@@ -129,16 +133,19 @@ class Search:
         """Return how many devices of a profile fit the empty GPU."""
         return self._capacities[state.kind].most(profile)
 
-    def most_beside(self, state: GpuState, profile: model.Profile) -> int:
-        """Return how many devices of a profile fit beside the fixed instances."""
-        key = state, profile
-        if key not in self._most:
-            capacity, count = self._capacities[state.kind], 0
-            if profile in capacity.by_profile:
-                while capacity.fits({profile: count + 1}, pinned=state.fixed):
-                    count += 1
-            self._most[key] = count
-        return self._most[key]
+    def most_beside(self, states: Iterable[GpuState], profile: model.Profile) -> list[int]:
+        """Return how many devices of a profile fit beside the fixed instances of GPUs."""
+        most, counts = self._most.setdefault(profile, {}), []
+        for state in states:
+            count = most.get(state)
+            if count is None:
+                capacity, count = self._capacities[state.kind], 0
+                if profile in capacity.by_profile:
+                    while capacity.fits({profile: count + 1}, pinned=state.fixed):
+                        count += 1
+                most[state] = count
+            counts.append(count)
+        return counts
 
     def free_slices(self, state: GpuState) -> int:
         """Return how many memory slices the fixed instances leave."""
@@ -163,12 +170,14 @@ class Search:
     def _state(
         self, kind: int, fixed: tuple[placement.Placed, ...], idle: tuple[placement.Placed, ...]
     ) -> GpuState:
-        key = kind, fixed, idle
-        if key not in self._states:
+        key = kind, fixed, idle  # whose hash takes long
+        state = self._states.get(key)
+        if state is None:
             counts = collections.Counter(profile for profile, _ in idle)
             fill = sum(place.size for _, place in fixed)
-            self._states[key] = GpuState(kind, fixed, idle, fill, model.in_order(counts))
-        return self._states[key]
+            state = GpuState(kind, fixed, idle, fill, model.in_order(counts))
+            self._states[key] = state
+        return state
 
     def _kind(self, gpu: model.Gpu) -> int:
         profiles = gpu.profiles or ()
@@ -206,7 +215,10 @@ class Gpus:
     def __init__(self, search: Search, states: Mapping[int, GpuState]) -> None:
         self.search = search
         self.states = dict(sorted(states.items()))  # by index
-        self.idle = collections.Counter(p for state in states.values() for p, _ in state.idle)
+        self.idle: dict[model.Profile, int] = {}
+        for state in states.values():
+            for profile, count in state.idle_devices:
+                self.idle[profile] = self.idle.get(profile, 0) + count
         self._able: dict[model.Profile, tuple[int, Sequence[int]]] = {}
 
     def most(self, profile: model.Profile) -> int:
@@ -218,14 +230,12 @@ class Gpus:
         return self._beside(profile)[1]
 
     def _beside(self, profile: model.Profile) -> tuple[int, Sequence[int]]:
-        if profile not in self._able:
-            counts = {
-                index: self.search.most_beside(state, profile)
-                for index, state in self.states.items()
-            }
-            able = tuple(index for index, count in counts.items() if count)
-            self._able[profile] = sum(counts.values()), able
-        return self._able[profile]
+        known = self._able.get(profile)
+        if known is None:
+            counts = self.search.most_beside(self.states.values(), profile)
+            able = tuple(i for i, count in zip(self.states, counts, strict=True) if count)
+            known = self._able[profile] = sum(counts), able
+        return known
 
 
 class NodeRoom:
@@ -253,6 +263,8 @@ class NodeRoom:
         self._new: dict[int, New] = {}
         self.ways: dict[int, Way] = {}
         """By index of the GPUs that change."""
+        self._lost: dict[model.Profile, int] = {}
+        """Idle devices that are lost."""
 
     @property
     def destroyed(self) -> int:
@@ -264,35 +276,34 @@ class NodeRoom:
 
         No device is created on the GPUs ``without``.
         """
-        lost = self._lost() if self._schedulable else {}
-        claimed, items = dict(self._claimed), list[model.Profile]()
+        before, items = self._claimed, list[model.Profile]()
         for profile, count in devices:
             again = 0
-            if self._schedulable:
-                free = self._schedulable.get(profile, 0) - claimed.get(profile, 0)
-                again = max(0, min(count, free - lost.get(profile, 0)))
-                claimed[profile] = claimed.get(profile, 0) + again
+            if has := self._schedulable.get(profile, 0):
+                claimed = self._claimed.get(profile, 0)
+                again = min(count, has - claimed - self._lost.get(profile, 0))
+                if again > 0:
+                    self._claimed = {**self._claimed, profile: claimed + again}
+            created = count - max(0, again)
             # A pod can request any number.
-            if count > again and count - again > self._gpus.most(profile):
+            if created and created > self._gpus.most(profile):
+                self._claimed = before
                 return False
-            items += [profile] * (count - again)
-        before = self._claimed, dict(self._new), dict(self.ways)
-        self._claimed = claimed
-        tries = itertools.count()
-        if self._create(items, without, tries):
+            items += [profile] * created
+        if self._create(items, without, itertools.count()):
             return True
-        self._claimed, self._new, self.ways = before
+        self._claimed = before
         return False
 
     def drain(self, indices: Iterable[int]) -> bool:
         """Destroy the idle instances of GPUs that can be lost; return whether there are any."""
         before = len(self.ways)
         for index in sorted({*indices} & self._gpus.states.keys() - self.ways.keys()):
-            if spare := self._spare(index):
+            if spare := self._spare(index, self._losable()):
                 had = collections.Counter(dict(self._gpus.states[index].idle_devices))
                 content = model.in_order(had - collections.Counter(dict(spare)))
                 count = sum(number for _, number in spare)
-                self.ways[index] = Way(content=content, lost=spare, destroyed=count)
+                self._change(index, Way(content=content, lost=spare, destroyed=count))
         return len(self.ways) > before
 
     def _create(
@@ -302,56 +313,68 @@ class NodeRoom:
         if not items:
             return True
         item, *rest = items
-        before = dict(self._new), dict(self.ways)
-        for index, new, way in self._candidates(item, without, tries):
-            self._new[index], self.ways[index] = new, way
+        for _, index, new, way in self._candidates(item, without, tries):
+            before = self._new.get(index), self.ways.get(index)
+            self._new[index] = new
+            self._change(index, way)
             if self._create(rest, without, tries):
                 return True
-            self._new, self.ways = dict(before[0]), dict(before[1])
+            self._new[index] = before[0] or self._search.nothing
+            self._change(index, before[1])
         return False
+
+    def _change(self, index: int, way: Way | None) -> None:
+        """Change a GPU in another way; None: not at all."""
+        for each, sign in ((self.ways.pop(index, None), -1), (way, 1)):
+            for profile, count in each.lost if each else ():
+                self._lost[profile] = self._lost.get(profile, 0) + sign * count
+        if way:
+            self.ways[index] = way
 
     def _candidates(
         self, item: model.Profile, without: frozenset[int], tries: Iterator[int]
-    ) -> list[tuple[int, New, Way]]:
+    ) -> list[tuple[tuple[int, int, int], int, New, Way]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
-        ranked: dict[tuple[GpuState, New], tuple[tuple[int, int, int], int, New, Way] | None] = {}
+        ranked = []
+        known: set[tuple[GpuState, New]] = set()
+        nothing, losable = self._search.nothing, self._losable()
+        first = self._search.plus(nothing, item)
         for index in self._gpus.able(item):
-            state, had = self._gpus.states[index], self._new.get(index, self._search.nothing)
-            if index in without or (state, had) in ranked or next(tries) > _MOST_TRIES:
+            state, had = self._gpus.states[index], self._new.get(index, nothing)
+            if index in without or (state, had) in known or next(tries) > _MOST_TRIES:
                 continue
-            new = self._search.plus(had, item)
-            way = self._search.way(state, new, self._spare(index))
-            ranked[state, had] = None
+            known.add((state, had))
+            new = first if had is nothing else self._search.plus(had, item)
+            way = self._search.way(state, new, self._spare(index, losable))
             if way is not None:
                 old = self.ways[index].destroyed if index in self.ways else 0
                 fill = state.fill + had.count
-                ranked[state, had] = (way.destroyed - old, -fill, index), index, new, way
-        ordered = sorted(filter(None, ranked.values()), key=lambda each: each[0])
-        return [(index, new, way) for _, index, new, way in ordered]
+                ranked.append(((way.destroyed - old, -fill, index), index, new, way))
+        return sorted(ranked, key=lambda each: each[0])
 
-    def _lost(self) -> dict[model.Profile, int]:
-        """Count the idle devices that are lost."""
-        lost: dict[model.Profile, int] = {}
-        for way in self.ways.values():
-            for profile, count in way.lost:
-                lost[profile] = lost.get(profile, 0) + count
-        return lost
+    def _losable(self) -> dict[model.Profile, int]:
+        """Return how many more idle devices of some profiles the node can lose.
 
-    def _spare(self, index: int) -> model.Devices:
-        """Return how many idle devices of each profile a GPU can lose.
-
-        The scheduler can also give devices of GPUs that do not change.
+        A GPU can lose all that it has of the others. The scheduler can also give devices of GPUs
+        that do not change.
         """
+        losable = {}
+        for profile in self._claimed.keys() | self._floor.keys():
+            had = self._had.get(profile, 0)
+            free = max(had, self._schedulable.get(profile, 0)) - self._claimed.get(profile, 0)
+            most = min(had - self._floor.get(profile, 0), free)
+            losable[profile] = most - self._lost.get(profile, 0)
+        return losable
+
+    def _spare(self, index: int, losable: Mapping[model.Profile, int]) -> model.Devices:
+        """Return how many idle devices of each profile a GPU can lose, with its present loss."""
         here = self._gpus.states[index].idle_devices
-        if not here or not (self._floor or self._claimed):
-            return here  # what the other GPUs lose is theirs
-        lost = self._lost()
+        if not (here and losable):
+            return here
         own = dict(self.ways[index].lost) if index in self.ways else {}
         spare = []
         for profile, count in here:
-            had, gone = self._had.get(profile, 0), lost.get(profile, 0) - own.get(profile, 0)
-            free = max(had, self._schedulable.get(profile, 0)) - self._claimed.get(profile, 0)
-            most = min(count, had - gone - self._floor.get(profile, 0), free - gone)
+            most = losable[profile] + own.get(profile, 0) if profile in losable else count
             if most > 0:
-                spare.append((profile, most))
-        return tuple(spare)
+                spare.append((profile, min(count, most)))
+        return here if len(spare) == len(here) and tuple(spare) == here else tuple(spare)

@@ -157,14 +157,16 @@ class Offers:
         while heads:
             rank, group, at = heads[0]
             others = pods.others[group]
-            is_skipped = bool(refused.get(rank, 0) >> position & 1)
-            without = frozenset[int]().union(*(h.indices for h in own if rank > h.rank))
-            if not is_skipped:
-                is_short = any(available.get(name, 0) < count for name, count in others)
+            if not (rank in refused and refused[rank] >> position & 1):
                 size = bound.size(pods.devices[group])
-                if pods.kind[group] in full or is_short or used + size > bound.slices:
+                if (
+                    pods.kind[group] in full
+                    or used + size > bound.slices
+                    or any(available.get(name, 0) < count for name, count in others)
+                ):
                     heapq.heappop(heads)
                     continue
+                without = frozenset[int]().union(*(h.indices for h in own if rank > h.rank))
                 if not room.add(pods.devices[group], without=without):
                     full.add(pods.kind[group])
                     heapq.heappop(heads)
@@ -190,7 +192,7 @@ class Offers:
             sizes = pods.search.sizes(facts.empty, profiles)
             self._sizes[facts.empty] = sizes, min(sizes.values(), default=1)
         sizes, smallest = self._sizes[facts.empty]
-        idle = {profile: pods.free(position, profile) for profile in sizes}
+        idle = {profile: n for profile, n in pods.free(position).items() if profile in sizes}
         free = sum(map(pods.search.free_slices, facts.gpus.states.values()))
         return Bound(
             slices=free + sum(sizes[profile] * count for profile, count in idle.items()),

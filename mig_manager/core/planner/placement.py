@@ -59,11 +59,8 @@ class Capacity:
 
     def engines(self, profiles: Iterable[model.Profile]) -> model.Engines:
         """Sum up the media engines of instances of these profiles."""
-        total = model.Engines()
-        for profile in profiles:
-            spec = self.by_profile.get(profile)
-            total = total + spec.engines if spec else total
-        return total
+        specs = filter(None, map(self.by_profile.get, profiles))
+        return model.Engines(*map(sum, zip(*(spec.engines.counts for spec in specs), strict=True)))
 
     def most(self, profile: model.Profile) -> int:
         """Return how many instances of a profile fit the empty GPU."""
@@ -95,7 +92,7 @@ class Capacity:
 
         ``pinned`` are further new instances with placements, which do not overlap.
         """
-        specs = [spec for spec in self.specs for _ in range(new.get(spec.profile, 0))]
+        specs = self._specs(new)
         known = [*fixed, *pinned]
         used = self.engines([p for p, _ in known] + [spec.profile for spec in specs])
         # Live instances have their engines already.
@@ -117,12 +114,18 @@ class Capacity:
 
     def fits(self, counts: Mapping[model.Profile, int], *, pinned: Sequence[Placed] = ()) -> bool:
         """Return whether these instances fit together, beside the pinned ones."""
-        specs = [spec for spec in self.specs for _ in range(counts.get(spec.profile, 0))]
+        specs = self._specs(counts)
         used = self.engines([p for p, _ in pinned] + [spec.profile for spec in specs])
         if not used.within(self.pool):
             return False
         occupied = packing.slices(place for _, place in pinned)
         return next(packing.ways(specs, _possible, occupied), None) is not None
+
+    def _specs(self, counts: Mapping[model.Profile, int]) -> list[model.GpuInstanceProfile]:
+        """Return the profile of each instance, largest first, without unknown profiles."""
+        ranks = ((self._rank.get(profile), count) for profile, count in counts.items())
+        known = sorted((rank, count) for rank, count in ranks if rank is not None)
+        return [self.specs[rank] for rank, count in known for _ in range(count)]
 
 
 def max_instances(spec: model.GpuInstanceProfile, occupied: int = 0) -> int:
