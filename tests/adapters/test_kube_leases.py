@@ -21,6 +21,8 @@ from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-slot-0"
+SILENCE_S = 0.4
+"""For answers that never come."""
 
 
 class Clock(fakes.FakeClock):
@@ -254,13 +256,6 @@ SWEPT = [
 ]
 
 
-@pytest.fixture
-def impatient(rig: Rig) -> Rig:
-    """The same agents, for answers that never come."""
-    rig.request_timeout_s = 0.4
-    return rig
-
-
 def may_take(own: leases.LeaseSlots) -> bool:
     try:
         return own.take() is None
@@ -271,9 +266,9 @@ def may_take(own: leases.LeaseSlots) -> bool:
 
 @pytest.mark.parametrize("fault", SWEPT)
 def test_a_failed_request_does_not_prevent_taking_and_releasing_a_slot(
-    impatient: Rig, fault: apiserver.Fault
+    rig: Rig, fault: apiserver.Fault
 ) -> None:
-    rig = impatient
+    rig.request_timeout_s = SILENCE_S
     for verb, skip in itertools.product(("list", "create", "update"), (0, 1)):
         for lease in rig.holders():
             rig.server.delete(resources.LEASES, lease, NAMESPACE)
@@ -290,8 +285,8 @@ def test_a_failed_request_does_not_prevent_taking_and_releasing_a_slot(
 
 
 @pytest.mark.parametrize("fault", SWEPT)
-def test_a_failed_renewal_does_not_lose_the_slot(impatient: Rig, fault: apiserver.Fault) -> None:
-    rig = impatient
+def test_a_failed_renewal_does_not_lose_the_slot(rig: Rig, fault: apiserver.Fault) -> None:
+    rig.request_timeout_s = SILENCE_S
     own = rig.with_slot("a", renew_s=0.01)
 
     rig.server.inject(dataclasses.replace(fault, verb="update", resource="leases"))
