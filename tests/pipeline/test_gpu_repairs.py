@@ -288,6 +288,20 @@ def test_a_restart_does_not_shorten_the_pause() -> None:
     assert resets(rig) == 2
 
 
+def test_a_clock_that_was_years_ahead_does_not_block_a_repair() -> None:
+    rig = faulty_node()
+    rig.resets.action_after = model.RecoveryAction.GPU_RESET
+    rig.clock.now_s = 20 * 365 * DAY_S
+    serve(rig)
+    assert resets(rig) == 1
+
+    rig.clock.now_s = 0.0
+    serve(rig)
+    assert resets(rig) == 2
+    serve(rig)
+    assert resets(rig) == 2
+
+
 def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
     rig = faulty_node()
     agent = agent_of(rig)

@@ -107,10 +107,13 @@ def why_impossible(gpu: model.Gpu) -> str:
 
 
 def why_paused(gpu: model.Gpu, repairs: Repairs, clock: timing.Clock) -> str:
-    """Return why no attempt may begin yet; empty if one may."""
+    """Return why no attempt may begin yet; empty if one may.
+
+    A time further away than the longest pause is from a clock that was wrong, and counts as past.
+    """
     last = next((each for each in repairs if each.gpu == gpu.uuid), None)
     now_s = clock.unix_s()
-    if last is None or now_s >= last.next_s:
+    if last is None or not 0 < last.next_s - now_s <= _PAUSES.max_s:
         return ""
     until = clock.now_iso(after_s=last.next_s - now_s)
     result = f"failed: {last.problem}" if last.problem else "has ended"
