@@ -112,15 +112,22 @@ def compute_profile(
     )
 
 
-def test_biggest_of_equal_compute_profiles_spans_the_instance() -> None:
-    rows = (compute_profile(0, 16), compute_profile(7, 26))
-    assert execute._compute_profile(rows, profile_name.parse("1g.20gb")).profile_id == 7
-    assert execute._compute_profile(rows, profile_name.parse("1c.2g.20gb")).profile_id == 0
+ONE_SLICE = (compute_profile(0, 16), compute_profile(7, 26))
+SEVEN_SLICES = (compute_profile(4, 98, slices=7), compute_profile(8, 98, slices=7))
 
 
-def test_of_two_compute_profiles_named_7g_the_plain_one_is_created() -> None:
-    rows = (compute_profile(4, 98, slices=7), compute_profile(8, 98, slices=7))
-    assert execute._compute_profile(rows, profile_name.parse("7g.40gb")).profile_id == 4
+@pytest.mark.parametrize(
+    ("rows", "name", "profile_id"),
+    [
+        pytest.param(ONE_SLICE, "1g.20gb", 7, id="the biggest spans the instance"),
+        pytest.param(ONE_SLICE, "1c.2g.20gb", 0, id="the plain one is a part"),
+        pytest.param(SEVEN_SLICES, "7g.40gb", 4, id="the plain one of two named 7g"),
+    ],
+)
+def test_one_of_several_compute_profiles_of_a_size_is_chosen(
+    rows: tuple[model.ComputeInstanceProfile, ...], name: str, profile_id: int
+) -> None:
+    assert execute._compute_profile(rows, profile_name.parse(name)).profile_id == profile_id
 
 
 def test_instances_are_created_where_the_plan_wants_them(node: Rig) -> None:

@@ -359,28 +359,35 @@ def test_a_name_that_could_drive_a_terminal_stays_out_of_the_archives_name(
     ]
 
 
-def test_what_is_no_unicode_does_not_cost_the_bundle(
-    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+ODD_NUMBERS = '{"attempt": NaN, "other": [1e999, Infinity]}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "content"),
+    [
+        pytest.param({"layouts": "# \ud800"}, "agent-layouts.yaml", " \\ud800", id="no Unicode"),
+        pytest.param(
+            {"status": ODD_NUMBERS}, "node.json", json.dumps(ODD_NUMBERS), id="no JSON's numbers"
+        ),
+    ],
+)
+def test_what_a_file_cannot_have_stays_text_and_does_not_cost_the_bundle(
+    cluster: Cluster,
+    shell: commandline.Shell,
+    tmp_path: pathlib.Path,
+    fields: dict[str, str],
+    name: str,
+    content: str,
 ) -> None:
-    cluster.fill(layouts="# \ud800")
+    cluster.fill(**fields)
+    try:
+        files = of_node(cluster, shell, tmp_path)
+    finally:
+        cluster.fill()
 
-    files = of_node(cluster, shell, tmp_path)
-
-    cluster.fill()
     assert set(files) == ALWAYS | OF_CLUSTER
-    assert files["agent-layouts.yaml"].endswith(r" \ud800")
-
-
-def test_numbers_that_json_does_not_have_stay_text(
-    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
-) -> None:
-    cluster.fill(status='{"attempt": NaN, "other": [1e999, Infinity]}')
-
-    files = of_node(cluster, shell, tmp_path)
-
-    cluster.fill()
-    status = json.loads(files["node.json"], parse_constant=pytest.fail)["annotations"]
-    assert status["mig-manager.io/status"] == '{"attempt": NaN, "other": [1e999, Infinity]}'
+    assert content in files[name]
+    json.loads(files["node.json"], parse_constant=pytest.fail)
 
 
 # -- secrets -------------------------------------------------------------------------------------

@@ -52,24 +52,63 @@ def counts(found: preview.Preview) -> Mapping[str, object]:
     return {**found.to_data()["instances"]}
 
 
-def test_an_active_layout_changes_nothing() -> None:
-    found = previewed(
-        node(gpus(scenes.BALANCED), **MIXED), "all-balanced", pod("p", "nvidia.com/gpu")
-    )
+BALANCED = node(gpus(scenes.BALANCED), **MIXED)
+GPU_POD = pod("p", "nvidia.com/gpu")
+PLUGIN_POD = pod(
+    "plugin",
+    "nvidia.com/mig-2g.10gb",
+    labels={"name": "nvidia-device-plugin-ds"},
+    owner_kind="DaemonSet",
+    mounts_plugin_sockets=True,
+)
 
-    assert found.feasibility is NodeFit.APPLIED
-    assert counts(found) == {"staying": 8, "destroyed": 0, "created": 0}
-    assert found.evicted == found.maybe_evicted == ()
+
+@pytest.mark.parametrize(
+    ("there", "layout", "pods", "instances", "evicted", "maybe_evicted"),
+    [
+        pytest.param(BALANCED, "all-balanced", [GPU_POD], (8, 0, 0), (), (), id="active"),
+        pytest.param(
+            node(gpus()), "all-1g.5gb", [GPU_POD], (0, 0, 14), ("default/p",), (), id="the first"
+        ),
+        pytest.param(
+            node(gpus(scenes.BALANCED), **{"nvidia.com/gpu": 8}),
+            "one-slice-changed",
+            [GPU_POD, pod("q", "other")],
+            (7, 1, 2),
+            (),
+            ("default/p",),
+            id="all devices are plain GPUs",
+        ),
+        pytest.param(
+            BALANCED,
+            "one-slice-changed",
+            [pod("claims", "other", has_claims=True), PLUGIN_POD],
+            (7, 1, 2),
+            (),
+            ("default/claims",),
+            id="a pod with a claim, and the device plugin",
+        ),
+    ],
+)
+def test_a_layout_that_fits_costs_instances_and_pods(
+    there: nodes.Node,
+    layout: str,
+    pods: list[pod_object.Pod],
+    instances: tuple[int, int, int],
+    evicted: tuple[str, ...],
+    maybe_evicted: tuple[str, ...],
+) -> None:
+    found = previewed(there, layout, *pods)
+
+    assert found.feasibility is (NodeFit.FITS if any(instances[1:]) else NodeFit.APPLIED)
+    assert counts(found) == dict(zip(("staying", "destroyed", "created"), instances, strict=True))
+    assert (found.evicted, found.maybe_evicted) == (evicted, maybe_evicted)
 
 
-def test_first_layout_resets_gpus_and_evicts_their_pods() -> None:
-    found = previewed(node(gpus()), "all-1g.5gb", pod("p", "nvidia.com/gpu"))
+def test_a_first_layout_changes_modes_and_resets_gpus() -> None:
+    data = previewed(node(gpus()), "all-1g.5gb").to_data()
 
-    assert found.feasibility is NodeFit.FITS
-    data = found.to_data()
     assert (data["mode_changes"], data["resets"]) == ([0, 1], [0, 1])
-    assert counts(found) == {"staying": 0, "destroyed": 0, "created": 14}
-    assert found.evicted == ("default/p",)
 
 
 def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
@@ -111,33 +150,6 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     assert counts(previewed(listing, "all-7g.40gb"))["created"] == 2
     found = previewed(there, "all-7g.40gb")
     assert (found.feasibility, found.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
-
-
-def test_if_all_devices_are_plain_gpus_any_pod_may_be_evicted() -> None:
-    there = node(gpus(scenes.BALANCED), **{"nvidia.com/gpu": 8})
-
-    found = previewed(there, "one-slice-changed", pod("p", "nvidia.com/gpu"), pod("q", "other"))
-
-    assert (found.evicted, found.maybe_evicted) == ((), ("default/p",))
-
-
-def test_a_pod_with_a_claim_may_be_evicted_and_the_device_plugin_is_not() -> None:
-    plugin = {"name": "nvidia-device-plugin-ds"}
-
-    found = previewed(
-        node(gpus(scenes.BALANCED), **MIXED),
-        "one-slice-changed",
-        pod("claims", "other", has_claims=True),
-        pod(
-            "plugin",
-            "nvidia.com/mig-2g.10gb",
-            labels=plugin,
-            owner_kind="DaemonSet",
-            mounts_plugin_sockets=True,
-        ),
-    )
-
-    assert (found.evicted, found.maybe_evicted) == ((), ("default/claims",))
 
 
 @pytest.mark.parametrize(

@@ -42,20 +42,27 @@ def test_restoring_resets_the_mig_mode(mode: model.MigMode) -> None:
     assert oracle.state_of(after) == oracle.state_of(before)
 
 
-def test_restoring_needs_no_profiles_from_the_driver() -> None:
-    plan = planner.restore([samples.gpu(None, mode=OFF)], [a100("3g.20gb@4").snapshot])
-    assert samples.words(plan) == ["mode enabled", "+gi 3g.20gb 4:4", "+ci 3g.20gb 0:3 in 4:4"]
+PENDING_OFF = dataclasses.replace(a100("7g.40gb@0"), pending_mode=OFF)
 
 
-def test_restoring_leaves_a_mode_pending_that_was_pending_before() -> None:
-    gpu = dataclasses.replace(a100("7g.40gb@0"), pending_mode=OFF)
-    assert planner.restore([gpu], [gpu.snapshot]).is_empty
-    before = dataclasses.replace(gpu, pending_mode=ON)
-    assert samples.words(planner.restore([gpu], [before.snapshot])) == ["mode enabled"]
-
-
-def test_restoring_skips_missing_and_new_gpus() -> None:
-    assert planner.restore([a100("1g.5gb@0", index=1)], [a100().snapshot]).is_empty
+@pytest.mark.parametrize(
+    ("now", "before", "steps"),
+    [
+        pytest.param(
+            samples.gpu(None, mode=OFF),
+            a100("3g.20gb@4"),
+            ["mode enabled", "+gi 3g.20gb 4:4", "+ci 3g.20gb 0:3 in 4:4"],
+            id="profiles that the driver does not list",
+        ),
+        pytest.param(PENDING_OFF, PENDING_OFF, [], id="a mode that was pending"),
+        pytest.param(PENDING_OFF, a100("7g.40gb@0"), ["mode enabled"], id="a pending mode"),
+        pytest.param(a100("1g.5gb@0", index=1), a100(), [], id="a missing GPU and a new one"),
+    ],
+)
+def test_restoring_takes_only_these_steps(
+    now: model.Gpu, before: model.Gpu, steps: list[str]
+) -> None:
+    assert samples.words(planner.restore([now], [before.snapshot])) == steps
 
 
 @pytest.mark.parametrize(
