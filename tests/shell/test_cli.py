@@ -224,6 +224,9 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("status", "--simulat=1xA30"), 2, "--simulat=1xA30; did you mean '--simulate'?"),
         (("rollout", "--max-unavailible", "2"), 2, "did you mean '--max-unavailable'?"),
         (("apply", "x", "--dry-run", "--skip-reset"), 2, "--dry-run shows no effect"),
+        (("status", "--watch", "-o", "json", *SPEC), 2, "--watch shows text"),
+        (("support-bundle", *SPEC, "-o", "/no/x"), 2, "cannot write /no/x"),
+        (("demo", "--nodes", "3"), 2, "--nodes takes at least 5, not 3"),
     ],
 )
 def test_bad_input_gets_a_message_a_remedy_and_a_status(

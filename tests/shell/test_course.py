@@ -129,17 +129,6 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
     assert host.shape == before
 
 
-def test_a_driver_that_destroys_an_instance_in_use_is_named() -> None:
-    host = Host()
-    before = host.shape
-
-    result = host.play(using=lambda _uuid: contextlib.nullcontext(""))
-
-    (failed,) = (stage for stage in result.stages if stage.outcome is Outcome.FAILED)
-    assert (failed.name, failed.why) == (IN_USE, "VerifyFailed: destroy an instance in use")
-    assert host.shape == before
-
-
 def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
     result = Host().play(using=lambda _uuid: contextlib.nullcontext("no CUDA driver library"))
 
@@ -147,14 +136,31 @@ def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
     assert (stage.name, stage.why) == (IN_USE, "no CUDA driver library")
 
 
-def test_a_refused_reset_is_named_and_the_gpu_restored() -> None:
+@pytest.mark.parametrize(
+    ("using", "refusal", "name", "why"),
+    [
+        pytest.param(
+            lambda _uuid: contextlib.nullcontext(""),
+            "",
+            IN_USE,
+            "VerifyFailed: destroy an instance in use",
+            id="a driver that destroys an instance in use",
+        ),
+        pytest.param(
+            None, "GPU 1 must be reset with GPU 0", RESET, "ResetRequired", id="a refused reset"
+        ),
+    ],
+)
+def test_a_failing_stage_is_named_and_the_gpu_restored(
+    using: course.Using | None, refusal: str, name: str, why: str
+) -> None:
     host = Host()
     before = host.shape
-    host.resets.refusal = "GPU 1 must be reset with GPU 0"
+    host.resets.refusal = refusal
 
-    (failed,) = (stage for stage in host.play().stages if stage.outcome is Outcome.FAILED)
+    (failed,) = (stage for stage in host.play(using).stages if stage.outcome is Outcome.FAILED)
 
-    assert (failed.name, failed.why) == (RESET, "ResetRequired")
+    assert (failed.name, failed.why) == (name, why)
     assert host.shape == before
 
 

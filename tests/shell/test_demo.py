@@ -239,11 +239,6 @@ def test_a_demo_of_five_nodes_plays_rollout_undo_and_partitioner(demo: Demo) -> 
     assert "│7g█████████████████████████████│" in demo.output()
 
 
-def test_a_demo_of_too_few_nodes_is_refused(demo: Demo) -> None:
-    assert demo.started(*DEMO, "--nodes", "3").wait(TIMEOUT_S) == 2
-    assert "--nodes takes at least 5, not 3" in demo.errors.read_text()
-
-
 def test_a_closed_terminal_ends_the_demo_and_everything_that_it_started(demo: Demo) -> None:
     window, terminal = os.openpty()
     command = [sys.executable, "-c", ON_A_TERMINAL, *DEMO, "--keep"]

@@ -141,10 +141,3 @@ def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) ->
 
         assert first[0].endswith(" no change is under way\n")
         assert process.returncode == 141
-
-
-def test_data_is_not_watched(node: Node) -> None:
-    answer = node.run("status", "--watch", "-o", "json")
-
-    assert answer.status == 2
-    assert "--watch shows text" in answer.err

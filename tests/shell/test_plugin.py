@@ -45,6 +45,8 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("status", "gpu-1", "-l", "a=b"), 2, "not both"),
         (("status", "-o", "table"), 2, "not one of text, wide, json, yaml"),
         (("plan",), 2, "LAYOUT"),
+        (("status", "-w", "-o", "json"), 2, "--watch shows text"),
+        (("apply", "gpu-1"), 2, "-f FILE"),
         (("plan", "all-3g"), 2, "no layout 'all-3g'"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "remedy: Check the file's path"),

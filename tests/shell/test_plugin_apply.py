@@ -137,12 +137,6 @@ def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
     assert layout.rules[0].desired.mode is model.MigMode.DISABLED
 
 
-def test_without_a_file_the_command_says_what_it_needs(user: rig.Viewer) -> None:
-    answer = user.alone("apply", "gpu-1")
-    assert answer.status == 2
-    assert "-f FILE" in answer.err
-
-
 def test_a_layout_that_does_not_fit_is_not_requested(user: rig.Viewer) -> None:
     add_node(user.server)
     answer = apply(user, text=MINE.replace("2g.10gb: 1", "7g.40gb: 1"))

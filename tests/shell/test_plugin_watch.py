@@ -135,13 +135,6 @@ def test_a_signal_ends_a_view_whose_refresh_hangs(
         assert session.shown.rstrip().endswith("\x1b[?25h\x1b[?1049l")
 
 
-def test_data_is_not_watched(viewer: rig.Viewer) -> None:
-    answer = viewer.alone("status", "-w", "-o", "json")
-
-    assert answer.status == 2
-    assert "--watch shows text" in answer.err
-
-
 @pytest.fixture
 def listing_node(viewer: rig.Viewer) -> Iterator[None]:
     """The node ``gpu-8``, whose agent lists its layouts, for one test."""
