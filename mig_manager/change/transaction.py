@@ -202,22 +202,22 @@ class Transaction:
         none. Raises as ``run``.
 
         Returns:
-            The GPUs afterwards, and whether the rest of the plan remains after a reset.
+            The GPUs afterwards, and whether the rest of the plan remains after a reset. GPUs
+            without steps are not observed again.
         """
-        repairs = frozenset(gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair)
+        is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
         try:
             after = observed.updated(self.gpus.execute(plan, observed))
-            return (self._repair(repairs), True) if repairs else (after, False)
+            return (self._repair(plan, after), True) if is_repair else (after, False)
         except errors.GpuInUseError:
             raise
         except errors.HardwareError as error:
-            if repairs and error.reason is not errors.Reason.IN_USE:
+            if is_repair and error.reason is not errors.Reason.IN_USE:
                 # The reset removes the instances that the fault kept the driver from destroying.
                 _log.warning("reset_with_instances", error=error.message)
-                return self._repair(repairs), True
+                return self._repair(plan, observed), True
             if self.may_stay_pending and error.reason.is_mode_pending:
-                changed = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus)
-                return observed.updated(self.gpus.observe().only(changed)), False
+                return self._observe_again(plan, observed), False
             is_in_use = error.reason is errors.Reason.IN_USE
             may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
             if self.reset is None or not may_help:
@@ -237,13 +237,17 @@ class Transaction:
                     raise
                 error.add(f"the reset failed as well: {refused.message}")
                 raise error from refused
-            return self.gpus.observe(), True
+            return self._observe_again(plan, observed), True
 
-    def _repair(self, uuids: frozenset[str]) -> Observed:
+    def _observe_again(self, plan: steps.Plan, observed: Observed) -> Observed:
+        return observed.updated(self.gpus.observe().only(plan.gpu_uuids))
+
+    def _repair(self, plan: steps.Plan, observed: Observed) -> Observed:
+        uuids = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair)
         faulty = self.gpus.observe().only(uuids)
         if self.reset is not None and faulty:
             self.reset.reset(faulty, self.note_persistence, is_repair=True)
-        return self.gpus.observe()
+        return self._observe_again(plan, observed)
 
     def note_persistence(self, uuids: Collection[str], *, is_on: bool) -> None:
         """Note that the persistence mode of GPUs will be switched off, or is on again."""
@@ -279,11 +283,12 @@ class _Rounds:
             is_more_known = plan.is_provisional and not rest.is_provisional
             is_staged = len(self.executed) == 1 and plan is not first
             is_last = len(self.executed) == _MAX_ROUNDS
-            if is_last or not (was_reset or is_more_known or is_staged):
-                uuids = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}
+            # The pods of other GPUs were not drained.
+            is_drained = rest.gpu_uuids <= first.gpu_uuids
+            if is_last or not (is_drained and (was_reset or is_more_known or is_staged)):
                 raise errors.HardwareError(
                     "the layout is not active, although every step succeeded, on "
-                    + ", ".join(str(gpu) for gpu in after if gpu.uuid in uuids),
+                    + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
                     reason=errors.Reason.VERIFY_FAILED,
                 )
             plan = rest

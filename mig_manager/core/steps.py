@@ -149,6 +149,11 @@ class Plan:
         return tuple(step for gpu in self.gpus for step in gpu.steps)
 
     @property
+    def gpu_uuids(self) -> frozenset[str]:
+        """UUIDs of the GPUs with steps."""
+        return frozenset(gpu.gpu_uuid for gpu in self.gpus)
+
+    @property
     def destroyed_uuids(self) -> frozenset[str]:
         """UUIDs of MIG devices that are destroyed, and of GPUs whose mode changes."""
         return frozenset(

@@ -416,6 +416,49 @@ def test_another_request_supersedes_a_repair_and_nothing_of_it_stays() -> None:
     scenes.assert_restored(rig)
 
 
+HALF = """
+version: v1
+mig-configs:
+  half:
+  - {{devices: [0], mig-enabled: true, mig-devices: {{{}}}}}
+  - {{devices: [1], mig-enabled: false}}
+"""
+
+
+@pytest.mark.parametrize("cause", ["new agent", "new content", "drift"])
+def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> None:
+    rig = scenes.node()
+    rig.resets.are_available = True
+    configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
+    agent = agent_of(rig, configs=configs)
+    outcome = scenes.run(rig, "half", by=agent)
+    rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+    rig.add_pod("affected", devices=frozenset({rig.gpus[1].uuid}))
+    break_gpus(rig, 1)
+    assert agent.check_drift("half", outcome) is drift.Action.REPAIR
+    rig.disruptions.refusals["affected"] = "budget"
+    request = fakes.FakeRequest(rig.clock, replaced=cause == "new content")
+    request.ends_when = lambda: rig.clock.now_s > 8
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, "half", by=agent, request=request)
+    rig.disruptions.refusals.clear()
+    if cause == "drift":
+        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("2g.10gb"): 3})
+        rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
+        rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
+    else:
+        configs.text = HALF.format("1g.5gb: 7")
+    if cause != "new content":
+        agent.stop()
+        agent = agent_of(rig, configs=configs)
+        agent.recover("half")
+
+    scenes.run(rig, "half", by=agent)
+
+    present = {*rig.gpus[0].mig_uuids, *(gpu.uuid for gpu in rig.gpus)}
+    assert all(devices <= present for devices in rig.kubelet.assigned.values())
+
+
 def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig = faulty_node()
     calls: list[str] = []

@@ -1,5 +1,7 @@
 """The machine underneath: services, resets, reboots, device files, and the next boot."""
 
+import dataclasses
+
 import pytest
 import structlog.testing
 
@@ -12,6 +14,7 @@ from tests.node import gpu_values, scenes, swept_scenes
 from tests.node.scenes import assert_ends
 
 ALL_1G = "all-1g.5gb"
+NO_MIG = model.DesiredGpu(mode=model.MigMode.DISABLED)
 
 
 def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None:
@@ -119,6 +122,42 @@ def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) 
 
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     assert {gpu.current_mode for gpu in rig.gpus} == {model.MigMode.DISABLED}
+
+
+@pytest.mark.parametrize("event", ["returns", "is altered"])
+def test_after_a_reset_only_drained_gpus_are_changed(event: str) -> None:
+    rig = scenes.node()
+    rig.resets.are_available = rig.driver.mode_waits = True
+    text = """
+version: v1
+mig-configs:
+  old:
+  - {devices: [0], mig-enabled: false}
+  - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 2}}
+  new:
+  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
+"""
+    assert scenes.run(rig, "old" if event == "returns" else "new", text).reason is Reason.APPLIED
+    if event == "is altered":
+        rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], NO_MIG), rig.gpus[1])
+    rig.add_pod("spared", devices=frozenset({scenes.device(rig, 1, "2g.10gb")}))
+    rig.driver.lost |= {rig.gpus[1].uuid} if event == "returns" else set()
+    at_reset: list[model.Gpu] = []
+
+    def strike() -> None:
+        if rig.log[-1] != "host.reset":
+            return
+        rig.driver.lost.clear()
+        if event == "is altered":
+            instances = rig.gpus[1].gpu_instances[:2]
+            rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=instances))
+        at_reset.append(rig.gpus[1])
+
+    rig.on_call = strike
+    scenes.run(rig, "new", text)
+
+    assert len(rig.gpus[0].mig_uuids) == 3
+    assert at_reset == [rig.gpus[1]]
 
 
 class Alive(ports.Telemetry):
