@@ -48,7 +48,12 @@ def observe(job: jobs.Job) -> Observation:
     """
     try:
         with job.hold_lock(f"checking layout {job.request.config}"):
-            resolved = resolving.resolve(job)
+            try:
+                resolved = resolving.resolve(job)
+            except (errors.ConfigError, errors.LayoutError):
+                # A file that cannot be used does not hide a change of the GPUs.
+                resolving.observe(job)
+                raise
             gpus = resolving.observe_once(job, resolved)
             plan = resolved.plan(gpus)
     except errors.LockedError:
@@ -88,10 +93,11 @@ def act(
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
     # The facts that decide the outcome of a run.
-    fingerprint = (observation.error, *map(_fingerprint, observation.gpus))
+    fingerprint = tuple(map(_fingerprint, observation.gpus))
     if outcome is not memory.outcome:
-        is_drifted = outcome.reason is errors.Reason.DRIFTED
-        memory = Memory(outcome=outcome, baseline=fingerprint, is_drifted=is_drifted)
+        is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.last_gpus
+        baseline = fingerprint if last is None else tuple(map(_fingerprint, last))
+        memory = Memory(outcome=outcome, baseline=baseline, is_drifted=is_drifted)
     is_success = outcome.state is model.State.SUCCESS
     if _has_changed(memory, outcome, observation, fingerprint):
         _log.info("hardware_changed", config=job.request.config)
@@ -123,7 +129,6 @@ def _has_changed(
         lost = {gpu.index for gpu in observation.gpus.unreachable}
         is_known = bool(observation.gpus) or observation.error is None
         return is_known and lost != {gpu.index for gpu in outcome.gpus.unreachable}
-    # The first observation after a failure is the baseline of later comparisons.
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 

@@ -21,6 +21,9 @@ class Outcome:
     gpus: model.ObservedGpus = model.NO_GPUS
     """The verified GPUs; empty after a failure. Unreachable GPUs get the layout once they are
     back."""
+    last_gpus: model.ObservedGpus | None = None
+    """The GPUs as a failure that is not retried left them, empty if none can be observed; None:
+    they were not observed."""
     is_from_owner: bool = False  # whether the owner wrote the layout that is active
     is_final: bool = False  # whether to stop even if the reason is temporary
 

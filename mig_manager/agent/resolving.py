@@ -180,6 +180,14 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
     return gpus
 
 
+def observe_at_end(job: jobs.Job) -> model.ObservedGpus:
+    """Observe the GPUs as a failed run left them; return none if that fails."""
+    try:
+        return observe(job)
+    except errors.HardwareError:
+        return model.NO_GPUS
+
+
 def select(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
     """Return the desired state of the GPUs by UUID; log problems that lenient parsing accepts.
 

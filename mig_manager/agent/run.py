@@ -10,6 +10,8 @@ reason. Until GPUs are touched, a newer request ends the run. After that the cha
 rolled back first, and only its verification may be left to the next run.
 """
 
+import dataclasses
+
 import structlog
 
 from mig_manager import errors
@@ -54,7 +56,14 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                     job.journal.note(draining=error.keeps_taint)
                 result = undo(job)
                 is_final = _is_final(job, error)
-                return job.journal.failure(error.reason, error.message, result, is_final=is_final)
+                outcome = job.journal.failure(
+                    error.reason, error.message, result, is_final=is_final
+                )
+                if outcome.should_retry:
+                    return outcome
+                # From now on the hardware decides when to try again.
+                gpus = resolving.observe_at_end(job)
+                return dataclasses.replace(outcome, last_gpus=gpus)
             except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                 _log.exception("run_crashed")
                 problem = f"{type(error).__name__}: {error}"
