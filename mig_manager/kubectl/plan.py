@@ -211,6 +211,7 @@ def validated(
     names: Sequence[str],
     reports: Sequence[node_reports.Report],
     *,
+    must_fit: bool,
     note: Callable[[str], object],
 ) -> validate.Validated:
     """Check the named layouts, or all, against the nodes' products.
@@ -233,7 +234,7 @@ def validated(
         source=document.source,
         templates=templates,
         # Named layouts are meant for these nodes.
-        others=None if names else hardware.known_gpus,
+        others=None if names or must_fit else hardware.known_gpus,
     )
 
 

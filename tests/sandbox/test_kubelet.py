@@ -115,10 +115,12 @@ def test_pod_with_a_run_time_succeeds_and_releases_its_device(bench: Bench) -> N
         assert objects.phase(bench.pod()) == phase
     assert bench.program.is_running
     assert objects.is_ready(bench.pod())
+    started = bench.pod()["status"]["startTime"]
 
     bench.kubelet.sync(6.0)
 
     assert objects.phase(bench.pod()) == "Succeeded"
+    assert bench.pod()["status"]["startTime"] == started
     assert not bench.program.is_running
     assert bench.manager.assigned() == ()
     assert bench.kubelet.next_at() is None

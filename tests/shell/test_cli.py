@@ -208,6 +208,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("status", "--simulate", "100000xA30"), 2, "a node has 1 to 16 GPUs"),
         (("generate-config", "--gpu", "T4"), 2, "Tesla T4 has no MIG"),
         (("rollout", "x", "-l", "a=b", "--max-unavailable", "0"), 2, "at least 1"),
+        (("rollout", "x", "-l", "a=b", "--kubeconfig", "/no/kubeconfig"), 2, "no such file"),
         (("partitioner", "recommend"), 2, "unexpected 'recommend'"),
         (("validate", "--gpu", "banana"), 2, "unknown GPU 'banana'"),
         (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'A30' or"),

@@ -326,6 +326,7 @@ def test_validate_without_a_name_checks_all_layouts(viewer: rig.Viewer) -> None:
     assert answer.status == 0
     fits = [each["fit"] for each in answer.data["verdicts"] if "H100" in each["product"]]
     assert fits == ["fits", "elsewhere", "elsewhere", "fits"]
+    assert viewer.alone("validate", "-l", "pool=train", "--must-fit").status == 1
 
 
 # -- history ----------------------------------------------------------------------------------

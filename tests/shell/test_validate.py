@@ -30,7 +30,7 @@ def instances(devices: str) -> str:
 
 
 SOME_ELSEWHERE = (
-    "Some layouts do not fit all of these GPUs; name a layout to require that it does."
+    "Some layouts do not fit all of these GPUs; use --must-fit to treat this as an error."
 )
 EVERY = "Every layout fits the GPUs that it selects."
 SEVEN = instances("1g.5gb: 7")

@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import http
 import math
+import os
+import pathlib
 import threading
 import time
 import urllib.parse
@@ -136,7 +138,11 @@ class KubeApi:
                     )
             except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
                 where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
-                why = " ".join(str(error).split()).rstrip(".")
+                paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
+                is_missing = paths and not any(
+                    pathlib.Path(p).expanduser().exists() for p in paths
+                )
+                why = "no such file" if is_missing else " ".join(str(error).split()).rstrip(".")
                 raise errors.UsageError(
                     f"no credentials for a Kubernetes API: {where}: {why}; "
                     f"name a kubeconfig with --kubeconfig or KUBECONFIG"

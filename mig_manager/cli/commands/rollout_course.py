@@ -52,13 +52,13 @@ _LISTED = (
     rollout.NodeProgressState.SKIPPED,
 )
 _OUTCOMES: Mapping[rollout.RolloutPhase, str] = {
-    rollout.RolloutPhase.DONE: "done",
+    rollout.RolloutPhase.DONE: "is done",
     rollout.RolloutPhase.FAILED: "failed: not every node has the layout",
     rollout.RolloutPhase.PAUSED: "paused, because a node failed; the same command continues it",
     rollout.RolloutPhase.STALLED: "stalled: too many nodes are unavailable to start another one",
     **dict.fromkeys(
         (rollout.RolloutPhase.ROLLING, rollout.RolloutPhase.PAUSING),
-        "interrupted; agents finish nodes in progress, and the same command continues it",
+        "was interrupted; agents finish nodes in progress, and the same command continues it",
     ),
 }
 
@@ -317,7 +317,7 @@ def _outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style)
     ]
     if decision.phase is rollout.RolloutPhase.STALLED:
         lines.append(style.fitted(f"  unavailable: {_named(decision.unavailable)}"))
-    head = [style.fitted(_counts(decision, title)), f"The rollout is {_OUTCOMES[decision.phase]}."]
+    head = [style.fitted(_counts(decision, title)), f"The rollout {_OUTCOMES[decision.phase]}."]
     return "\n".join([*head, *lines])
 
 

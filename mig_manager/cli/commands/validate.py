@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import console
+from mig_manager.cli.toolkit import console, settings
 from mig_manager.core import options
 
 ABOUT = """
@@ -41,9 +41,7 @@ class Settings(
             ),
         )
     )
-    must_fit: bool = options.switch(
-        "also fail for layouts that fit only other GPU models; named layouts must always fit"
-    )
+    must_fit: bool = options.declared(settings.MUST_FIT)
     is_portable: bool = options.switch(
         "fail if nvidia-mig-parted does not understand the file, and show where; checks only GPUs "
         "named with --gpu",

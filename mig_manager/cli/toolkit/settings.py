@@ -16,6 +16,13 @@ WATCH = options.Option(
     default=False,
 )
 
+MUST_FIT = options.Option(
+    name="must-fit",
+    help="also fail for layouts that fit only other GPU models; named layouts must always fit",
+    parse=options.parse_switch,
+    default=False,
+)
+
 
 class OutputFormat(enum.Enum):
     """How a command answers."""

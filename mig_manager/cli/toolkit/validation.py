@@ -188,7 +188,7 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
         return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
     if any(verdict.fit is validate.Fit.ELSEWHERE for verdict in result.verdicts.values()):
         return style.wrapped(
-            "Some layouts do not fit all of these GPUs; name a layout to require that it does."
+            "Some layouts do not fit all of these GPUs; use --must-fit to treat this as an error."
         )
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
 

@@ -209,7 +209,12 @@ def _status(pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: 
     ]
     common = {"ready": is_ready, "started": is_ready, "restartCount": n, "state": state}
     containers = [{"name": each["name"], **common} for each in pod["spec"]["containers"]]
-    return {"phase": phase, "conditions": conditions, "containerStatuses": containers}
+    return {
+        "phase": phase,
+        "startTime": (pod.get("status") or {}).get("startTime") or store.timestamp(),
+        "conditions": conditions,
+        "containerStatuses": containers,
+    }
 
 
 # -- nodes ------------------------------------------------------------------------------------
