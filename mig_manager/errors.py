@@ -324,8 +324,9 @@ class HardwareError(MigManagerError):
 class GpuInUseError(HardwareError):
     """Processes use instances or GPUs that a plan changes; no step was run."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message, reason=Reason.IN_USE)
+        self.own_remedy = remedy
 
 
 class StalePlanError(HardwareError):

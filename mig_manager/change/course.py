@@ -15,6 +15,7 @@ from mig_manager.change import local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
+from mig_manager.core.records import gpu_recovery
 
 NAME = "acceptance"  # of the layout in the journal
 _KILLED_AFTER = 2  # steps
@@ -54,7 +55,7 @@ def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter, using:
     Resets this GPU alone: a reset that would take others along is refused.
 
     Raises:
-        GpuInUseError: The GPU has instances; nothing was changed.
+        GpuInUseError: The GPU has instances, a pending mode or a fault; nothing was changed.
         HardwareError: NVML failed, or (VERIFY_FAILED) the GPU is not as it was before.
         LayoutError: The GPU has no MIG; nothing was changed.
         LockedError: Another manager had the lock until the deadline; nothing was changed.
@@ -98,10 +99,18 @@ def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
     if not gpu.is_mig_capable:
         raise errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)
     if gpu.has_pending_mode:
-        raise errors.GpuInUseError(f"{gpu} waits for a reset, after a change of its MIG mode")
+        raise errors.GpuInUseError(
+            f"{gpu} waits for a reset, after a change of its MIG mode",
+            remedy="Reset it with 'nvidia-smi --gpu-reset' or reboot, or choose another GPU.",
+        )
+    if gpu.needs_recovery:
+        raise errors.GpuInUseError(gpu_recovery.fault(gpu), remedy=gpu_recovery.remedy(gpu))
     if gpu.gpu_instances:
         names = ", ".join(f"{each.profile} at {each.placement}" for each in gpu.gpu_instances)
-        raise errors.GpuInUseError(f"{gpu} has GPU instances ({names}); destroy them first")
+        raise errors.GpuInUseError(
+            f"{gpu} has GPU instances ({names})",
+            remedy="Apply a layout without instances on this GPU, or choose another one.",
+        )
     return gpu
 
 

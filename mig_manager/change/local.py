@@ -176,6 +176,18 @@ class LocalJournal:
         return f"{unfinished}; {result.message}; {RETRIED_LATER}"
 
 
+def describe_interrupted(deps: Dependencies) -> str:
+    """Say that a killed run left a change unfinished; empty without a valid journal of one."""
+    with contextlib.suppress(ValueError, errors.ConfigError):
+        entries = journals.Journal.from_json(deps.journal.read() or "")
+        if entries.snapshot:
+            return (
+                f"the 'apply' of layout '{entries.config}' was left unfinished; the next 'apply', "
+                "'restore' or 'boot' finishes or undoes it"
+            )
+    return ""
+
+
 def undo_interrupted(deps: Dependencies) -> str:
     """Roll back the changes of a killed run; return the outcome, empty if there were none.
 

@@ -5,8 +5,8 @@ from mig_manager.cli.toolkit import program
 from mig_manager.core import node_settings
 
 _ENVIRONMENT = (
-    "Every option except --gpu has a variable, such as MIG_MANAGER_LOCK_FILE for --lock-file. The "
-    "command line overrides the variable in brackets (NVIDIA's name), and that overrides ours."
+    "Most options have a variable, such as MIG_MANAGER_LOCK_FILE for --lock-file. The command "
+    "line overrides the variable in brackets (NVIDIA's name), and that overrides ours."
 )
 _VALUES = (
     "A switch takes 1, t, true, 0, f or false. An empty variable counts as unset; an empty value "

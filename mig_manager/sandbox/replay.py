@@ -88,5 +88,7 @@ def _parsing(path: pathlib.Path) -> Iterator[dict[str, Any]]:
     try:
         with json_text.decoding("a capture by 'mig-manager acceptance'"):
             yield json_text.parse_object(text)
+    except json.JSONDecodeError as error:
+        raise errors.UsageError(f"{path} is not JSON: {error}") from error
     except ValueError as error:
         raise errors.UsageError(f"{path} is {error}") from error

@@ -104,6 +104,7 @@ def test_captured_durations_are_those_of_the_replay(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("", "is not JSON: Expecting value"),
         ("{}", "is not a capture by 'mig-manager acceptance'"),
         ("[]", "is not a JSON object"),
         ('{"kind": "Status"}', "is not a capture by 'mig-manager acceptance'"),

@@ -75,3 +75,36 @@ def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Node
     assert {each["what"] for each in answer.data["differences"]} == {
         "nvmlDeviceGetVirtualizationMode"
     }
+
+
+def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.Node) -> None:
+    node.state.fail_gpu(1, action=1)
+
+    answer = accept(node, "--output", str(node.path.with_name("found.json")))
+
+    assert answer.status == console.FAILED
+    assert "verdict: review" in answer.out
+    text = " ".join(answer.out.split())
+    assert "GPU 1: its recovery action: gpu-reset, expected none" in text
+    assert "'mig-manager status' says what to do" in text
+
+
+def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.Node) -> None:
+    node.state.lose_gpu(1)
+
+    answer = accept(node, "--output", str(node.path.with_name("found.json")))
+
+    assert answer.status == console.FAILED
+    text = " ".join(answer.out.split())
+    assert "1 NVIDIA A100-SXM4-40GB, 1 unreachable; driver" in text
+    assert "nvmlDeviceGetHandleByIndex: GPU_IS_LOST, SUCCESS, expected SUCCESS. A GPU is" in text
+    assert "in spite of it" not in text
+
+
+def test_an_observation_says_that_a_change_was_left_unfinished(node: shell_node.Node) -> None:
+    node.kill("apply", "wanted", function="nvmlDeviceCreateGpuInstanceWithPlacement")
+
+    answer = accept(node, "-o", "-")
+
+    assert "layout 'wanted' was left unfinished; the next 'apply'" in " ".join(answer.err.split())
+    assert node.journal.exists()

@@ -210,6 +210,14 @@ def node(tmp_path: pathlib.Path) -> shell_node.Node:
     return shell_node.Node(tmp_path, A30)
 
 
+LAYOUT = """
+version: v1
+mig-configs:
+  whole:
+  - {devices: all, mig-enabled: true, mig-devices: {4g.24gb: 1}}
+"""
+
+
 def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
     uuid = node.state.boards[0].uuid
     line = ("acceptance", "--change-gpu", uuid, "--simulate-state", str(node.path), *options)
@@ -265,6 +273,23 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
     assert answer.status == 0, answer.err
     assert node.shape == before
     assert not node.journal.exists()
+
+
+def test_the_course_refuses_a_gpu_with_a_fault_or_instances_and_says_what_to_do(
+    node: shell_node.Node,
+) -> None:
+    node.state.fail_gpu(0, action=1)
+    faulty = accept(node, "--yes")
+    node.state.fail_gpu(0)
+    node.layouts.write_text(LAYOUT, encoding="utf-8")
+    assert node.run("apply", "whole").status == 0
+    occupied = accept(node, "--yes")
+
+    assert (faulty.status, occupied.status) == (1, 1)
+    assert "needs a reset" in faulty.err
+    assert "remedy: End all processes that use it, and run" in " ".join(faulty.err.split())
+    assert "has GPU instances" in occupied.err
+    assert "remedy: Apply a layout without instances" in " ".join(occupied.err.split())
 
 
 def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node) -> None:

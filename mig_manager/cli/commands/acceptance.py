@@ -74,6 +74,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     """
     from mig_manager.adapters.host import files
     from mig_manager.adapters.nvml import client as nvml_worker
+    from mig_manager.change import local
     from mig_manager.cli.commands import acceptance_course, acceptance_report, gpu_access
 
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
@@ -84,7 +85,10 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     deps = access.dependencies()
     assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
     survey, course = deps.gpus.survey(), None
-    if chosen.changed_gpu is not None:
+    if chosen.changed_gpu is None:
+        if interrupted := local.describe_interrupted(deps):
+            terminal.note(interrupted)
+    else:
         asked_at = None if chosen.is_confirmed else terminal
         course = acceptance_course.play(chosen.changed_gpu, survey, deps, access, asked_at)
     answer = acceptance_report.report(

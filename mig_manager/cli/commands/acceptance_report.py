@@ -57,7 +57,12 @@ def report(
     called = {each["function"] for each in latencies}
     library = surveys.answers_of(survey.calls)
     found = [
-        *compared.of_library(library, expected.library),
+        *compared.of_library(
+            library,
+            expected.library,
+            are_all_reachable=all(gpu["unreachable"] is None for gpu in captured),
+        ),
+        *compared.of_faults(each.gpu.recovery_action for each in survey.gpus),
         *(
             difference
             for number, gpu in enumerate(captured)
@@ -92,7 +97,8 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
     """Return verdict, differences and the slowest functions for people."""
     names: dict[str, int] = {}
     for gpu in answer["gpus"]:
-        names[gpu["name"]] = names.get(gpu["name"], 0) + 1
+        name = gpu["name"] or "unreachable"
+        names[name] = names.get(name, 0) + 1
     tone, meaning = _VERDICTS[compared.Verdict(answer["verdict"])]
     gpus = ", ".join(f"{count} {name}" for name, count in names.items()) or "no GPU"
     lines = [

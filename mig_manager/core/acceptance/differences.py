@@ -85,10 +85,22 @@ def of_gpu(
 
 
 def of_library(
-    actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
+    actual: Mapping[str, list[str]], expected: Mapping[str, list[str]], *, are_all_reachable: bool
 ) -> "Iterator[answers.Difference]":
     """Yield the differences of functions that concern no GPU, by their answers."""
-    return _functions(Comparison(None), actual, expected)
+    usual = meanings.WORKS if are_all_reachable else meanings.LOST
+    return _functions(Comparison(None), actual, expected, usual)
+
+
+def of_faults(
+    actions: Iterable[model.RecoveryAction | None],
+) -> "Iterator[answers.Difference]":
+    """Yield the GPUs that need recovery, from the recovery action of each."""
+    none = model.RecoveryAction.NONE
+    for index, action in enumerate(actions):
+        if action is not None and action is not none:
+            found = Comparison(index)
+            yield found.of(Subject.FAULT, "its recovery action", none.value, action.value)
 
 
 class Comparison:
@@ -234,13 +246,16 @@ def _behaviour(
 
 
 def _functions(
-    found: Comparison, actual: Mapping[str, list[str]], expected: Mapping[str, list[str]]
+    found: Comparison,
+    actual: Mapping[str, list[str]],
+    expected: Mapping[str, list[str]],
+    usual: str = meanings.WORKS,
 ) -> "Iterator[answers.Difference]":
-    """Yield functions with other answers."""
+    """Yield functions with other answers, and the usual consequence or that of the function."""
     for function in sorted((actual.keys() & expected.keys()) - _UNCOMPARED):
         one, other = actual[function], expected[function]
         if one != other:
-            consequence = meanings.FUNCTIONS.get(function, meanings.WORKS)
+            consequence = meanings.FUNCTIONS.get(function, usual)
             yield found.of(
                 Subject.FUNCTION,
                 function,

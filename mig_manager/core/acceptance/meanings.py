@@ -19,6 +19,7 @@ class Subject(enum.Enum):
 
     PRODUCT = "product"
     UNREACHABLE = "unreachable"
+    FAULT = "fault"
     NAME = "name"
     ARCHITECTURE = "architecture"
     MEMORY = "memory"
@@ -75,6 +76,13 @@ USUAL: Mapping[Subject, tuple[Effect, str]] = {
     Subject.UNREACHABLE: (
         Effect.CHANGES,
         "mig-manager reports this GPU as unreachable and changes nothing on it.",
+    ),
+    Subject.FAULT: (
+        Effect.CHANGES,
+        (
+            "Changes of this GPU may fail, and its answers may be wrong. 'mig-manager status' "
+            "says what to do; then run this command again."
+        ),
     ),
     Subject.NAME: (
         Effect.SIMULATION,
@@ -187,4 +195,5 @@ FUNCTIONS = {
     "nvmlDeviceGetVirtualizationMode": "The GPU counts as one of bare metal.",
     "nvmlDeviceRegisterEvents": "Drift is found at the next periodic check, not at once.",
 }
+LOST = "A GPU is unreachable, as named below."
 WORKS = "mig-manager observed the GPU in spite of it."
