@@ -24,7 +24,7 @@ def execute(proc: ProcTree, gpu: model.Gpu, *steps: steps.Step) -> None:
     """Execute steps that require idle GPUs; a driver that refuses one is asked once."""
     gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
     plan = plan_of([gpu], *steps)
-    gpus.execute(dataclasses.replace(plan, requires_idle=True))
+    gpus.execute(dataclasses.replace(plan, requires_idle=True), model.ObservedGpus([gpu]))
 
 
 def end_first(gpu: model.Gpu, index: int = 0) -> tuple[steps.Step, ...]:
@@ -57,6 +57,18 @@ def test_programs_that_use_a_doomed_instance_are_named(node: Rig, proc: ProcTree
         f"GPU 0 ({gpu.uuid}) is in use by train (pid 87, GPU instance {doomed}, pod {UID}), "
         f"nv-hostengine (pid 88, GPU instance {doomed}, unit nvidia-dcgm.service)"
     )
+    assert node.observe() == gpu
+
+
+def test_a_gpu_whose_index_has_changed_is_found_by_its_address(node: Rig, proc: ProcTree) -> None:
+    gpu = node.fill("1g.5gb")
+    device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
+    node.state.add_client(device, name="/opt/train")
+    observed = dataclasses.replace(gpu, index=5)
+
+    with pytest.raises(errors.GpuInUseError, match="train"):
+        execute(proc, observed, *end_first(observed))
+
     assert node.observe() == gpu
 
 

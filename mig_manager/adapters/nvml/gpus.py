@@ -80,7 +80,7 @@ class NvmlGpus:
             # Before the session, which opens the device nodes itself.
             ours = (os.getpid(), os.getppid())
             files = processes.OpenFiles.find(self.proc_root, self.driver_roots, exclude=ours)
-            require_idle = functools.partial(processes.require_idle, plan, files)
+            require_idle = functools.partial(processes.require_idle, plan, files, known)
         with library.session(self.library_path, self.driver_roots):
             _require_functions(plan)
             if require_idle is not None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pynvml
@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.nvml import device as gpu_device
 from mig_manager.adapters.nvml import library
-from mig_manager.core import messages, steps
+from mig_manager.core import messages, model, steps
 
 _NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
@@ -70,21 +70,25 @@ def inspect(
         return steps.Inspection(
             driver_version=library.call(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=library.call(pynvml.nvmlSystemGetNVMLVersion),
-            processes=tuple(each for i in range(count) if (each := _of_gpu(i, files)) is not None),
+            processes=tuple(
+                each for i in range(count) if (each := _at_index(i, files)) is not None
+            ),
         )
 
 
-def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
+def require_idle(plan: steps.Plan, files: OpenFiles, known: Mapping[str, model.Gpu]) -> None:
     """Raise GpuInUseError if a process blocks a plan; call within a session.
 
     The driver itself refuses for processes that are hidden from us and GPUs that do not answer.
+    ``known`` has the observed GPUs by UUID.
     """
     busy: list[str] = []
     for gpu in plan.gpus:
-        uuid, processes = _of_gpu(gpu.gpu_index, files) or ("", ())
-        if uuid == gpu.gpu_uuid and (users := steps.blocking(gpu, processes)):
-            names = procfs.listed(users)
-            busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")
+        with contextlib.suppress(errors.HardwareError):
+            device = gpu_device.find(gpu.gpu_index, gpu.gpu_uuid, known.get(gpu.gpu_uuid))
+            if users := steps.blocking(gpu, _of_gpu(device.handle, files)):
+                names = procfs.listed(users)
+                busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")
     if busy:
         raise errors.GpuInUseError("; ".join(busy))
 
@@ -158,12 +162,16 @@ def _name(pid: int) -> str:
     return steps.program_name(path) or "process"
 
 
-def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, ...]] | None:
+def _at_index(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, ...]] | None:
     try:
         handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
     except errors.HardwareError:
         return None
+    return uuid, _of_gpu(handle, files)
+
+
+def _of_gpu(handle: gpu_device.Handle, files: OpenFiles) -> tuple[steps.GpuProcess, ...]:
     used: dict[int, set[procfs.Instance]] = {}
     for process in _running(handle):
         instances = used.setdefault(process.pid, set())
@@ -180,7 +188,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, 
             names.setdefault(each.pid, each.name)
     owners = {process.pid: process.owner for process in files.processes}
     drawing = {process.pid for process in files.processes if process.drm & drm}
-    return uuid, tuple(
+    return tuple(
         steps.GpuProcess(
             pid=pid,
             name=names[pid],
