@@ -11,6 +11,7 @@ from mig_manager.agent import jobs, outcomes, resolving
 from mig_manager.agent.pods import device_plugin, survey
 from mig_manager.core import model, steps
 from mig_manager.core.node import node_object
+from mig_manager.core.records import requests
 
 _log = structlog.get_logger()
 
@@ -37,7 +38,20 @@ class Observation:
     """The changes that the layout needs; None: the check failed."""
     error: errors.Reason | None = None
     message: str = ""  # of the error
+    is_file_unusable: bool = False
+    """Whether the file is unusable or lacks the layout, which was verified before."""
     is_from_owner: bool = False  # whether the owner wrote the layout
+
+    def is_active(self, outcome: outcomes.Outcome) -> bool | None:
+        """Return whether the layout of a run is active; None: unknown."""
+        if self.plan is not None:
+            return self.plan.is_empty
+        if not self.is_file_unusable:
+            return None
+        # Without the layout, every difference from the verified GPUs is a drift.
+        before = outcome.gpus.only(gpu.uuid for gpu in self.gpus)
+        now = self.gpus.only(gpu.uuid for gpu in before)
+        return requests.fingerprint(now) == requests.fingerprint(before)
 
 
 def observe(job: jobs.Job) -> Observation:
@@ -60,8 +74,15 @@ def observe(job: jobs.Job) -> Observation:
         raise
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        return Observation(
+        failed = Observation(
             gpus=job.status.gpus, plan=None, error=error.reason, message=error.message
+        )
+        verified = job.journal.record.verified
+        if verified is None or not resolving.is_about_file(job, error):
+            return failed
+        job.status.note(config_hash=verified.config_hash, config_problem=error.message)
+        return dataclasses.replace(
+            failed, is_file_unusable=True, is_from_owner=verified.is_from_owner
         )
     return Observation(gpus=gpus, plan=plan, is_from_owner=resolved.is_from_owner)
 
@@ -103,12 +124,13 @@ def act(
         _log.info("hardware_changed", config=job.request.config)
         # A GPU that is back must not cause evictions on another GPU.
         return (Action.HEAL if is_success else Action.RUN), memory
-    if observation.plan is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
+    is_active = observation.is_active(outcome)
+    if is_active is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
         return Action.REST, memory
     was_drifted = memory.is_drifted
-    memory = dataclasses.replace(memory, is_drifted=not observation.plan.is_empty)
+    memory = dataclasses.replace(memory, is_drifted=not is_active)
     if memory.is_drifted:
-        action = _handle_drift(job, observation.plan, observation.gpus, is_new=not was_drifted)
+        action = _handle_drift(job, observation, is_new=not was_drifted)
         return action, memory
     if was_drifted:
         # The layout is active again, and this agent did not apply it.
@@ -127,18 +149,18 @@ def _has_changed(
     """Check whether a failed run may now succeed, or a GPU was lost or is back."""
     if outcome.state is model.State.SUCCESS:
         lost = {gpu.index for gpu in observation.gpus.unreachable}
-        is_known = bool(observation.gpus) or observation.error is None
+        # Without the layout, a run can apply nothing.
+        has_layout = bool(observation.gpus) and not observation.is_file_unusable
+        is_known = has_layout or observation.error is None
         return is_known and lost != {gpu.index for gpu in outcome.gpus.unreachable}
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
-def _handle_drift(
-    job: jobs.Job, plan: steps.Plan, gpus: model.ObservedGpus, *, is_new: bool
-) -> Action:
-    affected = ""
-    if job.limits.heals_drift:
+def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
+    affected, plan = "", observation.plan
+    if job.limits.heals_drift and plan is not None:
         try:
-            affected = survey.name_users(job.deps, plan, gpus, job.cancel)
+            affected = survey.name_users(job.deps, plan, observation.gpus, job.cancel)
         except errors.ClusterError as error:
             if error.reason is not errors.Reason.POD_RESOURCES_UNAVAILABLE:
                 raise

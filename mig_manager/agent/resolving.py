@@ -129,6 +129,11 @@ def _resolve_named(job: jobs.Job) -> Resolved:
     return Resolved(layout=layout, warnings=warnings, is_from_owner=is_from_owner, observed=gpus)
 
 
+def is_about_file(job: jobs.Job, error: errors.MigManagerError) -> bool:
+    """Check whether an error is that the file is unusable or lacks the layout."""
+    return error.reason in _ABOUT_FILE and job.request.custom is None
+
+
 def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.ObservedGpus, bool]:
     """Return the GPUs if they have the verified layout, although the file now lacks it.
 
@@ -141,8 +146,12 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
     verified = job.journal.record.verified
-    is_about_file = error.reason in _ABOUT_FILE and job.request.custom is None
-    if not (is_about_file and job.journal.entries.is_restored and verified and verified.gpus):
+    if not (
+        is_about_file(job, error)
+        and job.journal.entries.is_restored
+        and verified
+        and verified.gpus
+    ):
         raise error
     gpus = observe(job)
     if requests.fingerprint(gpus) != verified.gpus:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable
 
 import pytest
@@ -290,6 +291,65 @@ def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
     assert ended.reason is Reason.INVALID_CONFIG
 
     assert [agent.check_drift("two-gpus", ended) for _ in range(3)] == [drift.Action.REST] * 3
+
+
+UNUSABLE_FILES = {
+    "typo": scenes.CONFIG.replace(f"{scenes.LAYOUT}:", "one-slice-chnged:"),
+    "invalid": scenes.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
+}
+
+
+def node_without_file(
+    text: str = UNUSABLE_FILES["invalid"], *, heals: bool = False
+) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
+    """Return a node whose layout is active, although the file is unusable now."""
+    rig = scenes.node(layout=scenes.LAYOUT)
+    configs = fakes.FakeConfig(scenes.CONFIG)
+    agent = scenes.reconciler(rig, heals_drift=heals, configs=configs)
+    scenes.run(rig, by=agent)
+    configs.text = text
+    ended = scenes.run(rig, by=agent)
+    assert (ended.reason, ended.state) == (Reason.ALREADY_APPLIED, model.State.SUCCESS)
+    rig.events.clear()
+    return rig, agent, ended
+
+
+@pytest.mark.parametrize("text", UNUSABLE_FILES.values(), ids=UNUSABLE_FILES)
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals: bool) -> None:
+    rig, agent, ended = node_without_file(text, heals=heals)
+    verified = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"]
+    assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+    assert rig.events == []
+
+    before = tamper(rig)
+    for _ in range(2):
+        assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+    assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
+
+    rig.gpus = before
+    assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
+    assert record["verified"] == verified
+
+
+def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
+    rig, agent, ended = node_without_file()
+    rig.driver.lost.add(rig.gpus[1].uuid)
+
+    assert agent.check_drift(scenes.LAYOUT, ended) is drift.Action.REST
+
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+
+
+def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
+    rig, agent, ended = node_without_file()
+    rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
+
+    agent.check_drift(scenes.LAYOUT, ended)
+
+    assert rig.events == ["PhantomDevicesRemoved"]
 
 
 # -- other managers ------------------------------------------------------------------------------
