@@ -150,6 +150,22 @@ def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRi
     assert rig.log.count("workloads.delete") == 1
 
 
+def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> None:
+    kept = gpu_pod(rig, "kept")
+    rig.disruptions.refusals |= {"train": "no", "kept": "no"}
+
+    def keep() -> None:
+        if rig.statuses:
+            rig.pods[kept] = dataclasses.replace(rig.pods[kept], is_kept=True)
+
+    rig.clock.on_wait.append(keep)
+
+    why = "default/train (waits for the others); default/kept (its annotation"
+    assert_fails(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
+
+    assert "workloads.delete" not in rig.log
+
+
 @pytest.mark.parametrize(
     ("fields", "evicted"),
     [

@@ -120,9 +120,10 @@ class Evictions:
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now."""
+        if not_evictable := _not_evictable(remaining):
+            return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
-        blocked = self._try_each(pending, self._delete_one, verb="delete")
-        return _not_evictable(remaining) | blocked
+        return self._try_each(pending, self._delete_one, verb="delete")
 
     def why_incomplete(
         self, remaining: Sequence[pod_object.Pod], *, has_evicted: bool
