@@ -117,8 +117,10 @@ class GpuPlan:
 
     @property
     def needs_reset(self) -> bool:
-        """Whether the change of MIG mode resets the GPU."""
-        return any(isinstance(step, SetMode) and step.needs_reset for step in self.steps)
+        """Whether a repair or the change of MIG mode resets the GPU."""
+        return self.is_repair or any(
+            isinstance(step, SetMode) and step.needs_reset for step in self.steps
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
