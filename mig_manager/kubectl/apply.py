@@ -16,6 +16,16 @@ from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
 from mig_manager.kubectl import cluster, plan, settings
 
+ABOUT = """
+The layout comes from your file and needs agents with --custom-layouts. To request one that
+'kubectl mig layouts' lists, label the node instead.
+
+$ kubectl mig apply node-7 -f layout.yaml --dry-run
+Show what your layout would change.
+
+$ kubectl label node node-7 nvidia.com/mig.config=all-1g.5gb --overwrite
+Request a layout that the node lists.
+"""
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
 
@@ -36,7 +46,11 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     """Request a layout of a file for one node; 1 if the node cannot have it."""
     here = cluster.ClusterCommand(chosen, terminal)
     if chosen.filename is None:
-        raise errors.UsageError("name the file with the layout: -f FILE")
+        raise errors.UsageError(
+            "name the file with the layout: -f FILE",
+            remedy="To request a layout that 'kubectl mig layouts' lists, label the node: "
+            f"kubectl label node NODE {well_known.CONFIG_LABEL}=LAYOUT --overwrite",
+        )
     layout = select(here.document(), chosen.layout)
     report = here.node(chosen.node)
     result = apply(here.kubectl, report, layout, is_dry_run=chosen.is_dry_run, now=here.now)

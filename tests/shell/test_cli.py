@@ -38,7 +38,7 @@ def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str)
     assert "MIG off → on, resets the GPU" in planned.out
     assert "Layout one: 0 instances destroyed, 10 created" in planned.out
     assert (applied.status, applied.out) == (0, "MIG configuration applied successfully\n")
-    assert "0 instances destroyed, 10 created, 0 stay" in applied.err
+    assert "0 instances destroyed, 10 created, 0 kept" in applied.err
     assert (again.status, again.out) == (0, applied.out)
     assert "layout 'one' is already active" in again.err
     assert asserted.out == "Selected MIG configuration currently applied\n"

@@ -78,7 +78,7 @@ def test_apply_changes_only_what_differs() -> None:
     assert has(node, "balanced")
     assert [len(gpu.gpu_instances) for gpu in node.gpus] == [4, 4]
     (planned,) = node.apply(layout("small")).rounds
-    assert gpu_report.summary(planned) == "2 instances destroyed, 4 created, 6 stay; no reset"
+    assert gpu_report.summary(planned) == "2 instances destroyed, 4 created, 6 kept; no reset"
 
 
 def test_apply_proves_what_it_claims() -> None:
@@ -119,7 +119,7 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
     assert "Pods that would be evicted: team/train-0" in drawn(planned)
     assert planned.plan.destroyed_uuids == {uuids["2g.10gb"]}
     assert f"MIG devices that must be idle: {uuids['2g.10gb']}" in unknown
-    assert unknown.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
+    assert unknown.endswith("Layout small: 1 instance destroyed, 2 created, 3 kept; no reset.")
     assert "4 MIG devices must be idle; '-o json' lists them." in drawn(every)
 
 

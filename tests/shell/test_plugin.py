@@ -234,7 +234,7 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
     assert (answer.status, answer.err) == (0, "")
     assert answer.out.startswith("gpu-1: all-1g.5gb of ConfigMap gpu-operator/default-mig-parted")
     assert "goes" in answer.out
-    assert "16 instances destroyed, 40 created, 16 stay; no reset" in answer.out
+    assert "16 instances destroyed, 40 created, 16 kept; no reset" in answer.out
     assert "8 of 8 3g.20gb go: these pods are evicted: ml/train" in answer.out
     assert "ml/serve" not in answer.out
 

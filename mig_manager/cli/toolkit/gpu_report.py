@@ -127,11 +127,10 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
 
 
 def summary(result: plans.Planned) -> str:
-    """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 stay``."""
+    """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 kept``."""
     sentence = (
         f"{tables.count(len(result.destroyed), 'instance')} destroyed, "
-        f"{len(result.created)} created, "
-        f"{result.staying} {'stays' if result.staying == 1 else 'stay'}"
+        f"{len(result.created)} created, {result.staying} kept"
     )
     # GPU instances that stay, but change their compute instances.
     created = {(step.gpu_uuid, step.placement) for step in result.created}
