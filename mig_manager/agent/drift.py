@@ -2,14 +2,14 @@
 
 import dataclasses
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, resolving
 from mig_manager.agent.pods import device_plugin, survey
-from mig_manager.core import model, steps
+from mig_manager.core import messages, model, steps
 from mig_manager.core.node import node_object
 from mig_manager.core.records import requests
 
@@ -42,8 +42,17 @@ class Observation:
     """Whether the file is unusable or lacks the layout, which was verified before."""
     is_from_owner: bool = False  # whether the owner wrote the layout
 
+    def missing(self, outcome: outcomes.Outcome) -> tuple[model.Gpu, ...]:
+        """Return the GPUs of a run that the driver no longer lists, not even as unreachable."""
+        listed = {gpu.uuid for gpu in (*self.gpus, *self.gpus.unreachable)}
+        if not self.gpus or "" in listed:
+            return ()
+        return tuple(gpu for gpu in outcome.gpus if gpu.uuid not in listed)
+
     def is_active(self, outcome: outcomes.Outcome) -> bool | None:
         """Return whether the layout of a run is active; None: unknown."""
+        if self.missing(outcome):
+            return False
         if self.plan is not None:
             return self.plan.is_empty
         if not self.is_file_unusable:
@@ -130,7 +139,8 @@ def act(
     was_drifted = memory.is_drifted
     memory = dataclasses.replace(memory, is_drifted=not is_active)
     if memory.is_drifted:
-        action = _handle_drift(job, observation, is_new=not was_drifted)
+        missing = observation.missing(outcome)
+        action = _handle_drift(job, observation, missing, is_new=not was_drifted)
         return action, memory
     if was_drifted:
         # The layout is active again, and this agent did not apply it.
@@ -156,9 +166,12 @@ def _has_changed(
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
-def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
+def _handle_drift(
+    job: jobs.Job, observation: Observation, missing: Sequence[model.Gpu], *, is_new: bool
+) -> Action:
     affected, plan = "", observation.plan
-    if job.limits.heals_drift and plan is not None:
+    # After a run on the other GPUs, the loss of one would no longer be reported.
+    if job.limits.heals_drift and plan is not None and not missing:
         try:
             affected = survey.name_users(job.deps, plan, observation.gpus, job.cancel)
         except errors.ClusterError as error:
@@ -170,7 +183,12 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
     if is_new:
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
-        message = outcomes.drift_message(job.status.title, affected)
+        message = (
+            f"the driver no longer lists {messages.listed([*map(str, missing)])}, "
+            f"which it listed when layout {job.status.title} was verified"
+            if missing
+            else outcomes.drift_message(job.status.title, affected)
+        )
         job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return Action.REST
 

@@ -293,6 +293,28 @@ def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
     assert [agent.check_drift("two-gpus", ended) for _ in range(3)] == [drift.Action.REST] * 3
 
 
+@pytest.mark.parametrize("heals", [False, True])
+@pytest.mark.parametrize("layout", [LAYOUT, "two-gpus"])
+def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, *, heals: bool) -> None:
+    rig = scenes.node()
+    agent = scenes.reconciler(rig, TWO_GPUS, heals_drift=heals)
+    ended = scenes.run(rig, layout, by=agent)
+    assert ended.state is model.State.SUCCESS
+    rig.events.clear()
+    rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
+    before, rig.gpus = rig.gpus, rig.gpus[:1]
+
+    for _ in range(2):
+        assert agent.check_drift(layout, ended) is drift.Action.REST
+
+    assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
+    assert f"the driver no longer lists {before[1]}" in rig.statuses[-1]
+    assert "workloads.evict" not in rig.log
+    rig.gpus = before
+    assert agent.check_drift(layout, ended) is drift.Action.REST
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+
+
 UNUSABLE_FILES = {
     "typo": scenes.CONFIG.replace(f"{scenes.LAYOUT}:", "one-slice-chnged:"),
     "invalid": scenes.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
