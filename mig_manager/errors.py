@@ -27,6 +27,7 @@ class Reason(enum.Enum):
     USAGE = "Usage"
     DRAIN_TIMEOUT = "DrainTimeout"
     DRAIN_STALLED = "DrainStalled"
+    PODS_RETURN = "PodsReturn"
     IN_USE = "InUse"
     RESET_REQUIRED = "ResetRequired"
     REBOOT_REQUIRED = "RebootRequired"
@@ -111,6 +112,10 @@ _REMEDIES = {
     Reason.DRAIN_STALLED: (
         "Make room for the named pods, or raise their replicas or their PodDisruptionBudget; the "
         "label of the former layout removes the taint."
+    ),
+    Reason.PODS_RETURN: (
+        "Remove the toleration that admits these pods to the tainted node, or scale their "
+        "controllers down; then request the layout again."
     ),
     Reason.IN_USE: "Stop the processes that use the GPU; the agent retries.",
     Reason.RESET_REQUIRED: (
@@ -373,8 +378,9 @@ class ClusterError(MigManagerError):
 class DrainError(MigManagerError):
     """Affected pods were not evicted before the deadline.
 
-    DRAIN_STALLED means that evicted pods have no room elsewhere. If pods were evicted, the node
-    stays tainted until the next attempt (``keeps_taint``): their successors would start here.
+    DRAIN_STALLED means that evicted pods have no room elsewhere, and PODS_RETURN that successors
+    start on the tainted node. If pods were evicted, the node stays tainted until the next attempt
+    (``keeps_taint``): their successors would start here.
     """
 
     def __init__(

@@ -34,6 +34,7 @@ def test_a_pod_is_parsed_with_the_fields_that_the_drain_uses() -> None:
         labels={"a": "p1"},
         node_selector={"a": "b"},
         owner_kind="DaemonSet",
+        owner_name="d",
         is_mirror=False,
         is_ready=True,
         is_terminating=False,

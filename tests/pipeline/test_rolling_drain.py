@@ -1,6 +1,7 @@
 """What PodDisruptionBudgets that grant a part of a drain's evictions make of it."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -230,6 +231,45 @@ def test_node_closed_between_attempts_is_reopened_without_a_request(
     scenes.assert_restored(rig)
     assert len(serving.here) == 4
     assert serving.killed == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"), [("ReplicaSet", 1), ("DaemonSet", 7), ("StatefulSet", 0)]
+)
+def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: int) -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    devices = sorted(rig.gpus[0].mig_uuids)
+    before = rig.gpus
+    rig.disruptions.budgets.append(knobs.Budget("web", "web", len(devices), budget))
+    rig.policy = policies.Policy(is_forced=not budget)
+    names = (f"web-{number}" for number in itertools.count())
+
+    def start_missing() -> None:
+        # Kubelet admits the pods as long as the plugin runs.
+        used = frozenset().union(*rig.kubelet.assigned.values())
+        for device in devices:
+            if rig.gpus == before and device not in used:
+                rig.add_pod(
+                    next(names),
+                    devices=frozenset({device}),
+                    labels={"app": "web"},
+                    owner_kind=kind,
+                    owner_name="web-5d8",
+                )
+
+    start_missing()
+    rig.clock.on_wait.append(start_missing)
+    agent = Agent(rig)
+
+    outcome = agent.try_once()
+
+    assert outcome.reason is Reason.PODS_RETURN
+    assert f"return to the node: {kind} default/web-5d8" in outcome.message
+    assert not outcome.should_retry
+    removed = rig.log.count("workloads.evict") + rig.log.count("workloads.delete")
+    assert removed == 2 * (budget or len(devices))
+    assert rig.gpus == before
+    scenes.assert_restored(rig)
 
 
 def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:

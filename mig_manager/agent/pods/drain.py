@@ -58,7 +58,7 @@ class Drain:
 
         Raises:
             DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
-                API_UNAVAILABLE if the API refused or failed to evict.
+                API_UNAVAILABLE if the API refused or failed to evict. PODS_RETURN.
             ClusterError: The API refused the request as such, or did not list the pods by the
                 deadline.
             MigManagerError: The order refuses a change that affects pods.
@@ -66,7 +66,7 @@ class Drain:
         """
         if self.order.affected is not None and not self.order.affected:
             return listed
-        self.evictions.begin()
+        self.evictions.begin(listed)
         end = self._wait(self._act, usage, cancel, self._usage(listed, usage))
         is_forced = self._may_force(end.remaining)
         if is_forced:
@@ -128,12 +128,12 @@ class Drain:
                 return _End(usage=now)
             cancel.check()
             if now:
-                evicted = self.evictions.evicted
+                progress = self.evictions.progress
                 may_be_spared = now.no_answer or self.evictions.clock.monotonic() < listed_s
                 is_undecided = may_be_spared and self.order.undecided_pods(now)
                 blocked = {} if is_undecided else act(remaining)
-                if self.evictions.evicted > evicted and self.evictions.is_rolling:
-                    # A rolling drain lasts until successors are ready: every eviction is progress.
+                if self.evictions.progress > progress and self.evictions.is_rolling:
+                    # A rolling drain lasts until successors are ready.
                     deadline_s = self._new_deadline_s()
                 if self._is_late(deadline_s):
                     return _End(usage=now, remaining=remaining, blocked=blocked)

@@ -33,6 +33,7 @@ class Pod:
     node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
     owner_kind: str | None = None
     """Kind of the controlling owner, such as ``DaemonSet``; None for a bare pod."""
+    owner_name: str = ""
     is_mirror: bool = False  # A static pod's shadow: the API cannot evict it
     is_ready: bool = False
     is_terminating: bool = False
@@ -68,6 +69,11 @@ class Pod:
     def key(self) -> str:
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def controller(self) -> str:
+        """The controlling owner as ``kind namespace/name``; empty for a bare pod."""
+        return f"{self.owner_kind} {self.namespace}/{self.owner_name}" if self.owner_name else ""
 
     @property
     def may_claim(self) -> bool:
@@ -119,6 +125,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     phase = str(status.get("phase") or "Pending")
     grace = spec.get("terminationGracePeriodSeconds")
     owners = metadata.get("ownerReferences") or ()
+    owner = next((each for each in owners if each.get("controller")), None)
     extended = status.get("extendedResourceClaimStatus") or {}
     claimed = frozenset(
         str(each["resourceName"]) for each in extended.get("requestMappings") or ()
@@ -139,7 +146,8 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         phase=phase,
         labels=api_values.strings(metadata.get("labels")),
         node_selector=api_values.strings(spec.get("nodeSelector")),
-        owner_kind=next((str(each["kind"]) for each in owners if each.get("controller")), None),
+        owner_kind=str(owner["kind"]) if owner else None,
+        owner_name=str(owner["name"]) if owner else "",
         is_mirror=_MIRROR_ANNOTATION in annotations,
         is_ready=any(
             condition["type"] == "Ready" and condition["status"] == "True"
