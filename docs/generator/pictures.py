@@ -175,7 +175,7 @@ def cluster_demo(lines: Sequence[str]) -> str:
     return terminal.draw(
         [_prompt("mig-manager demo --nodes 5"), *lines],
         title="mig-manager demo --nodes 5: a rollout that a budget stops, its undo, and a node "
-        "that is recut for pending pods",
+        "that is repartitioned for pending pods",
     )
 
 

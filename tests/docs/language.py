@@ -57,6 +57,7 @@ WORDS = {
     "worker process, request, answer": "talker|talkers|board|boards|exchange|exchanges",
     "last call": "epitaph|epitaphs|postmortem|post mortem",
     "a named subject": "nobody|somebody|whoever",
+    "partition, repartition": "recut|recuts|recutting",
     "plain words": "lest|anew|thereby|of which|such that|mind|minds",
 }
 
