@@ -11,7 +11,10 @@ from mig_manager.agent import jobs, outcomes, resolving
 from mig_manager.agent.pods import device_plugin, survey
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import node_object
-from mig_manager.core.records import requests
+from mig_manager.core.records import readiness, requests
+
+_MOST_FAILED_CHECKS = 3
+"""So often in a row the driver may be away, as during its upgrade, before that is published."""
 
 _log = structlog.get_logger()
 
@@ -102,6 +105,7 @@ class Memory:
 
     outcome: outcomes.Outcome | None = None
     baseline: Hashable = None
+    failed_checks: int = 0  # in a row: no GPU could be observed
     is_drifted: bool = False
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
@@ -135,14 +139,15 @@ def act(
         return (Action.HEAL if is_success else Action.RUN), memory
     is_active = observation.is_active(outcome)
     if is_active is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
-        return Action.REST, memory
+        return Action.REST, _count_failure(job, memory, observation, is_success=is_success)
     was_drifted = memory.is_drifted
-    memory = dataclasses.replace(memory, is_drifted=not is_active)
+    was_unknown = memory.failed_checks >= _MOST_FAILED_CHECKS and not memory.has_phantoms
+    memory = dataclasses.replace(memory, is_drifted=not is_active, failed_checks=0)
     if memory.is_drifted:
         missing = observation.missing(outcome)
         action = _handle_drift(job, observation, missing, is_new=not was_drifted)
         return action, memory
-    if was_drifted:
+    if was_drifted or was_unknown:
         # The layout is active again, and this agent did not apply it.
         job.deps.telemetry.drift_found(is_drifted=False)
         _finish_active_again(job, observation)
@@ -164,6 +169,22 @@ def _has_changed(
         is_known = has_layout or observation.error is None
         return is_known and lost != {gpu.index for gpu in outcome.gpus.unreachable}
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
+
+
+def _count_failure(
+    job: jobs.Job, memory: Memory, observation: Observation, *, is_success: bool
+) -> Memory:
+    """Count a check that observed no GPU; publish that readiness is unknown after several."""
+    if observation.error is None or observation.gpus:
+        return memory
+    failed_checks = memory.failed_checks + 1
+    is_ready = is_success and not (memory.is_drifted or memory.has_phantoms)
+    if is_ready and failed_checks == _MOST_FAILED_CHECKS:
+        name, reason = job.request.config, observation.error
+        condition = readiness.unknown(name, reason, observation.message)
+        job.deps.node.set_condition(condition)
+        job.deps.node.emit(reason=reason.value, message=condition.message, is_warning=True)
+    return dataclasses.replace(memory, failed_checks=failed_checks)
 
 
 def _handle_drift(

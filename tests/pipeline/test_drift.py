@@ -38,6 +38,12 @@ def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
     return before
 
 
+def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:
+    """Return status and reason of the condition ``MigReady``."""
+    assert rig.condition is not None
+    return rig.condition["status"], rig.condition["reason"]
+
+
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     rig, agent, ended = node_at_rest()
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -214,6 +220,60 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
 
     assert rig.states == []
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.DRIVER_NOT_LOADED,
+        Reason.NVML_TIMEOUT,
+        Reason.NVML_ERROR,
+        Reason.DRIVER_LIBRARY_MISMATCH,
+        Reason.NO_PERMISSION,
+        Reason.GPU_LOST,
+    ],
+)
+def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Reason) -> None:
+    rig, agent, ended = node_at_rest()
+    labels = dict(rig.labels)
+    for number in range(1, 6):
+        rig.refusing = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        assert readiness_of(rig) == (
+            ("True", "LayoutVerified") if number < 3 else ("Unknown", reason.value)
+        )
+    assert rig.events == [reason.value]
+    assert (rig.labels, rig.states) == (labels, [])
+
+    rig.refusing = {}
+    for _ in range(2):
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert readiness_of(rig) == ("True", "LayoutVerified")
+    assert (rig.labels, rig.events.count("AlreadyApplied")) == (labels, 1)
+
+
+def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
+    rig, agent, ended = node_at_rest()
+    tamper(rig)
+    rig.refusing = {"gpus.observe": NO_DRIVER}
+    for _ in range(3):
+        agent.check_drift(LAYOUT, ended)
+    rig.refusing = {}
+
+    agent.check_drift(LAYOUT, ended)
+
+    assert readiness_of(rig) == ("False", "Drifted")
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+
+
+def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
+    rig, agent, ended = node_at_rest()
+    for _ in range(4):
+        rig.failing = {len(rig.log): NO_DRIVER}
+        agent.check_drift(LAYOUT, ended)
+        agent.check_drift(LAYOUT, ended)
+    assert readiness_of(rig) == ("True", "LayoutVerified")
+    assert rig.events == []
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:

@@ -23,7 +23,7 @@ PUBLISHED = status.Status(
 )
 CONDITIONS = st.builds(
     readiness.Condition,
-    is_true=st.booleans(),
+    is_true=st.sampled_from([True, False, None]),
     reason=st.sampled_from(["Pending", "InUse"]),
     message=st.sampled_from(["a", "b"]),
 )
@@ -45,7 +45,7 @@ def test_condition_is_written_if_it_differs_and_keeps_its_transition_time(
             since = now
         assert entry == {
             "type": "MigReady",
-            "status": "True" if condition.is_true else "False",
+            "status": {True: "True", False: "False", None: "Unknown"}[condition.is_true],
             "reason": condition.reason,
             "message": condition.message,
             "lastHeartbeatTime": now,

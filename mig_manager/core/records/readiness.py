@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mig_manager import errors
 from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
@@ -18,7 +19,7 @@ class Condition:
     """The value of a condition of the Node."""
 
     type: str = well_known.READY_CONDITION
-    is_true: bool
+    is_true: bool | None  # None: unknown
     reason: str  # in CamelCase, for programs
     message: str
     is_default: bool = False
@@ -38,7 +39,7 @@ class Condition:
             return None
         old = present or {}
         facts = {
-            "status": str(self.is_true),
+            "status": "Unknown" if self.is_true is None else str(self.is_true),
             "reason": self.reason,
             "message": self.message,
         }
@@ -59,6 +60,19 @@ NO_LAYOUT_REQUESTED = Condition(
     message=f"The label {well_known.CONFIG_LABEL} is not set.",
 )
 """Ready, because only a requested layout that is missing makes a node unready."""
+
+
+def unknown(config: str, reason: errors.Reason, why: str) -> Condition:
+    """Return the condition for an active layout while no GPU can be observed."""
+    message = (
+        f"Whether layout {config} is still active is unknown, because no GPU can be observed: "
+        f"{messages.with_full_stop(why)} {reason.remedy}"
+    )
+    return Condition(
+        is_true=None,
+        reason=reason.value,
+        message=messages.fit(message, messages.LONGEST_BYTES),
+    )
 
 
 def condition(published: status.Status) -> Condition:
