@@ -196,7 +196,7 @@ class Boot(TypedDict):
     is_changed: bool
     plans: list[Plan]  # executed plans
     problems: list[str]
-    faults: list[str]  # of GPUs that need recovery, with what to do
+    faults: NotRequired[list[str]]  # of GPUs that need recovery, with what to do
 
 
 # -- validate, doctor ----------------------------------------------------------------------------
