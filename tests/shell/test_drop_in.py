@@ -221,7 +221,7 @@ def test_exported_mixed_nodes_are_merged_as_mig_parted_merges_them(shell: Shell)
         ("status --skip-reset=true", 2, 1),
         ("assert -f FILE -c mine --simulate 1xA30", 1, 1),
         ("export --library-path /nonexistent.so", 1, 1),
-        ("generate-config --gpu T4", 1, 1),
+        ("generate-config --gpu T4", 2, 1),
         ("generate-config --simulate 1xT4", 1, 1),
     ],
 )

@@ -44,7 +44,7 @@ def test_only_a_document_that_can_be_generated_replaces_the_file(
     target, missing = tmp_path / "config.yaml", tmp_path / "missing" / "x.yaml"
     target.write_text("precious")
 
-    assert shell("generate-config", "-f", str(target), "--gpu", "T4").status == 1
+    assert shell("generate-config", "-f", str(target), "--gpu", "T4").status == 2
     assert target.read_text() == "precious"
 
     assert shell("generate-config", "-f", str(target), "--gpu", "A30").status == 0
