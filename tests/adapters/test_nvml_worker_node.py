@@ -66,25 +66,6 @@ def switch_on(gpu: model.Gpu) -> steps.Plan:
     return nvml_rig.plan_of([gpu], nvml_rig.mode_step(gpu, nvml_rig.ON))
 
 
-def test_a_node_is_observed_and_changed_through_workers(node: Node) -> None:
-    gpus = node.gpus()
-    idle = gpus.observe()[1]
-    gpus.execute(switch_on(idle))
-    assert [gpu.current_mode for gpu in (idle, gpus.observe()[1])] == [
-        model.MigMode.DISABLED,
-        model.MigMode.ENABLED,
-    ]
-
-
-def test_a_step_that_fails_in_a_worker_is_reported_in_full(node: Node) -> None:
-    gpu = node.gpus().observe()[1]
-    node.state.add_client(gpu.uuid, name="python3", pid=4711)
-    with pytest.raises(errors.HardwareError, match=r"in use by python3 \(pid 4711\)") as caught:
-        node.gpus().execute(switch_on(gpu))
-    assert caught.value.reason is errors.Reason.IN_USE
-    assert caught.value.operation == "nvmlDeviceSetMigMode"
-
-
 def test_a_driver_that_crashes_takes_only_the_worker_along(node: Node) -> None:
     node.state.add_fault(nvml_faults.Fault(function="nvmlDeviceSetMigMode", crashes=True))
     gpus = node.gpus()

@@ -1,6 +1,5 @@
 """The product table: complete, consistent, and found by the names people use."""
 
-import itertools
 import json
 import pathlib
 from typing import Any
@@ -37,18 +36,6 @@ def test_name_computed_from_the_drivers_numbers_is_the_published_one(
     row: hardware.GpuProfile,
 ) -> None:
     assert str(row.profile) == row.name
-
-
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
-def test_each_profile_fits_its_maximum_count_side_by_side(product: hardware.Product) -> None:
-    pool = model.Engines.pool(row.engines for row in product.profiles)
-    for row in product.profiles:
-        chosen: list[model.Placement] = []
-        for place in row.placements:
-            if not any(place.overlaps(other) for other in chosen):
-                chosen.append(place)
-        drawn = list(itertools.accumulate([row.engines] * len(chosen)))
-        assert sum(engines.within(pool) for engines in drawn) == row.max_instances, row.name
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
@@ -112,8 +99,8 @@ def test_product_is_found_by_the_names_people_use(name: str, key: str) -> None:
         ("A10", "unknown GPU"),
         ("", "unknown GPU"),
         ("A100-SXM4", "ambiguous"),
-        ("A100-SXM4-40G", "did you mean 'a100-sxm4-40gb'"),
-        ("H100-SXM", "did you mean 'h100-sxm5-80gb'"),
+        ("A100-SXM4-40G", "did you mean 'A100-SXM4-40GB'"),
+        ("H100-SXM", "did you mean 'H100-SXM5-80GB'"),
     ],
 )
 def test_unknown_and_ambiguous_names_are_usage_errors(name: str, says: str) -> None:
