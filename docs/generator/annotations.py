@@ -199,6 +199,7 @@ class JournalAnnotation(TypedDict):
     exitHook: NotRequired[bool]
     rebootedFrom: NotRequired[str]
     draining: NotRequired[bool]
+    hasEvicted: NotRequired[bool]
     hasPlugin: NotRequired[bool]
     hasDraDriver: NotRequired[bool]
     applied: NotRequired[str]

@@ -42,7 +42,8 @@ class Attempts:
 
     def record_request(self, current: requests.Request, *, is_new: bool) -> requests.Request:
         """Record that a request is served; return its record with earlier results."""
-        self._record = self.record.begun(current, is_new=is_new)
+        now_s = self._shared.deps.clock.unix_s()
+        self._record = self.record.begun(current, is_new=is_new, now_s=now_s)
         return self._record
 
     def forget_request(self) -> None:
@@ -61,12 +62,10 @@ class Attempts:
         """
         deps, publisher = self._shared.deps, self._shared.publisher
         view = publisher.read()
-        self.journal = journals.NONE
-        journal = recovery.find_journal(deps.node, publisher, view)
+        journal = self.journal = recovery.find_journal(deps.node, publisher, view)
         if self._record is None:
             self._record = recovery.find_record(deps.request_file, view, journal)
         if recovery.has_ended(journal, view):
-            self.journal = journal
             return
         awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}
         self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
@@ -78,65 +77,75 @@ class Attempts:
             is_resumed=is_resumed,
         )
         if not is_resumed:
-            self.undo(journal)
+            self.undo()
             return
-        self.journal = journal
         message = f"resuming {name} after an interruption"
         deps.node.emit(reason="Recovered", message=message, is_warning=False)
-
-    def take_journal(self) -> journals.Journal:
-        """Return the journal of earlier runs, for a run that keeps its own at its end."""
-        journal, self.journal = self.journal, journals.NONE
-        return journal
 
     @contextlib.contextmanager
     def begin(
         self,
         request: jobs.Request,
-        journal: journals.Journal,
         cancel: ports.Cancellation | None = None,
         *,
         retry_after_s: float = 0.0,
     ) -> Iterator[jobs.Job]:
-        """Yield an attempt that takes over a journal, and keep its record."""
+        """Yield an attempt that takes over the journal; keep its record, and what it leaves.
+
+        The attempt is ended if it is superseded. After another error its journal is still on the
+        Node, from which ``recover`` reads it.
+        """
         job = _new_job(
             self._shared,
             request,
             self.record,
-            journal,
+            self.journal,
             cancel or recovery.Uninterrupted(self._shared.deps),
             retry_after_s=retry_after_s,
         )
         try:
-            yield job
+            try:
+                yield job
+            except errors.Superseded as end:
+                _supersede(job, end)
+                self._keep_journal(job)
+                raise
+            self._keep_journal(job)
         finally:
             self._shared.deps.standby.dismiss()
             self._record = job.journal.record
             self._on_gpus(job.status.gpus)
 
-    def keep_journal(self, job: jobs.Job) -> None:
-        """Keep what an attempt that has published its end leaves to the next."""
+    def _keep_journal(self, job: jobs.Job) -> None:
         remaining = job.journal.entries
         self.journal = journals.NONE if remaining.is_empty else remaining
         slots = self._shared.deps.slots
         if slots is not None and not remaining.blocks_workloads:
             slots.release()
 
-    def undo(self, journal: journals.Journal) -> None:
-        """Roll back and restore all entries of a journal.
+    def undo(self) -> None:
+        """Roll back and restore all entries of the journal.
 
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
-        with self.begin(jobs.Request(config=journal.config), journal) as job:
+        with self.begin(jobs.Request(config=self.journal.config)) as job:
             run.undo_interrupted(job)
-            self.keep_journal(job)
 
     def end_pending(self, why: str) -> None:
         """Publish the end of a run that no attempt continues, and restore the node."""
-        with self.begin(jobs.Request(config=""), self.journal) as job:
+        with self.begin(jobs.Request(config="")) as job:
             job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
-            self.keep_journal(job)
+
+
+def _supersede(job: jobs.Job, end: errors.Superseded) -> None:
+    """Restore the node after a run that was superseded, unless it goes down."""
+    _log.info("run_superseded", why=end.why)
+    if end.is_replaced:
+        job.journal.abandon()
+        job.deps.telemetry.run_superseded()
+    elif not isinstance(end, errors.Rebooting):
+        job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))
 
 
 def _new_job(

@@ -121,11 +121,18 @@ def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
             strategy=order.limits.policy.strategy,
             # Publish before the first eviction of the round.
             on_round=lambda message: job.journal.enter(model.Phase.DRAIN, message, draining=True),
+            on_evicted=lambda: _note_evicted(job),
             telemetry=job.deps.telemetry,
         ),
         allocations=job.deps.allocations,
         on_force=lambda names: _force(job, names),
     )
+
+
+def _note_evicted(job: jobs.Job) -> None:
+    """Record that a repair costs pods, which decides whether it counts as failed."""
+    if job.request.repairs and not job.journal.entries.has_evicted:
+        job.journal.announce(has_evicted=True)
 
 
 def _force(job: jobs.Job, names: str) -> None:

@@ -77,7 +77,7 @@ def observe(job: jobs.Job) -> Observation:
             try:
                 resolved = resolving.resolve(job)
             except (errors.ConfigError, errors.LayoutError):
-                # A file that cannot be used does not hide a change of the GPUs.
+                # A file that cannot be used hides neither a change nor a fault of the GPUs.
                 resolving.observe(job)
                 raise
             gpus = resolving.observe_once(job, resolved)
@@ -244,6 +244,7 @@ def _fingerprint(gpu: model.Gpu) -> Hashable:
         gpu.uuid,
         gpu.current_mode,
         gpu.pending_mode,
+        gpu.awaits_reset,
         frozenset((info.profile, info.placements) for info in gpu.profiles or ()),
         frozenset(
             (gi.profile, gi.placement, len(gi.compute_instances)) for gi in gpu.gpu_instances

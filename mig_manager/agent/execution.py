@@ -6,7 +6,6 @@ from mig_manager import errors
 from mig_manager.agent import draining, host, jobs, preparing, rebooting, recovery
 from mig_manager.agent.pods import advertising, resuming
 from mig_manager.core import model
-from mig_manager.core.layout import layouts
 
 
 def execute(
@@ -29,16 +28,17 @@ def execute(
             observed=change.gpus,
             interrupted=interrupted,
             # A GPU lost during the change is verified only if the layout names it.
-            replan=lambda now: change.resolved.plan(now, restoring=change.restoring),
-            unrestored=lambda now: layouts.unrestored_elsewhere(
-                change.resolved.layout, now, job.journal.entries.snapshot
+            replan=lambda now: change.target.plan(now, restoring=change.restoring),
+            unrestored=lambda now: change.target.unrestored_snapshots(
+                now, job.journal.entries.snapshot
             ),
             points=job.hooks,
         )
         job.status.note(gpus=after)
+        job.note_target_active()
         transaction.refresh()
     except errors.MigManagerError as error:
-        if not rebooting.may_help(job, error, was_rebooted=change.resolved.was_rebooted):
+        if not rebooting.may_help(job, error):
             _resume_after_failure(job, paused, error)
             raise
         why = rebooting.reboot(job, error, lambda: draining.drain_whole_node(job, change, paused))

@@ -30,14 +30,11 @@ class Request:
     last_gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs as last observed; empty before the first observation."""
     repairs: frozenset[str] = frozenset()
-    """UUIDs of the GPUs to repair in this attempt."""
+    """UUIDs of the GPUs to repair, in an attempt that repairs; empty: the layout is applied."""
 
     @property
     def is_on_demand(self) -> bool:
-        """Whether pods stay: a custom layout on a node with on-demand partitioning.
-
-        A repair has the right to evict from the owner's setting, not from the layout's origin.
-        """
+        """Whether pods stay: a custom layout on a node with on-demand partitioning."""
         return self.custom is not None and self.custom.is_on_demand and not self.repairs
 
 
@@ -99,13 +96,23 @@ class Job(Shared):
 
     @property
     def may_evict(self) -> bool:
-        """Whether the request may evict pods: its layout was not verified yet."""
-        return self.request.may_evict and self.journal.record.verified is None
+        """Whether pods may be evicted: for a repair, or if the layout was not verified yet.
+
+        A repair has the right from the owner's setting, whatever the origin of the layout.
+        """
+        is_new = self.request.may_evict and self.journal.record.verified is None
+        return is_new or bool(self.request.repairs)
 
     @property
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None keeps the present one."""
-        return self.limits.policy.plugin_config(self.request.config)
+        is_repair = bool(self.request.repairs)
+        return None if is_repair else self.limits.policy.plugin_config(self.request.config)
+
+    def note_target_active(self) -> None:
+        """Note that an undo no longer restores the former layout, unless a repair kept it."""
+        if not self.request.repairs:
+            self.journal.note(applied="")
 
     def wait(self, timeout_s: float) -> timing.Wait:
         """Return a wait that a newer request ends."""

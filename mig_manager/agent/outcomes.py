@@ -26,12 +26,15 @@ class Outcome:
     they were not observed."""
     is_from_owner: bool = False  # whether the owner wrote the layout that is active
     is_final: bool = False  # whether to stop even if the reason is temporary
+    is_repaired_next: bool = False  # whether a repair of GPUs comes before the next attempt
 
     @property
     def should_retry(self) -> bool:
         """Whether another attempt may succeed without action by a person."""
         return self.state is model.State.FAILED and (
-            (self.reason.is_transient and not self.is_final) or self.is_unfinished
+            (self.reason.is_transient and not self.is_final)
+            or self.is_unfinished
+            or self.is_repaired_next
         )
 
 

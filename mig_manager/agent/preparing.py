@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import host, jobs, outcomes, recovery, resolving
+from mig_manager.agent import host, jobs, outcomes, recovery, resolving, settings
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
-from mig_manager.core import model, steps, timing
-from mig_manager.core.layout import layouts
+from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
     client_table,
     clients,
@@ -19,6 +19,7 @@ from mig_manager.core.node import (
     policies,
     strategies,
 )
+from mig_manager.core.records import gpu_repair
 
 _ON_DEMAND = (
     "an on-demand layout evicts no pod, but these pods use devices to be removed, or may get "
@@ -33,12 +34,14 @@ _log = structlog.get_logger()
 class Change:
     """A planned change of the GPUs."""
 
-    resolved: resolving.Resolved
+    target: resolving.Target
+    desired: Mapping[str, model.DesiredGpu]
+    """The target's GPUs by UUID."""
     rights: orders.Rights
     gpus: model.ObservedGpus
     plan: steps.Plan
     restoring: tuple[model.GpuSnapshot, ...] = ()
-    """The instances of GPUs outside the layout from before an interrupted change."""
+    """The instances of GPUs outside the target from before an interrupted change."""
     usage: gpu_use.Usage = _NOT_ASKED
     """Who uses the devices; empty before it is asked."""
     extra_clients: tuple[client_table.ExtraClient, ...] = ()
@@ -62,27 +65,28 @@ class Change:
         return self.order(job).affected_pods(self.usage)
 
 
-def plan_change(job: jobs.Job, resolved: resolving.Resolved) -> Change:
-    """Observe the GPUs, and plan the layout.
+def plan_change(job: jobs.Job, target: resolving.Target) -> Change:
+    """Observe the GPUs, and plan the layout or the repair.
 
     Raises:
         ConfigError: A file of the owner cannot be read or is invalid.
-        HardwareError: No GPU can be observed.
+        HardwareError: No GPU can be observed; GPU_NEEDS_RESET: one must be repaired first.
         LayoutError: The layout is impossible on these GPUs.
     """
     extra_clients = job.deps.extra_clients()
     services = job.deps.service_names()
     job.hooks.load()
-    gpus = resolving.observe_once(job, resolved)
+    gpus = resolving.observe_once(job, target)
     recovery.restore_persistence(job, gpus)
-    selected = resolving.select(resolved, gpus)
-    others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in selected)
+    desired = target.select(gpus)
+    others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in desired)
     restoring = others if others and recovery.is_possible(job, gpus, others) else ()
-    resolved = resolved.with_snapshots(gpus)
-    plan = resolved.plan(gpus, restoring=restoring)
+    plan = target.plan(gpus, restoring=restoring)
+    _require_repaired(job, gpus, plan)
     return Change(
-        resolved=resolved,
-        rights=_rights(job, plan),
+        target=target,
+        desired=desired,
+        rights=_rights(job),
         gpus=gpus,
         plan=plan,
         restoring=restoring,
@@ -125,10 +129,27 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     return change
 
 
-def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
-    """Return whether the change may evict; a repair may, by the owner's setting."""
-    is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
-    if not (job.may_evict or is_repair):
+def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan) -> None:
+    """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
+    repairs = job.limits.repair is settings.Repair.RESET and job.deps.reset is not None
+    if job.request.repairs or not repairs:
+        return
+    changed = {each.gpu_uuid for each in plan.gpus}
+    faulty = [
+        str(gpu)
+        for gpu in gpus
+        if gpu.uuid in changed and gpu.awaits_reset and not gpu_repair.why_impossible(gpu)
+    ]
+    if faulty:
+        raise errors.HardwareError(
+            f"no layout is applied before the repair of {messages.listed(faulty)}",
+            reason=errors.Reason.GPU_NEEDS_RESET,
+        )
+
+
+def _rights(job: jobs.Job) -> orders.Rights:
+    """Return whether the change may evict."""
+    if not job.may_evict:
         message = functools.partial(outcomes.drift_message, job.status.title)
         return orders.Refuse(errors.Reason.DRIFTED, message)
     if job.request.is_on_demand:
@@ -154,9 +175,9 @@ def _survey(job: jobs.Job, change: Change) -> Change:
                 reason=errors.Reason.FOREIGN_MANAGER,
             )
     pausing.require_none_stuck(job, usage.pods)
-    desired = layouts.select(change.resolved.layout, change.gpus)
-    advertising.require_served(job, strategies.gpu_layouts(change.gpus, desired), usage.pods)
-    plan = change.resolved.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
+    desired = strategies.gpu_layouts(change.gpus, change.desired)
+    advertising.require_served(job, desired, usage.pods)
+    plan = change.target.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)
 
 

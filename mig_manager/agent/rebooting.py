@@ -9,12 +9,12 @@ from mig_manager.core import model, timing
 from mig_manager.core.node import policies
 
 
-def may_help(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bool) -> bool:
+def may_help(job: jobs.Job, error: errors.MigManagerError) -> bool:
     """Check whether a reboot can help after an error, is allowed, and was not done before.
 
-    It helps if a GPU's new MIG mode is pending, or a process prevents a reset. ``was_rebooted``
-    is True if the status names a reboot for this request.
+    It helps if a GPU's new MIG mode is pending, or a process prevents a reset.
     """
+    was_rebooted = job.status.published.is_rebooted
     # The journal is newer than the status.
     before = job.journal.entries.rebooted_from
     if before:

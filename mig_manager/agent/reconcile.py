@@ -27,7 +27,7 @@ from mig_manager.change import local
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_repair, requests
+from mig_manager.core.records import requests
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -103,54 +103,24 @@ class Reconciler:
             may_evict=may_evict,
             attempt=attempt,
             last_gpus=self.capacity.gpus,
-            repairs=gpu_repair.open_gpus(record.repairs),
         )
-        outcome = self._run(request, cancel, retry_after_s=retry_after_s)
-        if request.repairs and outcome.state is model.State.FAILED:
-            # The repair failed: this run publishes what became of the layout.
-            request = dataclasses.replace(request, repairs=frozenset())
-            outcome = self._run(request, cancel, retry_after_s=retry_after_s)
-        return outcome
-
-    def _run(
-        self, request: jobs.Request, cancel: ports.Cancellation, *, retry_after_s: float
-    ) -> outcomes.Outcome:
-        """Run the pipeline once, and publish the outcome; not that of a failed repair."""
-        journal = self._attempts.take_journal()
-        with self._attempts.begin(request, journal, cancel, retry_after_s=retry_after_s) as job:
-            try:
-                outcome = run.run(job)
-            except errors.Superseded as end:
-                _log.info("run_superseded", why=end.why)
-                if end.is_replaced:
-                    job.journal.abandon()
-                elif not isinstance(end, errors.Rebooting):
-                    job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))
-                self._attempts.keep_journal(job)
-                raise
-            is_success = outcome.state is model.State.SUCCESS
-            if request.repairs:
-                repairing.end(job, outcome)
-                if not is_success:
-                    self._shared.publisher.publish_record(job.journal.record)
-                    job.journal.abandon()
-                    self._attempts.keep_journal(job)
-                    return outcome
+        repairing.repair(self._attempts, request, cancel)
+        with self._attempts.begin(request, cancel, retry_after_s=retry_after_s) as job:
+            outcome = run.run(job)
+            outcome, decision = repairing.follow_up(job, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
             fitting = self._layouts.fitting(job.status.gpus)
             annotations = self._layouts.annotations(fitting)
             if not outcome.should_retry:
                 annotations |= self.capacity.annotations(job.status.gpus)
-            outcome = repairing.with_problems(outcome, job.journal.record)
             job.journal.finish(outcome, annotations)
-            self._attempts.keep_journal(job)
-            if is_success:
-                _save_layout(job, outcome.gpus)
+        if outcome.state is model.State.SUCCESS:
+            _save_layout(job, outcome.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
-        if not self.faults.publish_failure(outcome.reason, outcome.message):
+        if job.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             try:
-                self._publish_faults(job.status.gpus, is_active=is_success)
+                self.faults.publish(job.status.gpus, decision.note)
             except errors.ClusterError as error:
                 # The outcome is published, and the next check tries again.
                 reason = error.reason.value
@@ -167,7 +137,7 @@ class Reconciler:
             HardwareError: The driver does not list the processes of pods.
         """
         request = jobs.Request(config=name, custom=custom)
-        with self._attempts.begin(request, self._attempts.journal) as job:
+        with self._attempts.begin(request) as job:
             try:
                 observation = drift.observe(job)
             except errors.LockedError:
@@ -175,21 +145,22 @@ class Reconciler:
                 return drift.Action.REST
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
-                is_active = observation.plan is not None and observation.plan.is_empty
-                repair = self._publish_faults(observation.gpus, is_active=is_active)
+                has_failed = outcome.state is model.State.FAILED
+                may_differ = has_failed and outcome.reason is not errors.Reason.DRIFTED
+                is_drifted = observation.is_active(outcome) is False and not may_differ
+                why = repairing.DRIFTED if is_drifted else ""
+                repair = self._publish_faults(observation.gpus, why=why)
             action, self._drift = drift.act(
                 job, self._drift, outcome, observation, self._watched_node
             )
-            if action is drift.Action.REST and repair.gpus:
-                record = repairing.begin(self._shared, job.journal.record, repair)
-                job.journal.note_record(record)
+            if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
+                repairing.begin(job, repair)
                 return drift.Action.REPAIR
             return action
 
-    def _publish_faults(self, gpus: model.ObservedGpus, *, is_active: bool) -> repairing.Decision:
-        """Publish the faults of GPUs; return which of them to repair now."""
-        record = self._attempts.record
-        decision = repairing.decide(self._shared, record, gpus, is_active=is_active)
+    def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
+        """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
+        decision = repairing.decide(self._shared, self._attempts.record, gpus, why)
         self.faults.publish(gpus, decision.note)
         return decision
 
@@ -208,7 +179,7 @@ class Reconciler:
         """
         self._attempts.forget_request()
         if not self._attempts.journal.is_empty:
-            self._attempts.undo(self._attempts.journal)
+            self._attempts.undo()
         view = self._shared.publisher.read()
         is_pending = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
         if is_pending or self._attempts.journal.keeps_pods_away:
@@ -219,7 +190,7 @@ class Reconciler:
             self._deps.slots.release()
         gpus, must_retry = resting.observe(self._shared, self.faults)
         resting.publish_gpus(self._shared, gpus, self._layouts, self.capacity, view)
-        self._publish_faults(gpus, is_active=False)
+        self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
         return must_retry or not self._attempts.journal.is_empty
 
     def check_faults(self) -> None:
@@ -231,7 +202,7 @@ class Reconciler:
         if self.faults.is_on:
             gpus, _ = resting.observe(self._shared, self.faults)
             self.capacity.note_gpus(gpus)
-            self._publish_faults(gpus, is_active=False)
+            self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
 
     def stop(self) -> None:
         """Remove the taint that stays until the next attempt; call when the agent stops.

@@ -1,7 +1,8 @@
-"""Repair GPUs by a reset: decide when a run of the pipeline does it, and report how it ended.
+"""Repair GPUs by a reset.
 
-The run is that of the requested layout, with another plan (``planner.repair``): its pods leave,
-its clients pause, the GPU is reset, and the instances return to their placements.
+A drift check, or a layout that failed, begins a repair in the record of the request. Before the
+layout's next run, a run of its own resets the GPU: its pods are evicted, the clients pause, and
+the instances return to their placements, whatever the layout.
 """
 
 import dataclasses
@@ -9,10 +10,13 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, settings
-from mig_manager.core import messages, model
+from mig_manager.agent import attempts, jobs, outcomes, run, settings
+from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests
+
+DRIFTED = "the GPUs do not have the requested layout"
+NOT_REQUESTED = "no layout is requested"
 
 _LONGEST_PROBLEM = 600
 """In bytes: each GPU's is kept in an annotation."""
@@ -40,14 +44,49 @@ class Decision:
 NOTHING = Decision()
 
 
+def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cancellation) -> None:
+    """Run the repairs that have begun, before the run of the requested layout.
+
+    Raises:
+        ClusterError: How they ended could not be published; the journal is still there.
+        Superseded: Another layout is requested, or the agent stops; all is restored.
+    """
+    repairs = gpu_repair.open_gpus(served.record.repairs)
+    if not repairs:
+        return
+    with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as job:
+        _end(job, run.run(job))
+        job.journal.abandon()
+
+
+def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcome, Decision]:
+    """Begin the repairs that a failed layout needs, and decide about others.
+
+    Returns:
+        The layout's outcome, with failed repairs, and the decision; a failure is retried after
+        the repairs.
+    """
+    why = DRIFTED if outcome.reason is errors.Reason.DRIFTED else ""
+    try:
+        decision = decide(job, job.journal.record, job.status.gpus, why)
+    except errors.ClusterError as error:
+        _log.warning("repair_not_decided", reason=error.reason.value, error=error.message)
+        decision = NOTHING
+    if outcome.state is model.State.SUCCESS:
+        return _with_problems(outcome, job.journal.record), decision
+    if not decision.gpus:
+        return outcome, decision
+    begin(job, decision)
+    # The reset is the remedy.
+    why = outcome.message.removesuffix(outcome.reason.remedy).rstrip()
+    message = messages.fit(f"{why} {decision.note}", messages.LONGEST_BYTES)
+    return dataclasses.replace(outcome, message=message, is_repaired_next=True), decision
+
+
 def decide(
-    shared: jobs.Shared,
-    record: requests.Request,
-    gpus: model.ObservedGpus,
-    *,
-    is_active: bool,
+    shared: jobs.Shared, record: requests.Request, gpus: model.ObservedGpus, why: str
 ) -> Decision:
-    """Decide which GPUs to repair; ``is_active`` is whether the requested layout is.
+    """Decide which GPUs to repair; none if ``why`` has a reason against it.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -55,7 +94,6 @@ def decide(
     faulty = tuple(gpu for gpu in gpus if gpu.awaits_reset)
     if not faulty or shared.limits.repair is not settings.Repair.RESET:
         return NOTHING
-    why = "" if is_active else "no requested layout is active"
     if shared.deps.reset is None:
         why = "the agent may not reset GPUs"
     why = why or _left_to_others(shared)
@@ -75,24 +113,25 @@ def decide(
     return Decision(gpus=tuple(ready), note=" ".join(filter(None, (now, later))))
 
 
-def begin(shared: jobs.Shared, record: requests.Request, decision: Decision) -> requests.Request:
-    """Return the record with a repair that has begun, and report it."""
-    uuids, names = [gpu.uuid for gpu in decision.gpus], messages.listed([*map(str, decision.gpus)])
-    repairs = gpu_repair.begun(record.repairs, uuids, shared.deps.clock.unix_s())
+def begin(job: jobs.Job, decision: Decision) -> None:
+    """Record that a repair has begun, for the next run, and report it."""
+    record, uuids = job.journal.record, [gpu.uuid for gpu in decision.gpus]
+    names = messages.listed([*map(str, decision.gpus)])
+    repairs = gpu_repair.begun(record.repairs, uuids, job.deps.clock.unix_s())
     _log.warning("gpu_repair_begun", gpus=uuids)
     message = f"The agent evicts the pods of {names}, and resets it."
-    shared.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
-    return dataclasses.replace(record, repairs=repairs)
+    job.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
+    job.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
-def end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
+def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     """Record and report how the repair of a run ended; the next patch publishes the record.
 
-    A repair that could not begin is neither counted nor reported: the next drift check decides
-    again.
+    A repair that evicted no pod is neither counted nor reported if something else kept it from
+    it: the next drift check decides again.
     """
     record = job.journal.record
-    if outcome.reason in _OBSTACLES and not job.journal.entries.keeps_pods_away:
+    if outcome.reason in _OBSTACLES and not job.journal.entries.has_evicted:
         _log.info("gpu_repair_postponed", reason=outcome.reason.value)
         repairs = gpu_repair.postponed(record.repairs, job.deps.clock.unix_s())
         job.journal.note_record(dataclasses.replace(record, repairs=repairs))
@@ -123,7 +162,7 @@ def end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     job.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
-def with_problems(outcome: outcomes.Outcome, record: requests.Request) -> outcomes.Outcome:
+def _with_problems(outcome: outcomes.Outcome, record: requests.Request) -> outcomes.Outcome:
     """Return the outcome of an active layout, with the failed repairs of its GPUs."""
     faulty = {gpu.uuid: gpu for gpu in outcome.gpus if gpu.awaits_reset}
     failed = "".join(

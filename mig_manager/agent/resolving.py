@@ -1,6 +1,8 @@
-"""Resolve the requested layout, observe the GPUs, and plan the steps; change nothing."""
+"""Resolve the requested layout or repair, observe the GPUs, and plan steps; change nothing."""
 
+import collections
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -10,6 +12,8 @@ from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import requests
+
+Snapshots = tuple[model.GpuSnapshot, ...]
 
 _ABOUT_FILE = frozenset({errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG})
 
@@ -24,27 +28,29 @@ class Resolved:
     warnings: tuple[yaml_tree.Diagnostic, ...] = ()
     """Problems that lenient parsing accepts."""
     is_from_owner: bool = False  # whether the owner wrote it
-    was_rebooted: bool = False  # whether the machine was rebooted for it
     observed: model.ObservedGpus | None = None
     """The GPUs, if the layout was generated from them just now."""
-    repairs: frozenset[str] = frozenset()  # UUIDs of the GPUs to repair
-    before_repair: tuple[model.GpuSnapshot, ...] = ()
-    """Those GPUs as they were, also before an interrupted attempt."""
 
-    def with_snapshots(self, gpus: model.ObservedGpus) -> "Resolved":
-        """Return it with the GPUs to repair as they are now, unless it knows them already."""
-        unknown = self.repairs - {gpu.uuid for gpu in self.before_repair}
-        now = (gpu.snapshot for gpu in gpus if gpu.uuid in unknown)
-        return dataclasses.replace(self, before_repair=(*self.before_repair, *now))
+    def select(self, gpus: Sequence[model.Gpu]) -> Mapping[str, model.DesiredGpu]:
+        """Return the desired state of its GPUs by UUID; log what lenient parsing accepts.
+
+        Raises:
+            LayoutError: The layout is for other GPUs; has the location in the file.
+        """
+        with layouts.located(self.layout, gpus):
+            desired = layouts.select(self.layout, gpus)
+        for remark in (*self.warnings, *layouts.lenient_warnings(self.layout, gpus)):
+            _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
+        return desired
 
     def plan(
         self,
         gpus: model.ObservedGpus,
         *,
-        restoring: tuple[model.GpuSnapshot, ...] = (),
+        restoring: Snapshots = (),
         busy: frozenset[str] = frozenset(),
     ) -> steps.Plan:
-        """Plan the layout; as long as GPUs are to be repaired, their repair alone.
+        """Plan the layout.
 
         ``restoring`` has the instances of GPUs outside the layout from before an interrupted
         change. Devices with ``busy`` UUIDs are destroyed last.
@@ -52,12 +58,13 @@ class Resolved:
         Raises:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
         """
-        repair = planner.repair(gpus, self.with_snapshots(gpus).before_repair)
-        if not repair.is_empty:
-            return repair
         with layouts.located(self.layout, gpus):
             plan = planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy)
             return planner.combined(plan, planner.restore(gpus, restoring))
+
+    def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
+        """Return the snapshots of unreachable GPUs outside the layout, to restore later."""
+        return layouts.unrestored_elsewhere(self.layout, gpus, snapshot)
 
     def expects_change(self, gpus: model.ObservedGpus) -> bool:
         """Check whether the layout changes the GPUs as an earlier run observed them.
@@ -71,14 +78,66 @@ class Resolved:
             return False
 
 
-def resolve(job: jobs.Job) -> Resolved:
-    """Return the requested layout.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """GPUs to reset, whose instances then return to their placements."""
+
+    before: Snapshots
+    """The GPUs as they were, also before an interrupted attempt."""
+    observed: model.ObservedGpus
+    is_from_owner: bool = False
+
+    def select(self, _gpus: Sequence[model.Gpu]) -> Mapping[str, model.DesiredGpu]:
+        """Return the desired state of its GPUs by UUID."""
+        return {
+            gpu.uuid: model.DesiredGpu.of(
+                gpu.current_mode or model.MigMode.DISABLED,
+                collections.Counter(
+                    ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances
+                ),
+            )
+            for gpu in self.before
+        }
+
+    def plan(
+        self,
+        gpus: model.ObservedGpus,
+        *,
+        restoring: Snapshots = (),
+        busy: frozenset[str] = frozenset(),
+    ) -> steps.Plan:
+        """Plan the resets, or the instances of GPUs that were reset; see ``Resolved.plan``."""
+        repair = planner.repair(gpus, self.before)
+        return planner.combined(repair, planner.restore(gpus, restoring))
+
+    def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
+        """Return the snapshots of unreachable GPUs, to restore later."""
+        return gpus.missing(snapshot)
+
+
+Target = Resolved | Repair
+"""What a run changes the GPUs to."""
+
+
+def resolve(job: jobs.Job) -> Target:
+    """Return the GPUs to repair, or else the requested layout.
 
     Raises:
         ConfigError: The file or annotation cannot be read or is invalid.
-        HardwareError: The layout must be generated, and no GPU can be observed.
+        HardwareError: The GPUs must be known, and none can be observed.
         LayoutError: The layout or the annotation does not exist.
     """
+    return _resolve_repair(job) if job.request.repairs else _resolve_layout(job)
+
+
+def _resolve_repair(job: jobs.Job) -> Repair:
+    gpus, uuids = observe(job), job.request.repairs
+    known = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
+    now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - known.keys())
+    return Repair(before=(*known.values(), *now), observed=gpus)
+
+
+def _resolve_layout(job: jobs.Job) -> Resolved:
     request = job.request
     if request.custom:
         layout, warnings = request.custom.layout(is_lenient=job.limits.is_lenient)
@@ -91,13 +150,7 @@ def resolve(job: jobs.Job) -> Resolved:
     job.status.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
-    before = job.journal.entries.snapshot
-    return dataclasses.replace(
-        resolved,
-        was_rebooted=was_rebooted,
-        repairs=request.repairs,
-        before_repair=tuple(gpu for gpu in before if gpu.uuid in request.repairs),
-    )
+    return resolved
 
 
 def _resolve_named(job: jobs.Job) -> Resolved:
@@ -163,13 +216,13 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
     return gpus, verified.is_from_owner
 
 
-def observe_once(job: jobs.Job, resolved: Resolved) -> model.ObservedGpus:
-    """Return the GPUs observed for the layout, or observe them.
+def observe_once(job: jobs.Job, target: Target) -> model.ObservedGpus:
+    """Return the GPUs observed for the target, or observe them.
 
     Raises:
         HardwareError: No GPU can be observed.
     """
-    return observe(job) if resolved.observed is None else resolved.observed
+    return observe(job) if target.observed is None else target.observed
 
 
 def observe(job: jobs.Job) -> model.ObservedGpus:
@@ -195,16 +248,3 @@ def observe_at_end(job: jobs.Job) -> model.ObservedGpus:
         return observe(job)
     except errors.HardwareError:
         return model.NO_GPUS
-
-
-def select(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
-    """Return the desired state of the GPUs by UUID; log problems that lenient parsing accepts.
-
-    Raises:
-        LayoutError: The layout is for other GPUs; has the location in the file.
-    """
-    with layouts.located(resolved.layout, gpus):
-        desired = layouts.select(resolved.layout, gpus)
-    for remark in (*resolved.warnings, *layouts.lenient_warnings(resolved.layout, gpus)):
-        _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
-    return desired

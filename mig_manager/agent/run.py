@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 
 
 def run(job: jobs.Job) -> outcomes.Outcome:
-    """Apply the layout, or roll back; return the outcome without publishing it.
+    """Apply the layout or repair GPUs, or roll back; return the outcome without publishing it.
 
     Raises:
         Rebooting: The machine goes down; nothing is restored.
@@ -75,23 +75,18 @@ def run(job: jobs.Job) -> outcomes.Outcome:
 def _steps(job: jobs.Job) -> outcomes.Outcome:
     """Execute the steps listed at the top of this module."""
     try:
-        resolved = resolving.resolve(job)
+        target = resolving.resolve(job)
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_from_owner = resolving.keep_verified(job, error)
-        return verification.verify_unchanged(job, None, gpus, is_from_owner=is_from_owner)
-    job.journal.note_record(
-        job.journal.record.resolved(
-            resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
-        )
-    )
-    is_first = job.may_evict and job.request.attempt == 1
-    if is_first and resolved.expects_change(job.request.last_gpus):
-        job.journal.enter(model.Phase.RESOLVE, "observing the GPUs")
+        return verification.verify_unchanged(job, gpus, is_from_owner=is_from_owner)
+    if isinstance(target, resolving.Resolved):
+        _note_layout(job, target)
     job.deps.standby.prepare()
-    change = preparing.plan_change(job, resolved)
+    change = preparing.plan_change(job, target)
     if change.plan.is_empty:
+        snapshots = target.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
         return verification.verify_unchanged(
-            job, resolved.layout, change.gpus, is_from_owner=resolved.is_from_owner
+            job, change.gpus, snapshots, is_from_owner=target.is_from_owner
         )
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
@@ -107,8 +102,20 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         for warning in vgpus.host_warnings(gpus, change.plan)
     ]
     return verification.resume_and_verify(
-        job, paused, gpus, is_from_owner=resolved.is_from_owner, notes=notes
+        job, paused, gpus, is_from_owner=target.is_from_owner, notes=notes
     )
+
+
+def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> None:
+    """Record the layout's content, and react to the label at once if GPUs are to be changed."""
+    job.journal.note_record(
+        job.journal.record.resolved(
+            resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
+        )
+    )
+    is_first = job.may_evict and job.request.attempt == 1
+    if is_first and resolved.expects_change(job.request.last_gpus):
+        job.journal.enter(model.Phase.RESOLVE, "observing the GPUs")
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -247,18 +247,19 @@ class RunJournal:
         self._status.report(outcome)
 
     def abandon(self) -> None:
-        """Undo all entries that a write to the Node can undo, and leave the state unchanged."""
+        """Undo all entries that a write to the Node can undo, and keep the published status."""
         remaining = self.entries.remaining
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
             change = journals.restore_patch(self.entries, view)
             annotations = {**change.annotations, **_annotation(remaining)}
+            annotations |= publish.of_record(self.record)
             return dataclasses.replace(change, annotations=annotations)
 
         self._status.end_phase()
         self._publisher.update(patch)
         self.entries = remaining
-        self._deps.telemetry.run_superseded()
+        self._publisher.save_on_host(self.record)
 
     def _complete(
         self, change: node_object.NodePatch, journal: journals.Journal

@@ -7,7 +7,6 @@ from mig_manager import errors
 from mig_manager.agent import host, jobs, outcomes
 from mig_manager.agent.pods import advertising, resuming
 from mig_manager.core import model
-from mig_manager.core.layout import layouts
 from mig_manager.core.node import well_known
 
 
@@ -42,11 +41,15 @@ def resume_and_verify(
 
 
 def verify_unchanged(
-    job: jobs.Job, layout: layouts.Layout | None, gpus: model.ObservedGpus, *, is_from_owner: bool
+    job: jobs.Job,
+    gpus: model.ObservedGpus,
+    unrestored: tuple[model.GpuSnapshot, ...] = (),
+    *,
+    is_from_owner: bool,
 ) -> outcomes.Outcome:
     """Finish an interrupted run whose change is done but not verified, if there is one.
 
-    ``layout`` is None if the file lacks it and the GPUs still have the verified instances.
+    ``unrestored`` has the snapshots in the journal that stay there.
 
     Raises:
         MigManagerError: As ``resume_and_verify``; DEVICE_FILES_FAILED.
@@ -54,10 +57,10 @@ def verify_unchanged(
     """
     interrupted = job.journal.entries
     snapshot = interrupted.snapshot
-    unrestored = layouts.unrestored_elsewhere(layout, gpus, snapshot) if layout else ()
     unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.stale_files or bool(unverified)
-    job.journal.note(snapshot=unrestored, applied="", stale_files=is_stale)
+    job.journal.note(snapshot=unrestored, stale_files=is_stale)
+    job.note_target_active()
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
         paused = resuming.as_if_paused(job, gpus, snapshot)
         job.transaction().refresh()

@@ -151,9 +151,7 @@ class Transaction:
                     error.message, reason=errors.Reason.VERIFY_FAILED
                 ) from error
             raise
-        self.journal.note(
-            snapshot=(*self.elsewhere, *unrestored(after)), applied="", stale_files=True
-        )
+        self.journal.note(snapshot=(*self.elsewhere, *unrestored(after)), stale_files=True)
         return after, tuple(rounds.executed)
 
     def _give_up(

@@ -20,6 +20,8 @@ from tests.pipeline import custom_requests
 
 _MOST_ATTEMPTS = 8
 _PAUSE_S = 5.0
+_REPAIR_PAUSE_S = 1000.0
+"""Longer than the first pause after a failed repair."""
 _LIMITS = {
     "has_custom_layouts": True,
     "generated_layouts": settings.GeneratedLayouts.OFF,
@@ -219,7 +221,7 @@ class Play:
             else:
                 is_refused = outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
                 is_over = is_refused or not outcome.should_retry
-                if is_over and self._begins_repair(agent, outcome):
+                if is_over and self._begins_repair(agent, outcome, asked):
                     continue
                 if is_over and asked == self.requested:
                     # What comes back by itself, such as the plugin of a failed change, does.
@@ -229,11 +231,23 @@ class Play:
             self.rig.clock.wait(_PAUSE_S)
         return None
 
-    def _begins_repair(self, agent: reconcile.Reconciler, outcome: outcomes.Outcome) -> bool:
+    def _begins_repair(
+        self, agent: reconcile.Reconciler, outcome: outcomes.Outcome, asked: Hashable
+    ) -> bool:
         if not self.change.is_repair:
             return False
-        action = agent.check_drift(self.layout, outcome, self.custom)
-        return action is drift.Action.REPAIR
+        for pause_s in (0.0, _REPAIR_PAUSE_S):
+            is_faulty = any(gpu.awaits_reset for gpu in self.rig.gpus)
+            if not is_faulty or asked != self.requested:
+                break
+            if pause_s:
+                self.rig.clock.wait(pause_s)
+            if agent.check_drift(self.layout, outcome, self.custom) is drift.Action.REPAIR:
+                return True
+            present = {name for uid, name in self.pods.items() if uid in self.rig.pods}
+            if "affected" in present and asked == self.requested:
+                self.problems.append("a repair that evicted no pod pauses")
+        return False
 
     @property
     def requested(self) -> tuple[object, ...]:
@@ -311,10 +325,7 @@ class Play:
             journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
             problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
         is_same = (self.layout, self.config.text) == (self.change.layout, scenes.CONFIG)
-        # A repair whose daemons do not stop, or that another agent resumes while kubelet lists
-        # nothing, has failed, and pauses for longer than a play.
-        is_paused = max(rig.daemons.controller_away_until_s, rig.kubelet.lists_from_s) > 0
-        if is_same and not is_paused and any(gpu.awaits_reset for gpu in rig.gpus):
+        if is_same and any(gpu.awaits_reset for gpu in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")
         if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":
             problems.append(f"plugin {labels.get(well_known.PLUGIN_DEPLOY_LABEL)}")

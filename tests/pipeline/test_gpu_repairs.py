@@ -22,7 +22,7 @@ from tests.pipeline import custom_requests
 from tests.sandbox import library
 from tests.stage import agent_stage
 
-LAYOUT = "all-balanced"
+LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
 RESET = {"repair": settings.Repair.RESET}
 DAY_S = 86400.0
 
@@ -69,7 +69,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all() -> None:
 
     outcome = serve(rig)
 
-    assert (outcome.state, outcome.reason) == (model.State.SUCCESS, errors.Reason.APPLIED)
+    assert outcome.state is model.State.SUCCESS
     assert resets(rig) == 1
     assert "affected" not in rig.pod_names
     assert "spared" in rig.pod_names
@@ -248,7 +248,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     lock.refusals, rig.kubelet.is_silent = 0, False
     rig.refusing.clear()
     outcome = serve(rig, agent)
-    assert outcome.reason is errors.Reason.APPLIED
+    assert outcome.state is model.State.SUCCESS
     assert resets(rig) == 1
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
     assert [each["attempts"] for each in record["repairs"]] == [1]
@@ -386,7 +386,7 @@ def test_drift_on_another_gpu_is_not_healed_by_a_repair() -> None:
     outcome = scenes.run(rig, LAYOUT, by=agent)
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=()))
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REST
-    assert "no requested layout is active" in message(rig)
+    assert "the GPUs do not have the requested layout" in message(rig)
 
 
 def test_a_node_without_a_request_only_reports() -> None:
@@ -395,10 +395,126 @@ def test_a_node_without_a_request_only_reports() -> None:
     agent.rest()
     agent.check_faults()
     assert resets(rig) == 0
-    assert "no requested layout is active" in message(rig)
+    assert "no layout is requested" in message(rig)
 
 
-def test_another_request_supersedes_a_repair_and_nothing_of_it_stays() -> None:
+# -- beside a layout that is not active ----------------------------------------------------------
+
+
+def request_other(
+    rig: fakes.NodeRig, by: reconcile.Reconciler, *, attempt: int = 1
+) -> outcomes.Outcome:
+    return scenes.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)
+
+
+def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
+    rig = faulty_node()
+    agent = agent_of(rig)
+
+    outcome = request_other(rig, agent)
+
+    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert outcome.should_retry
+    assert outcome.message.endswith(f"To be reset by the agent: {rig.gpus[0]}.")
+    assert {"affected", "spared"} <= rig.pod_names
+    scenes.assert_restored(rig)
+    assert rig.recovery_condition is not None
+    assert rig.recovery_condition["reason"] == "GpuReset"
+    outcome = request_other(rig, agent, attempt=2)
+    assert outcome.state is model.State.SUCCESS
+    assert resets(rig) == 1
+    assert scenes.has_layout(rig, OTHER)
+    scenes.assert_restored(rig)
+
+
+def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
+    rig = scenes.busy_node()
+    rig.resets.are_available = True
+    before = gpu_values.geometry(rig.gpus)
+
+    def fail(step: steps.Step) -> Exception | None:
+        if isinstance(step, steps.CreateGpuInstance) and not resets(rig):
+            break_gpus(rig, 0)
+        if rig.gpus[0].awaits_reset:
+            return errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR)
+        return None
+
+    rig.driver.step_error = fail
+    agent = agent_of(rig)
+    outcome = request_other(rig, agent)
+    assert outcome.should_retry
+
+    for attempt in range(2, 5):
+        outcome = request_other(rig, agent, attempt=attempt)
+
+    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert resets(rig) == 1
+    assert scenes.has_layout(rig, OTHER)
+    assert before != gpu_values.geometry(rig.gpus)
+    scenes.assert_restored(rig)
+
+
+def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
+    rig = faulty_node()
+    rig.resets.refusal = "GPU 0 can only be reset together with GPU 1"
+    agent = agent_of(rig)
+    request_other(rig, agent)
+    outcome = request_other(rig, agent, attempt=2)
+
+    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert "only be reset together" in message(rig)
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    assert "spared" in rig.pod_names
+    assert agent.check_drift(OTHER, outcome) is drift.Action.REST
+    scenes.assert_restored(rig)
+
+    rig.resets.refusal = ""
+    rig.clock.wait(1000)
+    assert agent.check_drift(OTHER, outcome) is drift.Action.REPAIR
+    outcome = request_other(rig, agent, attempt=3)
+    assert outcome.state is model.State.SUCCESS
+    assert scenes.has_layout(rig, OTHER)
+
+
+def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> None:
+    rig = faulty_node()
+    rig.is_unschedulable = True
+    agent = agent_of(rig)
+    outcome = request_other(rig, agent)
+    assert (outcome.reason, outcome.should_retry) == (errors.Reason.GPU_NEEDS_RESET, False)
+    assert {"affected", "spared"} <= rig.pod_names
+    assert agent.check_drift(OTHER, outcome) is drift.Action.REST
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
+    assert agent.check_drift(OTHER, outcome) is drift.Action.RUN
+
+
+def test_a_layout_without_the_faulty_gpu_is_applied() -> None:
+    rig = faulty_node(1)
+    outcome = scenes.run(rig, "one-slice-changed", by=agent_of(rig), is_new=True)
+    assert outcome.state is model.State.SUCCESS
+    assert resets(rig) == 0
+
+
+def test_an_unknown_layout_does_not_keep_the_gpu_from_its_repair() -> None:
+    rig = faulty_node()
+    before = gpu_values.geometry(rig.gpus)
+    agent = agent_of(rig)
+    outcome = scenes.run(rig, "no-such-layout", by=agent, is_new=True)
+    assert outcome.should_retry
+
+    outcome = scenes.run(rig, "no-such-layout", by=agent)
+
+    assert (outcome.reason, outcome.should_retry) == (errors.Reason.UNKNOWN_CONFIG, False)
+    assert resets(rig) == 1
+    assert gpu_values.geometry(rig.gpus) == before
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    scenes.assert_restored(rig)
+
+
+# -- strikes -------------------------------------------------------------------------------------
+
+
+def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = faulty_node()
     agent = agent_of(rig)
     outcome = scenes.run(rig, LAYOUT, by=agent)
@@ -409,10 +525,11 @@ def test_another_request_supersedes_a_repair_and_nothing_of_it_stays() -> None:
         scenes.run(rig, LAYOUT, by=agent, request=request)
     assert resets(rig) == 0
 
-    scenes.run(rig, "all-1g.5gb", by=agent, is_new=True)
+    request_other(rig, agent)
+    request_other(rig, agent, attempt=2)
 
-    assert resets(rig) == 0
-    assert scenes.has_layout(rig, "all-1g.5gb")
+    assert resets(rig) == 1
+    assert scenes.has_layout(rig, OTHER)
     scenes.assert_restored(rig)
 
 
@@ -476,10 +593,10 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig.slots = Slots()
     agent = agent_of(rig)
     outcome = scenes.run(rig, LAYOUT, by=agent)
-    calls.clear()
     assert agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR
+    calls.clear()
     scenes.run(rig, LAYOUT, by=agent)
-    assert calls == ["take", "take", "take", "release"]
+    assert calls == ["take", "take", "take", "release", "release"]
     assert resets(rig) == 1
 
 
@@ -495,6 +612,29 @@ def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
         scenes.assert_restored(rig)
 
 
+@pytest.mark.parametrize("pods_at_kill", [{"affected", "spared"}, {"spared"}])
+def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set[str]) -> None:
+    rig = faulty_node()
+    others = rig.pod_names - {"affected", "spared"}
+
+    def kill() -> None:
+        if rig.has_hold_taint and rig.pod_names - others == pods_at_kill:
+            raise scenes.Killed
+
+    rig.on_call = kill
+    with pytest.raises(scenes.Killed):
+        serve(rig)
+    rig.on_call = lambda: None
+    rig.kubelet.is_silent = True
+    serve(rig)
+
+    was_evicted = "affected" not in pods_at_kill
+    assert ("GpuRepairFailed" in rig.events) is was_evicted
+    rig.kubelet.is_silent = False
+    serve(rig)
+    assert resets(rig) == (0 if was_evicted else 1)
+
+
 def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig = custom_requests.idle_node()
     rig.resets.are_available = True
@@ -507,7 +647,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     assert agent.check_drift("custom", outcome, on_demand) is drift.Action.REPAIR
     outcome = custom_requests.run(rig, on_demand, by=agent)
 
-    assert outcome.reason is errors.Reason.APPLIED
+    assert outcome.state is model.State.SUCCESS
     assert resets(rig) == 1
     assert "affected" not in rig.pod_names
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
@@ -527,10 +667,13 @@ def test_a_killed_repair_is_undone_for_another_request() -> None:
     for _index, rig, _before in scenes.kills(faulty_node, serve):
         rig.clock.wait(5)
         agent = agent_of(rig)
-        agent.recover("all-1g.5gb")
-        outcome = scenes.run(rig, "all-1g.5gb", by=agent)
+        agent.recover(OTHER)
+        outcome = request_other(rig, agent)
+        if outcome.reason is errors.Reason.GPU_NEEDS_RESET:
+            outcome = request_other(rig, agent, attempt=2)
         assert outcome.state is model.State.SUCCESS, outcome.message
-        assert scenes.has_layout(rig, "all-1g.5gb")
+        assert resets(rig) in (1, 2)
+        assert scenes.has_layout(rig, OTHER)
         scenes.assert_restored(rig)
 
 

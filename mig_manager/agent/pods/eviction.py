@@ -74,6 +74,8 @@ class Evictions:
     strategy: policies.DrainStrategy
     on_round: Callable[[str], None]
     """Called with a message before the next round of a rolling drain."""
+    on_evicted: Callable[[], object] = lambda: None
+    """Called after a pod was evicted or deleted."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     evicted: int = 0
     """How many pods were evicted."""
@@ -312,6 +314,7 @@ class Evictions:
             self.evicted += 1
             self.progress += not self._is_new(pod)
             self.telemetry.pod_evicted()
+            self.on_evicted()
         return verdict
 
     def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
@@ -321,6 +324,7 @@ class Evictions:
             self.forced += (pod.key,)
         _log.warning("pod_deleted_by_force", pod=pod.key)
         self.telemetry.pod_evicted()
+        self.on_evicted()
         return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
 

@@ -78,7 +78,7 @@ def begun(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
 
 
 def postponed(repairs: Repairs, now_s: float) -> Repairs:
-    """Withdraw the attempts under way: they touched nothing, and others may begin at once."""
+    """Withdraw the attempts under way: they have not failed, and others may begin at once."""
     return tuple(
         dataclasses.replace(each, is_open=False, attempts=each.attempts - 1, next_s=now_s)
         if each.is_open

@@ -49,6 +49,7 @@ class Journal:
     rebooted_from: str = ""  # the boot in which this request rebooted the machine; empty: none
     draining: bool = False
     """Whether pods were evicted for this layout and others must still be evicted."""
+    has_evicted: bool = False  # whether a repair evicted pods, also before an interruption
     has_plugin: bool = False
     """Whether a device plugin served the node before the pause: one must run again, and the
     journal stays until its devices are verified."""
@@ -163,6 +164,8 @@ class Journal:
         }
         if self.snapshot:
             data["snapshot"] = gpu_codec.to_data(self.snapshot)
+        if self.has_evicted:
+            data["hasEvicted"] = True
         if self.stale_files:
             data["staleFiles"] = True
         if self.persistent_gpus:
@@ -204,6 +207,7 @@ class Journal:
             exit_hook=data.get("exitHook") is True,
             rebooted_from=str(data.get("rebootedFrom", "")),
             draining=data.get("draining") is True,
+            has_evicted=data.get("hasEvicted") is True,
             has_plugin=data.get("hasPlugin") is True,
             has_dra_driver=data.get("hasDraDriver") is True,
             applied=data.get("applied", ""),

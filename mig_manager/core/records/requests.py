@@ -57,14 +57,14 @@ class Request:
     shows that they belong on the node."""
     repairs: gpu_repair.Repairs = ()
     """The agent's own request beside this one: GPUs to reset, whatever the origin of the layout
-    and its right to evict. A newer request ends those under way."""
+    and its right to evict. A newer request postpones those under way."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Name of the layout, and hash of its annotation."""
         return self.config, self.annotation_hash
 
-    def begun(self, current: "Request", *, is_new: bool) -> "Request":
+    def begun(self, current: "Request", *, is_new: bool, now_s: float) -> "Request":
         """Return the request to serve: this one, if the same is requested again.
 
         The agent decides whether a custom layout may evict when it first reads the content. Later
@@ -73,6 +73,7 @@ class Request:
         Args:
             current: The request by label and annotation now.
             is_new: Whether label or annotation have changed since the last run.
+            now_s: The Unix time.
         """
         if not is_new and self.key == current.key:
             return dataclasses.replace(self, may_evict=self.may_evict and current.may_evict)
@@ -84,7 +85,7 @@ class Request:
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
-            repairs=gpu_repair.ended(self.repairs, lambda _uuid: "superseded by a newer request"),
+            repairs=gpu_repair.postponed(self.repairs, now_s),
         )
 
     def resolved(self, config_hash: str, *, is_from_owner: bool) -> "Request":
