@@ -132,9 +132,9 @@ def resolve(job: jobs.Job) -> Target:
 
 def _resolve_repair(job: jobs.Job) -> Repair:
     gpus, uuids = observe(job), job.request.repairs
-    known = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
-    now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - known.keys())
-    return Repair(before=(*known.values(), *now), observed=gpus)
+    snapshots = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
+    now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
+    return Repair(before=(*snapshots.values(), *now), observed=gpus)
 
 
 def _resolve_layout(job: jobs.Job) -> Resolved:
