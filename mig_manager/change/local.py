@@ -232,15 +232,15 @@ def open_journal(
             "and otherwise ignored"
         )
         return empty
-    if deps.reset and entries.boot_id == deps.boot_id:
-        # A reboot switches persistence mode off.
-        deps.reset.restore_persistence(
-            [gpu for gpu in observed if gpu.uuid in entries.persistent_gpus]
-        )
     journal = LocalJournal(
         deps,
-        # The agent's other entries do not occur in a file.
-        journals.Journal(config=entries.config, snapshot=entries.snapshot, stale_files=True),
+        # The other entries are the agent's, and do not occur in a file.
+        journals.Journal(
+            config=entries.config,
+            snapshot=entries.snapshot,
+            stale_files=True,
+            persistent_gpus=_restore_persistence(deps, entries, observed),
+        ),
         config=config,
     )
     is_complete = not planner.unowned_instances(observed, entries.snapshot)
@@ -254,6 +254,25 @@ def open_journal(
     if is_undone or why:
         journal.note(snapshot=())
     return journal
+
+
+def _restore_persistence(
+    deps: Dependencies, journal: journals.Journal, observed: model.ObservedGpus
+) -> tuple[str, ...]:
+    """Switch on the persistence mode that a killed run switched off; return where it stays off."""
+    if journal.boot_id != deps.boot_id:
+        # A reboot switches persistence mode off.
+        return ()
+    present = [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
+    is_on = deps.reset is not None and deps.reset.restore_persistence(present)
+    restored = {gpu.uuid for gpu in present if is_on}
+    # The UUID of an unreachable GPU may be unknown; GPUs of another node do not matter.
+    uuids = {gpu.uuid for gpu in (*observed, *observed.unreachable)}
+    return tuple(
+        uuid
+        for uuid in journal.persistent_gpus
+        if uuid not in restored and (uuid in uuids or "" in uuids)
+    )
 
 
 def _why_outdated(

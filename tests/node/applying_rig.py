@@ -95,6 +95,8 @@ class Node(fakes.NodeRig):
         self.boot_layout = FakeJournal()
         self.guard: local.Uninterrupted = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
+        self.has_reset = True
+        """Whether a program resets GPUs."""
         self.steps = 0
         self.is_stale = False
         """Whether what the next plan creates exists already."""
@@ -214,7 +216,7 @@ class Node(fakes.NodeRig):
             uninterrupted=self.guard,
             hooks=self.programs if self.hooks.text else None,
             refresh_files=self.machine.refresh,
-            reset=self.machine,
+            reset=self.machine if self.has_reset else None,
         )
 
 

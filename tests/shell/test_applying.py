@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
@@ -166,6 +167,38 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
     node.change_to("before")
 
     assert node.resets.without_persistence == (set() if is_same_boot else {uuid})
+    assert node.journal.text is None
+
+
+def lose_first(node: Node) -> None:
+    node.driver.lost = {node.gpus[0].uuid}
+
+
+def keep_off(node: Node) -> None:
+    node.resets.keep_persistence_off = True
+
+
+def lose_program(node: Node) -> None:
+    node.has_reset = False
+
+
+@pytest.mark.parametrize("obstruct", [lose_first, keep_off, lose_program])
+def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
+    node: Node, obstruct: Callable[[Node], None]
+) -> None:
+    uuid = node.gpus[0].uuid
+    journal = journals.Journal(config="wanted", boot_id="boot-1", persistent_gpus=(uuid,))
+    node.journal.text = journal.to_json()
+    node.resets.without_persistence = {uuid}
+
+    obstruct(node)
+    for _ in range(2):
+        node.change_to("before")
+    assert node.resets.without_persistence == {uuid}
+    node.driver.lost, node.resets.keep_persistence_off, node.has_reset = set(), False, True
+    node.change_to("before")
+
+    assert node.resets.without_persistence == set()
     assert node.journal.text is None
 
 
