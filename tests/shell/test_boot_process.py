@@ -85,7 +85,7 @@ GPU_RESET, NODE_REBOOT = 1, 2
     ("action", "how", "remaining", "words"),
     [
         (GPU_RESET, "report", GPU_RESET, "needs a reset. End all processes that use it"),
-        (GPU_RESET, "reset", 0, "0 stay; 1 GPU reset"),
+        (GPU_RESET, "reset", 0, "0 kept; 1 GPU reset"),
         (NODE_REBOOT, "reset", NODE_REBOOT, "needs a reboot of the node"),
     ],
 )
