@@ -9,7 +9,15 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.agent import jobs, preparing, run_journal
-from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
+from mig_manager.agent.pods import (
+    advertising,
+    drain,
+    eviction,
+    orders,
+    pausing,
+    successors,
+    survey,
+)
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, well_known
 
@@ -113,6 +121,8 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertisin
 
 
 def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
+    if not order.has_begun:
+        job.memory.returning = successors.Successors()
     return drain.Drain(
         order=order,
         evictions=eviction.Evictions(
@@ -123,6 +133,7 @@ def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
             on_round=lambda message: job.journal.enter(model.Phase.DRAIN, message, draining=True),
             on_evicted=lambda: _note_evicted(job),
             telemetry=job.deps.telemetry,
+            returning=job.memory.returning,
         ),
         allocations=job.deps.allocations,
         on_force=lambda names: _force(job, names),

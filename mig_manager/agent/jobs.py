@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from mig_manager.agent import publish, run_journal, run_status, settings
+from mig_manager.agent.pods import successors
 from mig_manager.change import hook_points, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts
@@ -44,6 +45,8 @@ class Memory:
 
     stuck_uids: frozenset[str] = frozenset()
     """UIDs of pods that did not stop by the deadline of an earlier pause."""
+    returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
+    """Where evicted pods return, over the attempts of one drain."""
     _removal_refused_s: float = -math.inf
 
     def note_stuck(self, pods: Iterable[pod_object.Pod]) -> None:

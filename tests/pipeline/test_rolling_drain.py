@@ -272,6 +272,27 @@ def test_pods_that_tolerate_the_taint_are_evicted_once_more(kind: str, budget: i
     scenes.assert_restored(rig)
 
 
+def test_a_later_attempt_remembers_the_pods_that_return() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    devices = frozenset(rig.gpus[0].mig_uuids)
+    names = (f"probe-{number}" for number in itertools.count())
+
+    def start_missing() -> None:
+        if not any(pod.owner_name for pod in rig.pods.values()):
+            rig.add_pod(next(names), devices=devices, owner_kind="DaemonSet", owner_name="probe")
+
+    start_missing()
+    rig.clock.on_wait.append(start_missing)
+    rig.disruptions.refusals["probe-1"] = "not now"
+    agent = Agent(rig)
+
+    assert agent.try_once().reason is Reason.DRAIN_TIMEOUT
+    rig.disruptions.refusals.clear()
+
+    assert agent.try_once().reason is Reason.PODS_RETURN
+    assert "probe-2" in rig.pod_names
+
+
 def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
     rig, serving = node_with(room_elsewhere=4)
     rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)

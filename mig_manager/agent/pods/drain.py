@@ -66,7 +66,8 @@ class Drain:
         """
         if self.order.affected is not None and not self.order.affected:
             return listed
-        self.evictions.begin(listed)
+        self.evictions.returning.begin(listed)
+        self.evictions.begin()
         end = self._wait(self._act, usage, cancel, self._usage(listed, usage))
         is_forced = self._may_force(end.remaining)
         if is_forced:

@@ -14,9 +14,6 @@ If evicted pods find no room elsewhere, the drain ends as DRAIN_STALLED: it has 
 the budgets granted once. The node stays tainted until the next attempt, which evicts no pod before
 the budgets grant that again.
 
-If the successors of evicted pods start on the tainted node, because they tolerate the taint, the
-drain evicts them once. If others follow, it ends as PODS_RETURN.
-
 Without the right to list budgets, the API server decides about every eviction.
 """
 
@@ -26,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
+from mig_manager.agent.pods import successors
 from mig_manager.core import messages, ports, timing
 from mig_manager.core.node import evictions, pod_object, policies, well_known
 
@@ -77,6 +75,7 @@ class Evictions:
     on_evicted: Callable[[], object] = lambda: None
     """Called after a pod was evicted or deleted."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
+    returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
     evicted: int = 0
     """How many pods were evicted."""
     progress: int = 0
@@ -86,20 +85,12 @@ class Evictions:
     _may_evict: bool = False
     """Whether every affected pod was evictable at some time."""
     _may_list_budgets: bool = True
-    _present: frozenset[str] | None = None
-    """UIDs of the node's pods at the start."""
-    _removed: set[str] = dataclasses.field(default_factory=set)
-    """The controllers of the pods that were evicted or deleted."""
-    _returned: set[str] = dataclasses.field(default_factory=set)
-    """Those whose pods returned, and were evicted or deleted again."""
     _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)
     """By the pod's UID."""
     _round: _Round = dataclasses.field(default_factory=_Round)
 
-    def begin(self, listed: Iterable[pod_object.Pod] = ()) -> None:
-        """Forget earlier attempts, for a new deadline; at first, note the node's pods."""
-        if self._present is None:
-            self._present = frozenset(pod.uid for pod in listed)
+    def begin(self) -> None:
+        """Forget earlier attempts, for a new deadline."""
         self._attempts.clear()
         self._round = dataclasses.replace(self._round, next_s=0.0)
 
@@ -120,13 +111,13 @@ class Evictions:
             ClusterError: The API refused the request as such.
             DrainError: PODS_RETURN.
         """
-        self._refuse_returning(remaining)
+        self.returning.refuse_more(filter(self._is_pending, remaining))
         not_evictable = _not_evictable(remaining)
         pending = [pod for pod in remaining if self._is_pending(pod)]
         if pending and self.clock.monotonic() >= self._round.next_s:
-            # Pods without a controller last: no controller starts them again. Pods that returned
-            # first: if others follow, no more pods are evicted in vain.
-            pending.sort(key=lambda pod: (pod.owner_kind is None, not self._has_returned(pod)))
+            # Pods without a controller last: no controller starts them again. Successors first: if
+            # others follow, no more pods are evicted in vain.
+            pending.sort(key=lambda pod: (pod.owner_kind is None, not self.returning.include(pod)))
             counted, error = self._count(pending)
             blocked = self._evict_granted(pending, counted, is_possible=not not_evictable)
             not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
@@ -142,7 +133,7 @@ class Evictions:
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
-        self._refuse_returning(remaining)
+        self.returning.refuse_more(filter(self._is_pending, remaining))
         if not_evictable := _not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
@@ -165,28 +156,6 @@ class Evictions:
             more = "the agent may not list PodDisruptionBudgets, so they were not counted"
             return errors.Reason.DRAIN_TIMEOUT, more
         return errors.Reason.DRAIN_TIMEOUT, ""
-
-    def _is_new(self, pod: pod_object.Pod) -> bool:
-        return self._present is not None and pod.uid not in self._present
-
-    def _has_returned(self, pod: pod_object.Pod) -> bool:
-        return self._is_new(pod) and pod.controller in self._removed
-
-    def _refuse_returning(self, remaining: Iterable[pod_object.Pod]) -> None:
-        back = (pod for pod in remaining if self._is_pending(pod) and self._has_returned(pod))
-        if again := sorted({pod.controller for pod in back} & self._returned):
-            raise errors.DrainError(
-                "the pods of these controllers tolerate the taint, and return to the node: "
-                + messages.listed(again),
-                reason=errors.Reason.PODS_RETURN,
-            )
-
-    def _note_removed(self, pod: pod_object.Pod) -> None:
-        self._attempts[pod.uid] = _Attempt(is_done=True)
-        if self._has_returned(pod):
-            self._returned.add(pod.controller)
-        elif pod.controller:
-            self._removed.add(pod.controller)
 
     def _last_attempt(self, pod: pod_object.Pod) -> _Attempt:
         return self._attempts.get(pod.uid, _Attempt())
@@ -308,18 +277,20 @@ class Evictions:
     def _evict_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         verdict = self.workloads.evict(pod)
         if verdict.answer is not evictions.Eviction.BLOCKED:
-            self._note_removed(pod)
+            self._attempts[pod.uid] = _Attempt(is_done=True)
+            self.returning.note_removed(pod)
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
         if verdict.answer is evictions.Eviction.ACCEPTED:
             self.evicted += 1
-            self.progress += not self._is_new(pod)
+            self.progress += not self.returning.is_new(pod)
             self.telemetry.pod_evicted()
             self.on_evicted()
         return verdict
 
     def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         self.workloads.delete(pod)
-        self._note_removed(pod)
+        self._attempts[pod.uid] = _Attempt(is_done=True)
+        self.returning.note_removed(pod)
         if pod.key not in self.forced:
             self.forced += (pod.key,)
         _log.warning("pod_deleted_by_force", pod=pod.key)

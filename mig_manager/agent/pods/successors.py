@@ -1,0 +1,57 @@
+"""The successors of evicted pods that start on the tainted node, because they tolerate the taint.
+
+A drain evicts them once. If others follow, it would never end.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from mig_manager import errors
+from mig_manager.core import messages
+from mig_manager.core.node import pod_object
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Successors:
+    """What a drain remembers of the pods on the node, over all its attempts."""
+
+    _first: frozenset[str] | None = None
+    """UIDs of the node's pods at the start."""
+    _removed: set[str] = dataclasses.field(default_factory=set)
+    """The controllers of the pods that were evicted or deleted."""
+    _returned: set[str] = dataclasses.field(default_factory=set)
+    """Those whose successors were evicted or deleted here as well."""
+
+    def begin(self, pods: Iterable[pod_object.Pod]) -> None:
+        """Note the node's pods, when the first attempt begins."""
+        if self._first is None:
+            self._first = frozenset(pod.uid for pod in pods)
+
+    def is_new(self, pod: pod_object.Pod) -> bool:
+        """Check whether a pod was not on the node at the start."""
+        return self._first is not None and pod.uid not in self._first
+
+    def include(self, pod: pod_object.Pod) -> bool:
+        """Check whether a pod follows one of its controller that was evicted or deleted."""
+        return self.is_new(pod) and pod.controller in self._removed
+
+    def note_removed(self, pod: pod_object.Pod) -> None:
+        """Note that a pod was evicted or deleted."""
+        if self.include(pod):
+            self._returned.add(pod.controller)
+        elif pod.controller:
+            self._removed.add(pod.controller)
+
+    def refuse_more(self, pods: Iterable[pod_object.Pod]) -> None:
+        """Fail if successors are to be evicted whose controllers have returned others before.
+
+        Raises:
+            DrainError: PODS_RETURN.
+        """
+        again = {pod.controller for pod in pods if self.include(pod)} & self._returned
+        if again:
+            raise errors.DrainError(
+                "the pods of these controllers tolerate the taint, and return to the node: "
+                + messages.listed(sorted(again)),
+                reason=errors.Reason.PODS_RETURN,
+            )
