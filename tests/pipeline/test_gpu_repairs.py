@@ -572,6 +572,8 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
 
     scenes.run(rig, "half", by=agent)
 
+    assert "GpuRepairFailed" not in rig.events
+    assert resets(rig) == 1
     present = {*rig.gpus[0].mig_uuids, *(gpu.uuid for gpu in rig.gpus)}
     assert all(devices <= present for devices in rig.kubelet.assigned.values())
 
