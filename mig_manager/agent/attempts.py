@@ -132,9 +132,12 @@ class Attempts:
         with self.begin(jobs.Request(config=self.journal.config)) as job:
             run.undo_interrupted(job)
 
-    def end_pending(self, why: str) -> None:
-        """Publish the end of a run that no attempt continues, and restore the node."""
-        with self.begin(jobs.Request(config="")) as job:
+    def end_pending(self, why: str, *, config: str = "") -> None:
+        """Publish the end of a run that no attempt continues, and restore the node.
+
+        ``config`` is the requested layout; empty: none is requested any more.
+        """
+        with self.begin(jobs.Request(config=config)) as job:
             job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
 
 

@@ -212,8 +212,9 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
-        if self._attempts.journal.keeps_pods_away and not self._attempts.journal.rebooted_from:
-            self._attempts.end_pending("the agent stopped during a drain")
+        journal = self._attempts.journal
+        if journal.keeps_pods_away and not journal.rebooted_from:
+            self._attempts.end_pending("the agent stopped during a drain", config=journal.config)
 
     def note_node(self, view: node_object.NodeView) -> None:
         """Record the Node from the watch; for any thread."""

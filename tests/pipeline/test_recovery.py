@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -374,3 +375,4 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     agent.stop()
 
     assert not rig.has_hold_taint
+    assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["config"] == LAYOUT

@@ -172,6 +172,19 @@ def test_a_pause_stays_while_the_agent_retries() -> None:
     assert [each.reason for each in decision.failures] == ["InUse"]
 
 
+def test_an_agent_that_stopped_during_its_run_is_awaited_and_not_withdrawn() -> None:
+    pausing = rolling("2", pauses=True)
+    pausing.decide([busy("a"), node("b")], 0.0)
+    ended = run(LAYOUT, model.State.FAILED, reason="Interrupted")
+    stopped = asked("a", state=model.State.FAILED, status=ended)
+
+    decision = pausing.decide([stopped, done("b")], 50.0)
+
+    assert (decision.phase, decision.withdraw) == (Phase.ROLLING, ())
+    assert states(decision)["a"] is NodeState.IN_PROGRESS
+    assert pausing.decide([stopped, done("b")], 101.0).phase is not Phase.ROLLING
+
+
 def test_earlier_failures_pause_nothing() -> None:
     decision = rolling("2", pauses=True).decide([failed("a"), node("b")], 0.0)
     assert (decision.phase, decision.start) == (Phase.ROLLING, ("b",))

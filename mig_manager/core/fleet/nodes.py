@@ -5,6 +5,7 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
+from mig_manager import errors
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import custom_layouts, served
@@ -114,7 +115,16 @@ class Node:
 
     @property
     def answer(self) -> run_status.PublishedStatus | None:
-        """The status of the requested layout; None if the agent has not reported on it."""
+        """The status of the requested layout; None if the agent has not reported on it.
+
+        An agent that stopped during a run is no answer: the next one continues.
+        """
+        response = self._response
+        is_interrupted = response and response.reason == errors.Reason.INTERRUPTED.value
+        return None if is_interrupted else response
+
+    @property
+    def _response(self) -> run_status.PublishedStatus | None:
         published = self.status
         if published is None or not self.is_reported:
             return None
@@ -136,7 +146,7 @@ class Node:
     @property
     def has_responded(self) -> bool:
         """Whether its agent has started on the requested layout."""
-        return self.state in _CHANGING or self.answer is not None
+        return self.state in _CHANGING or self._response is not None
 
 
 def parse(item: Mapping[str, Any]) -> Node:
