@@ -208,6 +208,7 @@ class Partitioner:
             history=self._term.history,
             base=self._base_of(nodes),
             cache=self._term.cache,
+            expected=self._cluster.arrivals.expected(began_s, self._settings.limits.prepare_for_s),
         )
         took_s = self._clock.monotonic() - began_s
         self._telemetry.count_decision()
@@ -230,8 +231,9 @@ class Partitioner:
         self._telemetry.set_pending(decision, withheld=withheld)
         has_refused = any(node.refused for node in nodes)
         is_unreported = self._term.recommended.is_unreported
-        merges_back = self._settings.limits.merge_back_after_s
-        is_at_rest = not (pending or has_refused or is_unreported or merges_back)
+        limits = self._settings.limits
+        acts_at_rest = limits.merge_back_after_s or limits.prepare_for_s
+        is_at_rest = not (pending or has_refused or is_unreported or acts_at_rest)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._term.recheck_s = self._clock.monotonic() + pause_s
 

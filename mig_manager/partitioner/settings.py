@@ -104,6 +104,11 @@ class PartitionerSettings:
             is_repeatable=True,
         )
     )
+    prepare_for_s: float = options.seconds(
+        "keep devices ready for the pods that recent arrivals make likely within this time; 0: "
+        "none",
+        default=0.0,
+    )
     base_layout: str | None = options.text(
         "layout that idle instances are merged back to", metavar=options.LAYOUT
     )
@@ -254,6 +259,8 @@ class PartitionerSettings:
             raise errors.UsageError("--replay needs --simulate NODES PODS")
         if values["prometheus"] and not values["is_replay"]:
             raise errors.UsageError("--prometheus needs --replay")
+        if values["prepare_for_s"] and values["base_layout"]:
+            raise errors.UsageError("--prepare-for-s and --base-layout exclude each other")
         reserved = dict(values["reserved"])
         if len(reserved) != len(values["reserved"]):
             raise errors.UsageError("--reserve names a profile twice")
@@ -264,5 +271,6 @@ class PartitionerSettings:
             cooldown_s=values["cooldown_s"],
             reserved=reserved,
             merge_back_after_s=values["merge_back_after_s"],
+            prepare_for_s=values["prepare_for_s"],
         )
         return cls(**values, limits=limits)

@@ -136,6 +136,29 @@ def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
     assert rig.events() == []
 
 
+def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> None:
+    rig.add_node(layout="1g.5gb")
+    rig.add_pods("p0", profile="7g.40gb")
+    rig.bind("p0", "n1")
+    own = rig.replica(prepare_for_s="60")
+    rig.pass_time(TERM_S, own)
+    rig.end("p0", "Succeeded")
+    rig.pass_time(TERM_S, own)
+    assert own.kube.patches == []  # The pods of the first list have not just arrived.
+
+    rig.add_pods("p1", profile="7g.40gb", **{well_known.PARTITIONING_LABEL: "off"})
+    rig.bind("p1", "n1")
+    rig.pass_time(SOON_S, own)
+    rig.end("p1", "Succeeded")
+    rig.pass_time(TERM_S, own)
+
+    assert len(own.kube.patches) == 1
+    rig.answer("n1")
+    rig.pass_time(TERM_S, own)
+    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-7g.40gb"] == 1
+    assert len(own.kube.patches) == 1
+
+
 def test_idle_node_returns_to_the_base_layout(rig: Rig) -> None:
     rig.add_node(layout="1g.5gb")
     own = rig.replica(base_layout="all-7g.40gb", merge_back_after_s="300")

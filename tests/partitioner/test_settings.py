@@ -62,6 +62,10 @@ def test_options_and_variables_set_the_limits() -> None:
         (("--max-unavailable", "0"), "is neither a number of nodes, at least 1, nor a percentage"),
         (("--base-layout", "all-balanced"), "go together"),
         (("--merge-back-after-s", "60"), "go together"),
+        (
+            ("--base-layout", "a", "--merge-back-after-s", "60", "--prepare-for-s", "15"),
+            "--prepare-for-s and --base-layout exclude each other",
+        ),
         (("--quiet-s", "20"), "--longest-wait-s must not be less than --quiet-s"),
         (("--lease-duration-s", "10"), "is not a number of seconds from 45"),
         (("--lease-name", "a/b"), "is not the name of an object"),

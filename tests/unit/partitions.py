@@ -154,7 +154,7 @@ def pod(
     }
 
 
-def decided(
+def decided(  # noqa: PLR0913 - what a decision depends on
     nodes: Iterable[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     *,
@@ -162,6 +162,7 @@ def decided(
     history: past_decisions.History | None = None,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
     claims: claimed_nodes.ClusterClaims | None = None,
+    expected: Iterable[Mapping[str, Any]] = (),
     **limits: Any,
 ) -> decisions.PartitioningDecision:
     """Parse both and decide; by default as many nodes as there are may change."""
@@ -173,6 +174,7 @@ def decided(
         now=now,
         history=history or past_decisions.History(),
         base=base,
+        expected=seen((), expected)[1],
     )
 
 

@@ -382,6 +382,27 @@ def test_as_many_gpus_are_kept_for_a_pod_as_it_asks_for() -> None:
     assert [each.name for each in only(decided(more, pods)).pods] == ["small"]
 
 
+def test_idle_instances_become_devices_for_expected_pods() -> None:
+    nodes = [node("a", ["7g.40gb@0*"], SMALL), node("b", SMALL, SMALL)]
+    likely = [pod("large", "7g.40gb"), pod("small", "1g.5gb"), pod("larger", "2x7g.40gb")]
+
+    # The small pod's device on node a stays ready, and one node changes at a time.
+    change = only(decided(nodes, [], expected=likely))
+
+    assert (change.pods, change.node, text(change.created)) == ((), "b", "1x 7g.40gb")
+    assert not decided(nodes, [], expected=likely[1:2]).changes
+
+
+def test_no_node_is_prepared_while_a_pod_waits_or_where_none_can_be() -> None:
+    idle, large = [node("a", SMALL)], [pod("large", "7g.40gb")]
+    ready, never = pod("p", "1g.5gb"), pod("p", "7x7g.40gb")
+
+    assert not decided(idle, [ready], expected=large).changes
+    assert not decided(idle, [never], expected=large).changes
+    assert not decided([node("a", ["1g.5gb@0*"])], [], expected=large).changes
+    assert not decided(idle, [], expected=large, reserved={samples.profile("1g.5gb"): 1}).changes
+
+
 def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     busy = ["1g.5gb@0*", "1g.5gb@1", "1g.5gb@2"]
     nodes = [node("a", busy, ["7g.40gb@0"])]

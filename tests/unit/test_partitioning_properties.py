@@ -99,8 +99,12 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(gpus, in_use, pods, limits)
 
 
-def decided(found: Cluster) -> decisions.PartitioningDecision:
-    return partitions.decided(found.nodes, found.pods, **found.limits)
+def decided(found: Cluster, *, is_expected: bool = False) -> decisions.PartitioningDecision:
+    """Decide about the pods, or about preparing nodes for them."""
+    pods: dict[str, Any] = {"pods": found.pods}
+    if is_expected:
+        pods = {"pods": (), "expected": found.pods}
+    return partitions.decided(found.nodes, **pods, **found.limits)
 
 
 def counts(gpus: Sequence[model.Gpu]) -> "collections.Counter[model.Profile]":
@@ -113,9 +117,12 @@ def devices_for(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Pr
     return sum((collections.Counter(pod.needs.profiles) for pod in pods), collections.Counter())
 
 
-@hypothesis.given(clusters())
-def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(found: Cluster) -> None:
-    for change in decided(found).changes:
+@hypothesis.given(clusters(), st.booleans())
+def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(
+    found: Cluster,
+    is_expected: bool,  # noqa: FBT001 - a case
+) -> None:
+    for change in decided(found, is_expected=is_expected).changes:
         every = found.gpus[change.node]
         assert partitions.wanted(change, every).keys() <= found.in_use[change.node].keys()
         _, gone = partitions.after(change, every)
@@ -144,9 +151,12 @@ def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(found: Clus
         assert devices_for([*change.pods, *left]) <= idle
 
 
-@hypothesis.given(clusters())
-def test_a_change_leaves_the_reserved_devices_that_there_were(found: Cluster) -> None:
-    for change in decided(found).changes:
+@hypothesis.given(clusters(), st.booleans())
+def test_a_change_leaves_the_reserved_devices_that_there_were(
+    found: Cluster,
+    is_expected: bool,  # noqa: FBT001 - a case
+) -> None:
+    for change in decided(found, is_expected=is_expected).changes:
         before = counts(found.gpus[change.node])
         now, _ = partitions.after(change, found.gpus[change.node])
         for profile, count in found.limits["reserved"].items():

@@ -48,6 +48,20 @@ def test_a_pod_gets_its_devices_by_a_change_of_the_node() -> None:
     assert (result.changes, result.tainted_s, result.lost) == (1, times.change_s, 0)
 
 
+def test_a_pod_that_recent_pods_resemble_finds_its_device_ready() -> None:
+    jobs = [job(f"p{n}", "7g.40gb", 60 * n, 30) for n in range(1, 5)]
+    jobs.append(job("last", "7g.40gb", 250, 30))
+    layouts = [_LARGE, *_NODE[1:]]
+
+    waits = [
+        simulated(jobs, layouts, decisions.PartitionerLimits(prepare_for_s=seconds)).waits["last"]
+        for seconds in (0.0, 60.0)
+    ]
+
+    times = simulated_cluster.Times()
+    assert waits == [times.quiet_s + times.begin_s + times.change_s, 0.0]
+
+
 @pytest.mark.parametrize("scheduler", _SCHEDULERS)
 def test_schedulers_choose_the_node_that_their_score_prefers(
     scheduler: simulated_cluster.Scheduler,

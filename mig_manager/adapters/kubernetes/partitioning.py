@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
 from mig_manager.core import timing
-from mig_manager.core.fleet import decisions, demand, partitioned
+from mig_manager.core.fleet import arrivals, decisions, demand, partitioned
 from mig_manager.core.node import well_known
 
 _NAME_DIGITS = 24
@@ -54,6 +54,8 @@ class Cluster:
         )
         self.requests = partitioned.Requests(lock=threading.Lock())
         """Of the pods that have a node."""
+        self.arrivals = arrivals.Arrivals(lock=threading.Lock())
+        """Of pods with MIG devices, since the first list."""
         self._claims = device_claims.DeviceClaims(kube, on_demand, times=times)
         self._written: dict[str, tuple[str, partitioned.PartitionedNode]] = {}
         """By name: the version that a node had before our last write, and the node after it."""
@@ -159,6 +161,9 @@ class Cluster:
             before if isinstance(before, demand.Bound) else None,
             now if isinstance(now, demand.Bound) else None,
         )
+        if before is None and now is not None and self._pods.is_current:
+            amounts = now.amounts if isinstance(now, demand.Bound) else now.needs.amounts
+            self.arrivals.add(amounts, self._clock.monotonic())
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
             self._on_demand()

@@ -11,6 +11,7 @@ For a large pod that no change can serve, the decision holds GPUs (``holds``): t
 instances for pods behind it.
 """
 
+import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping
 
@@ -41,6 +42,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     history: past_decisions.History,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
     cache: node_index.NodeCache | None = None,
+    expected: Iterable[demand.Pending] = (),
 ) -> decisions.PartitioningDecision:
     """Decide which nodes to repartition for these pods.
 
@@ -52,13 +54,26 @@ def decide(  # noqa: PLR0913 - what a decision depends on
         history: Of the last decision.
         base: By node and UUID, the state to which idle instances are merged back.
         cache: Of the last decision; nodes whose GPUs and pods are the same are not examined again.
+        expected: Pods that likely come soon, in order. While no pod waits, one node is changed so
+            that devices for them are ready.
     """
+    cache = cache or node_index.NodeCache()
     pods = batch.Batch(nodes, pending, limits.reserved, cache)
     decider = _Decider(pods, limits, now, history)
     decider.make_room()
     decider.withdraw()
     decider.merge_back(base or {})
-    return decider.decision()
+    decision = decider.decision()
+    if not pods.pods and not decision.changes:
+        likely = batch.Batch(pods.nodes, expected, limits.reserved, cache)
+        preparing = _Decider(likely, limits, now, history)
+        preparing.make_room(most=1)
+        ready = (
+            dataclasses.replace(each, pods=(), why="devices for likely pods")
+            for each in preparing.decision().changes
+        )
+        decision = dataclasses.replace(decision, changes=tuple(ready))
+    return decision
 
 
 class _Decider:
@@ -108,8 +123,8 @@ class _Decider:
             return waiting.Wait.NOT_SCHEDULED, message
         return self._causes.why(rank, self._kept.refused.get(rank, 0))
 
-    def make_room(self) -> None:
-        """Choose nodes one by one as long as a change serves a pod."""
+    def make_room(self, *, most: int | None = None) -> None:
+        """Choose nodes one by one as long as a change serves a pod; ``most`` are changed."""
         index, search = self._batch.index, offers.Offers(self._batch)
         ranks = [rank for rank in self._remaining if not self._kept.is_backed_off(rank)]
         holding, skipped = self._holds(ranks), dict(self._kept.refused)
@@ -119,6 +134,8 @@ class _Decider:
             if not self._changes.why_not_now(node)[1]
         )
         while ranks and candidates and not self._changes.is_full:
+            if most is not None and len(self._changes.requested) >= most:
+                break
             best = search.best(candidates, ranks, refused=skipped, holding=holding)
             if best is None:
                 break

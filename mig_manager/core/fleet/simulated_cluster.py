@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, timing
 from mig_manager.core.fleet import (
+    arrivals,
     decisions,
     demand,
     exclusions,
@@ -305,6 +306,8 @@ class _Run:
         self._pause_s = times.recheck_s
         self._history = past_decisions.History()
         self._cache = node_index.NodeCache()
+        self._arrivals = arrivals.Arrivals()
+        self._is_preparing = limits is not None and limits.prepare_for_s > 0
         self._requests: dict[str, decisions.Change] = {}
         self._result = Result(waits={}, end_s=end_s)
         self._now_s = 0.0
@@ -342,10 +345,12 @@ class _Run:
                 self._finish_change(self._nodes[names[0]])
         self._schedule()
         if kind is not _EventKind.ARRIVE:
-            if self._pending:
+            if self._pending or self._is_preparing:
                 self._burst.begin(self._now_s)
         elif names[0] not in self._result.waits:
             self._burst.add(self._now_s)
+        elif self._is_preparing:
+            self._burst.begin(self._now_s)
 
     def _add(self, at_s: float, kind: _EventKind, *names: str) -> None:
         heapq.heappush(self._events, (at_s, next(self._sequence), kind, names))
@@ -371,6 +376,7 @@ class _Run:
         rank = -job.pod.priority, job.at_s, next(self._sequence)
         bisect.insort(self._demand[job.pod.uid].queue, (rank, job), key=lambda each: each[0])
         self._pending[job.pod.uid] = job
+        self._arrivals.add(job.pod.needs.amounts, self._now_s)
 
     def _schedule(self) -> None:
         """Place pending pods in order; a pod that does not fit keeps back only its equals."""
@@ -465,6 +471,7 @@ class _Run:
             history=self._history,
             cache=self._cache,
             base=self._base,
+            expected=self._arrivals.expected(self._now_s, limits.prepare_for_s),
         )
         self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)
         for change in decision.changes:
@@ -477,7 +484,7 @@ class _Run:
         is_idle = is_recheck and not decision.changes
         longer_s = min(2 * self._pause_s, self._times.longest_recheck_s)
         self._pause_s = longer_s if is_idle else self._times.recheck_s
-        has_more = bool(pending or limits.merge_back_after_s)
+        has_more = bool(pending or limits.merge_back_after_s or limits.prepare_for_s)
         self._recheck_s = self._now_s + self._pause_s if has_more else math.inf
 
 

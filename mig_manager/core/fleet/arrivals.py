@@ -1,0 +1,68 @@
+"""Expect pods by recent arrivals, so that devices for them can be ready before they come."""
+
+import contextlib
+import math
+
+from mig_manager.core.fleet import demand
+from mig_manager.core.node import resources
+
+_MEMORY_S = 600.0
+"""After this time an arrival counts for a third."""
+_LEAST_PROBABILITY = 0.05
+"""Of a pod that is expected. Fewer pods make room for them too late, more block other devices."""
+_MOST_ALIKE = 4
+_MOST_KINDS = 64
+_LEAST_RATE = 0.01 / _MEMORY_S
+
+
+class Arrivals:
+    """The rates at which pods with equal MIG devices arrive.
+
+    Threads that share it give it a lock.
+    """
+
+    def __init__(self, *, lock: contextlib.AbstractContextManager[object] | None = None) -> None:
+        self._lock = lock or contextlib.nullcontext()
+        self._rates: dict[demand.Amounts, tuple[float, float]] = {}
+        """By MIG devices: arrivals a second, and when that was true."""
+
+    def add(self, amounts: demand.Amounts, now_s: float) -> None:
+        """Count the arrival of a pod with these requests."""
+        devices = tuple(each for each in amounts if resources.is_mig(each[0]))
+        if devices:
+            with self._lock:
+                rate = self._rate(devices, now_s) + 1 / _MEMORY_S
+                self._rates[devices] = rate, now_s
+
+    def expected(self, now_s: float, within_s: float) -> tuple[demand.Pending, ...]:
+        """Return the pods that likely arrive within a time, the most likely first.
+
+        Arrivals are independent of each other (Poisson).
+        """
+        with self._lock:
+            rates = {
+                devices: rate
+                for devices in self._rates
+                if (rate := self._rate(devices, now_s)) > _LEAST_RATE
+            }
+            self._rates = {devices: (rate, now_s) for devices, rate in rates.items()}
+        likely: list[tuple[float, demand.Amounts]] = []
+        for devices, rate in rates.items():
+            mean, fewer = rate * within_s, 0.0
+            for count in range(_MOST_ALIKE):
+                fewer += math.exp(-mean) * mean**count / math.factorial(count)
+                if 1 - fewer >= _LEAST_PROBABILITY:
+                    likely.append((fewer, devices))
+        return tuple(
+            demand.Pending(
+                namespace="",
+                name="expected",
+                uid=f"{number:04}",
+                needs=demand.Needs(amounts=devices),
+            )
+            for number, (_, devices) in enumerate(sorted(likely)[:_MOST_KINDS])
+        )
+
+    def _rate(self, devices: demand.Amounts, now_s: float) -> float:
+        rate, at_s = self._rates.get(devices, (0.0, now_s))
+        return rate * math.exp((at_s - now_s) / _MEMORY_S)

@@ -1,0 +1,42 @@
+"""Which pods are expected after recent arrivals."""
+
+from mig_manager.core.fleet import arrivals
+
+_SMALL = ("nvidia.com/mig-1g.5gb", 1)
+_LARGE = ("nvidia.com/mig-7g.40gb", 2)
+
+
+def after(*times_s: tuple[tuple[str, int], float]) -> arrivals.Arrivals:
+    known = arrivals.Arrivals()
+    for device, at_s in times_s:
+        known.add((("cpu", 1000), device), at_s)
+    return known
+
+
+def expected(known: arrivals.Arrivals, now_s: float, within_s: float) -> list[tuple[str, int]]:
+    return [each for pod in known.expected(now_s, within_s) for each in pod.needs.amounts]
+
+
+def test_the_most_likely_pods_are_expected_first() -> None:
+    known = after(*((_SMALL, at_s) for at_s in (0, 10, 20)), (_LARGE, 20))
+
+    assert expected(known, 30, 60) == [_SMALL, _LARGE]
+    assert expected(known, 30, 150) == [_SMALL, _LARGE, _SMALL]
+    assert [pod.uid for pod in known.expected(30, 60)] == ["0000", "0001"]
+
+
+def test_fewer_pods_are_expected_the_longer_none_arrives() -> None:
+    known = after((_LARGE, 0))
+
+    assert expected(known, 0, 60) == [_LARGE]
+    assert expected(known, 900, 60) == []
+    assert expected(known, 900, 600) == [_LARGE]
+    assert expected(known, 9000, 1e9) == []
+
+
+def test_no_pod_is_expected_within_no_time_or_without_devices() -> None:
+    known = after((_SMALL, 0))
+    known.add((("cpu", 1000),), 0)
+
+    assert expected(known, 0, 0) == []
+    assert expected(known, 0, 60) == [_SMALL]
