@@ -134,9 +134,9 @@ class CapacityReport:
     def _observe_use(self, gpus: model.ObservedGpus) -> str:
         """Return the annotation's value; observe again later if the use may end unnoticed."""
         deps = self._deps
-        daemons = deps.extra_clients()
+        extra_clients = deps.extra_clients()
         usage = survey.report_usage(deps, gpus, has_processes=self._is_followed)
-        use = gpu_use.find(gpus, usage, daemons=daemons)
+        use = gpu_use.find(gpus, usage, extra_clients=extra_clients)
         if use is None:
             reason = errors.Reason.POD_RESOURCES_UNAVAILABLE
             raise errors.ClusterError(usage.why_incomplete, reason=reason)

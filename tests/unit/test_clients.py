@@ -64,7 +64,7 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     watcher = pod(labels={"app": "watcher"}, owner_kind="DaemonSet")
     plan = plan_to(samples.balanced(), *LESS)
     usage = gpu_use.Usage(pods=(watcher,), assigned=None)
-    assert usage.users(ONE, daemons=(daemon,)) == ()
+    assert usage.users(ONE, extra_clients=(daemon,)) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 

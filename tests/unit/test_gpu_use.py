@@ -131,7 +131,10 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
     listed = client_table.ExtraClient(labels={"app": "watcher"})
 
     assert found([operand], [], process(0, owner="pod dcgm")) == (NONE, True)
-    assert found([watcher], [], process(1, owner="pod watcher"), daemons=[listed]) == (NONE, True)
+    assert found([watcher], [], process(1, owner="pod watcher"), extra_clients=[listed]) == (
+        NONE,
+        True,
+    )
     assert found([pod("a", gpu_resources={})], [], process(1, owner="pod a")) == (HIGH, False)
 
 

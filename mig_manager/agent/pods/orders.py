@@ -52,7 +52,7 @@ class Order:
 
     def affected_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
         """Return the pods to drain."""
-        return usage.users(self.affected, daemons=self.extra_clients)
+        return usage.users(self.affected, extra_clients=self.extra_clients)
 
     def require_allowed(self, affected: str) -> None:
         """Refuse the change if no pod may be affected; ``affected`` has their names.
@@ -65,4 +65,4 @@ class Order:
 
     def undecided_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
         """Return the affected pods for which kubelet may still list other devices."""
-        return usage.undecided(self.affected, daemons=self.extra_clients)
+        return usage.undecided(self.affected, extra_clients=self.extra_clients)

@@ -83,7 +83,7 @@ def require_idle(
             plan,
             leaving=order.affected_pods(usage),
             services=services,
-            daemons=order.extra_clients,
+            extra_clients=order.extra_clients,
         )
         if blocking:
             raise errors.GpuInUseError("; ".join(blocking))
@@ -103,13 +103,13 @@ def name_users(
 
     Raises as ``wait_for_usage``.
     """
-    affected, daemons = clients.affected_ids(plan, gpus), extra_clients(deps)
+    affected, extra = clients.affected_ids(plan, gpus), extra_clients(deps)
 
     def find_undecided(usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        return usage.undecided(affected, daemons=daemons)
+        return usage.undecided(affected, extra_clients=extra)
 
     usage = wait_for_usage(deps, gpus, find_undecided, cancel)
-    return usage.named(usage.users(affected, daemons=daemons))
+    return usage.named(usage.users(affected, extra_clients=extra))
 
 
 def extra_clients(deps: ports.Dependencies) -> tuple[client_table.ExtraClient, ...]:

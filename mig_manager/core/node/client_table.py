@@ -42,7 +42,7 @@ class ExtraClient:
 def members(
     pods: Iterable[pod_object.Pod], table: Sequence[ExtraClient]
 ) -> tuple[pod_object.Pod, ...]:
-    """Return the pods that belong to any of the daemons."""
+    """Return the pods that belong to any of the clients."""
     return tuple(pod for pod in pods if any(client.matches(pod) for client in table))
 
 

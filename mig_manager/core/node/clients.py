@@ -88,7 +88,7 @@ def destroys_instances(plan: steps.Plan) -> bool:
 def labels_to_pause(
     labels: Mapping[str, str],
     plan: steps.Plan,
-    daemons: Iterable[client_table.ExtraClient] = (),
+    extra_clients: Iterable[client_table.ExtraClient] = (),
 ) -> dict[str, str]:
     """Return the deploy labels to set to ``paused-for-mig-change``, with their original values.
 
@@ -101,7 +101,7 @@ def labels_to_pause(
     """
     operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if destroys_instances(plan) else ())
     keys = [well_known.DEPLOY_LABEL_PREFIX + operand for operand in operands]
-    keys += [daemon.deploy_label for daemon in daemons if daemon.deploy_label]
+    keys += [client.deploy_label for client in extra_clients if client.deploy_label]
     return {key: "true" for key in keys if labels.get(key) in ("true", well_known.PAUSED_VALUE)}
 
 

@@ -61,11 +61,11 @@ class Usage:
         self,
         affected: Collection[str] | None,
         *,
-        daemons: Sequence[client_table.ExtraClient] = (),
+        extra_clients: Sequence[client_table.ExtraClient] = (),
     ) -> tuple[pod_object.Pod, ...]:
         """Return the pods that use, or may use, one of the devices; None: any GPU.
 
-        ``daemons`` are paused or deleted for a change, and do not count.
+        ``extra_clients`` are paused or deleted for a change, and do not count.
 
         A pod that requests a GPU and has no device in ``assigned`` counts, unless its resource is
         of another MIG profile: kubelet does not list devices of ordinary init containers
@@ -84,7 +84,7 @@ class Usage:
             for pod in (*self.pods, *map(_unlisted_pod, unlisted))
             if not pod.is_finished
             and not clients.is_device_plugin(pod)
-            and not any(daemon.matches(pod) for daemon in daemons)
+            and not any(client.matches(pod) for client in extra_clients)
             and not clients.gated_by((pod,), clients.MONITORS)
             and self._may_use(pod, allocations.get(pod.key), affected)
         )
@@ -93,7 +93,7 @@ class Usage:
         self,
         affected: Collection[str] | None,
         *,
-        daemons: Sequence[client_table.ExtraClient] = (),
+        extra_clients: Sequence[client_table.ExtraClient] = (),
     ) -> tuple[pod_object.Pod, ...]:
         """Return the users that kubelet may still exclude, because it lists no device of them yet.
 
@@ -103,7 +103,7 @@ class Usage:
             self.known_ids is not None and self.known_ids <= frozenset(affected)
         ):
             return ()
-        users = self.users(affected, daemons=daemons)
+        users = self.users(affected, extra_clients=extra_clients)
         return tuple(pod for pod in users if self.why_uncertain(pod) and self._may_be_listed(pod))
 
     @property
@@ -164,7 +164,7 @@ class Usage:
         *,
         leaving: Iterable[pod_object.Pod] = (),
         services: Iterable[str] = (),
-        daemons: Sequence[client_table.ExtraClient] = (),
+        extra_clients: Sequence[client_table.ExtraClient] = (),
     ) -> tuple[str, ...]:
         """Describe the processes that block a plan and will not end before it.
 
@@ -173,7 +173,7 @@ class Usage:
         first instance. The NVML session of the change checks them all.
         """
         names = {f"pod {pod.uid}": f"pod {pod.key}" for pod in self.pods}
-        ending = {f"pod {pod.uid}" for pod in leaving} | paused_homes(self.pods, daemons)
+        ending = {f"pod {pod.uid}" for pod in leaving} | paused_homes(self.pods, extra_clients)
         ending |= {f"unit {name}" for name in services}
 
         def stays(gpu: steps.GpuPlan, user: steps.GpuProcess) -> bool:
@@ -313,20 +313,20 @@ def find(
     gpus: Iterable[model.Gpu],
     usage: Usage,
     *,
-    daemons: Sequence[client_table.ExtraClient] = (),
+    extra_clients: Sequence[client_table.ExtraClient] = (),
 ) -> GpuUse | None:
     """Find the instances in use; None if that depends on kubelet, whose answer is incomplete.
 
     Args:
         gpus: The node's GPUs.
         usage: Of these GPUs.
-        daemons: GPU clients that the agent pauses for a change; they do not count.
+        extra_clients: GPU clients that the agent pauses for a change; they do not count.
     """
     # No device has this id, so only pods that may have any device match.
-    any_device = usage.users({""}, daemons=daemons)
+    any_device = usage.users({""}, extra_clients=extra_clients)
     if usage.why_incomplete and any_device:
         return None
-    paused = paused_homes(usage.pods, daemons)
+    paused = paused_homes(usage.pods, extra_clients)
     in_use: dict[str, frozenset[model.Placement]] = {}
     is_stable = not any_device
     for gpu in gpus:
@@ -337,7 +337,7 @@ def find(
         running = [each for each in listed if each.owner not in paused]
         used = set()
         for place, ids, has_process in _instances(gpu, running):
-            users = usage.users(ids, daemons=daemons)
+            users = usage.users(ids, extra_clients=extra_clients)
             if users or has_process:
                 used.add(place)
                 # Kubelet has not ended an unlisted pod yet, or the API does not show it yet.
@@ -347,7 +347,7 @@ def find(
 
 
 def paused_homes(
-    pods: Iterable[pod_object.Pod], daemons: Sequence[client_table.ExtraClient]
+    pods: Iterable[pod_object.Pod], extra_clients: Sequence[client_table.ExtraClient]
 ) -> frozenset[str]:
     """Return the owners, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
 
@@ -358,7 +358,7 @@ def paused_homes(
         return (
             clients.is_device_plugin(pod)
             or claims.is_driver(pod)
-            or bool(client_table.members((pod,), daemons))
+            or bool(client_table.members((pod,), extra_clients))
             or (pod.owner_kind == "DaemonSet" and has_deploy_label)
         )
 
