@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import gpu_reset, procfs
+from mig_manager.adapters.host import procfs
 from mig_manager.core import messages, model, ports
 from mig_manager.sandbox.driver import state_file, states
 
@@ -34,6 +34,8 @@ class SimulatedReset:
         is_repair: bool = False,
     ) -> None:
         """Reset GPUs in one command; see ``ports.GpuReset``."""
+        from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML
+
         for gpu in gpus:
             gpu_reset.require_resettable(gpu, is_repair=is_repair)
         uuids = {gpu.uuid for gpu in gpus}
