@@ -415,11 +415,19 @@ class LockedError(MigManagerError):
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure
     """The request was replaced or withdrawn, or the process shuts down: undo, and return."""
 
-    def __init__(self, why: str, *, is_replaced: bool, is_stopping: bool = False) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        is_replaced: bool,
+        is_stopping: bool = False,
+        is_resumed: bool = False,
+    ) -> None:
         super().__init__(why)
         self.why = why
         self.is_replaced = is_replaced  # another run follows and publishes its own state
         self.is_stopping = is_stopping  # this process is about to end
+        self.is_resumed = is_resumed  # the run that follows is for the same layout
 
     def add(self, more: str) -> None:
         """Append to the reason why the run ends."""

@@ -136,8 +136,12 @@ class Attempts:
         """Publish the end of a run that no attempt continues, and restore the node.
 
         ``config`` is the requested layout; empty: none is requested any more.
+
+        Raises:
+            LockedError: Another manager is at work; nothing was restored.
         """
-        with self.begin(jobs.Request(config=config)) as job:
+        with self.begin(jobs.Request(config=config)) as job, job.hold_lock(why):
+            job.journal.take_over()
             job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
 
 
@@ -178,12 +182,19 @@ def _new_job(
         annotation_hash=annotation_hash,
         is_rebooted=rebooted is not None or bool(journal.rebooted_from),
     )
-    resumed = journal.resumed(
-        (request.config, annotation_hash),
-        boot_id=deps.boot_id,
-        # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
-        may_drain=not request.is_on_demand,
-    )
+
+    def resumed(journal: journals.Journal) -> journals.Journal:
+        return journal.resumed(
+            (request.config, annotation_hash),
+            boot_id=deps.boot_id,
+            # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
+            may_drain=not request.is_on_demand,
+        )
+
+    def read() -> journals.Journal:
+        view = shared.publisher.read()
+        return resumed(recovery.find_journal(deps.node, shared.publisher, view))
+
     job_status = run_status.RunStatus(deps, first)
     return jobs.Job(
         deps=deps,
@@ -197,7 +208,8 @@ def _new_job(
             deps,
             shared.publisher,
             job_status,
-            entries=resumed,
+            entries=resumed(journal),
+            read=read,
             record=record,
             startup_taints=limits.policy.startup_taints,
             retry_after_s=retry_after_s,

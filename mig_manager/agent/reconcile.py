@@ -214,7 +214,13 @@ class Reconciler:
         """
         journal = self._attempts.journal
         if journal.keeps_pods_away and not journal.rebooted_from:
-            self._attempts.end_pending("the agent stopped during a drain", config=journal.config)
+            try:
+                self._attempts.end_pending(
+                    "the agent stopped during a drain", config=journal.config
+                )
+            except errors.LockedError as error:
+                # The other manager restores the node, or the next agent does.
+                _log.info("recovery_waits", error=error.message)
 
     def note_node(self, view: node_object.NodeView) -> None:
         """Record the Node from the watch; for any thread."""

@@ -45,6 +45,7 @@ def run(job: jobs.Job) -> outcomes.Outcome:
         wait = job.wait(job.limits.lock_timeout_s)
         with job.hold_lock(f"applying layout {job.request.config}", wait):
             try:
+                job.journal.take_over()
                 return _steps(job)
             except errors.Rebooting:
                 raise
@@ -142,8 +143,10 @@ def undo_interrupted(job: jobs.Job) -> None:
         ClusterError: The API refused or does not answer.
         LockedError: Another manager is at work; nothing was undone.
     """
-    name, before = job.request.config or "a layout", job.journal.entries
+    name = job.request.config or "a layout"
     with job.hold_lock(f"undoing an interrupted change to {name}"):
+        job.journal.take_over()
+        before = job.journal.entries
         result = undo(job)
         if before.stale_files:
             try:

@@ -47,6 +47,7 @@ class RunJournal:
         status: run_status.RunStatus,
         *,
         entries: journals.Journal,
+        read: Callable[[], journals.Journal],
         record: requests.Request,
         startup_taints: frozenset[str] = frozenset(),
         retry_after_s: float = 0.0,
@@ -56,11 +57,24 @@ class RunJournal:
         self._status = status
         self._startup_taints = startup_taints
         self._retry_after_s = retry_after_s
+        self._read = read
+        """Returns the entries of earlier runs as the Node has them now."""
+        self._is_taken_over = False
         self.entries = entries
         self.record = record
         """The request and its results, for later runs."""
         self.has_begun_rollback = False
         """Whether a rollback was begun in this run."""
+
+    def take_over(self) -> None:
+        """Take over the entries of earlier runs; call once the node's lock is held.
+
+        Before that, their run may be under way in another process: this run then neither undoes
+        nor writes them.
+        """
+        if not self._is_taken_over and not self.entries.is_empty:
+            self.entries = self._read()
+        self._is_taken_over = True
 
     def note(self, **entries: Any) -> None:
         """Change entries; the next patch writes them."""
@@ -69,7 +83,7 @@ class RunJournal:
     def announce(self, **entries: Any) -> None:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
-        self._publisher.announce(node_object.NodePatch(annotations=_annotation(self.entries)))
+        self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
 
     def note_record(self, record: requests.Request) -> None:
         """Replace the record of the request; the next patch publishes it."""
@@ -218,6 +232,8 @@ class RunJournal:
         if outcome.keeps_taint:
             kept = journal.tainted
             journal = dataclasses.replace(journal, hold_taint=False)
+        if not self._is_taken_over:
+            kept, journal = self.entries, journals.NONE
         self._status.end_phase()
         self._status.finish(outcome, retry_after_s=self._retry_after_s)
         labels: dict[str, str | None] = {}
@@ -248,11 +264,13 @@ class RunJournal:
 
     def abandon(self) -> None:
         """Undo all entries that a write to the Node can undo, and keep the published status."""
-        remaining = self.entries.remaining
+        journal, remaining = self.entries, self.entries.remaining
+        if not self._is_taken_over:
+            journal, remaining = journals.NONE, self.entries
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            change = journals.restore_patch(self.entries, view)
-            annotations = {**change.annotations, **_annotation(remaining)}
+            change = journals.restore_patch(journal, view)
+            annotations = {**change.annotations, **self._annotation(remaining)}
             annotations |= publish.of_record(self.record)
             return dataclasses.replace(change, annotations=annotations)
 
@@ -269,17 +287,18 @@ class RunJournal:
         status = self._status.patch
         annotations = {**change.annotations, **publish.of_record(self.record)}
         annotations |= status.annotations
-        annotations |= _annotation(journal)
+        annotations |= self._annotation(journal)
         if self._status.gpus is not model.NO_GPUS:
             annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
         labels = {**change.labels, **status.labels}
         return dataclasses.replace(change, labels=labels, annotations=annotations)
 
+    def _annotation(self, journal: journals.Journal) -> dict[str, str | None]:
+        if not self._is_taken_over:
+            return {}
+        return {well_known.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}
+
     def _confirm(self) -> None:
         """Copy the published record and status to where else they are kept."""
         self._publisher.save_on_host(self.record)
         self._status.set_condition()
-
-
-def _annotation(journal: journals.Journal) -> dict[str, str | None]:
-    return {well_known.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}

@@ -44,6 +44,36 @@ def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
     assert resumed > 5
 
 
+@pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])
+def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> None:
+    rig = scenes.busy_node()
+    lock = fakes.FakeExclusion(refusals=10**6)
+    successor = scenes.reconciler(rig, lock=lock)
+
+    def start_successor(_step: steps.Step) -> None:
+        rig.driver.step_error = lambda _step: None
+        journal, labels = rig.annotations[well_known.JOURNAL_ANNOTATION], dict(rig.labels)
+        successor.recover(LAYOUT)
+        if end == "locked":
+            assert scenes.run(rig, by=successor).reason is Reason.LOCKED
+        else:
+            request = fakes.FakeRequest(rig.clock, ends_at=2, replaced=end == "replaced")
+            with pytest.raises(errors.Superseded):
+                scenes.run(rig, by=successor, request=request)
+            successor.stop()
+        labels |= {well_known.STATE_LABEL: rig.labels[well_known.STATE_LABEL]}
+        assert rig.annotations[well_known.JOURNAL_ANNOTATION] == journal
+        assert (rig.has_hold_taint, rig.labels) == (True, labels)
+
+    rig.driver.step_error = start_successor
+    assert scenes.run(rig).reason is Reason.APPLIED
+
+    scenes.assert_restored(rig)
+    lock.refusals = 0
+    assert scenes.run(rig, by=successor).reason is Reason.ALREADY_APPLIED
+    scenes.assert_restored(rig)
+
+
 def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
     for index, rig, _ in kills("host-services"):
         rig.host.services |= {"dcgm.service": True, "nvsm.service": True}
