@@ -149,7 +149,7 @@ def _supersede(job: jobs.Job, end: errors.Superseded) -> None:
     """Restore the node after a run that was superseded, unless it goes down."""
     _log.info("run_superseded", why=end.why)
     if end.is_replaced:
-        job.journal.abandon()
+        job.journal.abandon(keeps_taint=end.is_resumed)
         job.deps.telemetry.run_superseded()
     elif not isinstance(end, errors.Rebooting):
         job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))

@@ -142,6 +142,7 @@ class Inbox:
             raise errors.Superseded(
                 f"label, layout or Node object changed; {self._latest.name} is requested now",
                 is_replaced=True,
+                is_resumed=self._latest.since <= generation,
             )
 
     def wait(self, generation: int, seconds: float) -> None:

@@ -262,9 +262,14 @@ class RunJournal:
         self._confirm()
         self._status.report(outcome)
 
-    def abandon(self) -> None:
-        """Undo all entries that a write to the Node can undo, and keep the published status."""
+    def abandon(self, *, keeps_taint: bool = False) -> None:
+        """Undo all entries that a write to the Node can undo, and keep the published status.
+
+        With ``keeps_taint`` a drain's taint stays: evicted pods must not start here again.
+        """
         journal, remaining = self.entries, self.entries.remaining
+        if keeps_taint and journal.draining:
+            journal, remaining = dataclasses.replace(journal, hold_taint=False), journal.tainted
         if not self._is_taken_over:
             journal, remaining = journals.NONE, self.entries
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import outcomes
+from mig_manager.agent import intake, outcomes
 from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import journals
@@ -154,6 +154,36 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     assert "no node has room for default/serving-5" in ended[0].message
     assert "default/serving-2" in ended[0].message
     assert all(outcome.should_retry for outcome in ended)
+
+
+@pytest.mark.parametrize("news", ["file", "label"])
+def test_only_another_request_reopens_the_node_in_mid_drain(news: str) -> None:
+    rig, serving = node_with(room_elsewhere=1)
+    agent, inbox = scenes.reconciler(rig, CONFIG), intake.Inbox()
+    inbox.put_label(LAYOUT)
+
+    def follow_news() -> bool:
+        if serving.killed == 2 and news == "file":
+            inbox.put_file_change()
+        elif serving.killed == 2:
+            inbox.put_label("all-1g.5gb")
+        inbox.check(1)
+        return False
+
+    request = fakes.FakeRequest(rig.clock)
+    request.ends_when = follow_news
+    with pytest.raises(errors.Superseded):
+        agent.run(LAYOUT, request)
+
+    rig.clock.wait(1)
+    assert rig.has_hold_taint is (news == "file")
+    serving.room_elsewhere, here = 3, len(serving.here)
+    newer = inbox.next(1)
+    assert newer is not None
+    assert newer.name is not None
+    assert agent.run(newer.name, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert serving.killed == 2 + (here if news == "file" else 0)
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("has_room", [True, False])
