@@ -139,6 +139,15 @@ class Agent:
             self._idle(delay_s, request.generation)
             request.check()
 
+    def _repair(self, request: intake.LabelRequest, name: str) -> bool:
+        """Run the repairs of GPUs; return whether to run the layout."""
+        with self._suspend_gpu_events():
+            try:
+                return self._reconciler.repair(name, request, custom=request.custom)
+            except errors.ClusterError as error:
+                self._note_unreachable(error)
+                return True
+
     def _try(
         self, request: intake.LabelRequest, attempt: int, retry_after_s: float, *, may_evict: bool
     ) -> bool:
@@ -166,14 +175,17 @@ class Agent:
             _log.info("recovery_waits", error=error.message)
             return True
         except errors.ClusterError as error:
-            # The run could not publish its outcome; the next attempt reads its journal.
-            self.is_recovered = False
-            _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
-            self._telemetry.outcome_lost(error.reason)
+            self._note_unreachable(error)
             return True
         if not outcome.should_retry:
             self._outcome = outcome
         return outcome.should_retry
+
+    def _note_unreachable(self, error: errors.ClusterError) -> None:
+        """Note that a run could not publish its outcome; the next attempt reads its journal."""
+        self.is_recovered = False
+        _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
+        self._telemetry.outcome_lost(error.reason)
 
     @property
     def _next_check_s(self) -> float:
@@ -200,5 +212,8 @@ class Agent:
                 return
             case drift.Action.HEAL:
                 self._serve(request, may_evict=False)
-            case drift.Action.RUN | drift.Action.REPAIR:
+            case drift.Action.REPAIR:
+                if self._repair(request, request.name):
+                    self._serve(request)
+            case drift.Action.RUN:
                 self._serve(request)

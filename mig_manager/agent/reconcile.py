@@ -127,6 +127,22 @@ class Reconciler:
                 _log.warning("faults_not_published", reason=reason, error=error.message)
         return outcome
 
+    def repair(
+        self,
+        name: str,
+        cancel: ports.Cancellation,
+        *,
+        custom: custom_layouts.Custom | None = None,
+    ) -> bool:
+        """Run the repairs that a drift check began; return whether the layout's run follows.
+
+        Raises:
+            ClusterError: How they ended could not be published; the journal is still there.
+            Superseded: Another layout is requested, or the agent stops; all is restored.
+        """
+        request = jobs.Request(config=name, custom=custom, last_gpus=self.capacity.gpus)
+        return repairing.repair(self._attempts, request, cancel)
+
     def check_drift(
         self, name: str, outcome: outcomes.Outcome, custom: custom_layouts.Custom | None = None
     ) -> drift.Action:

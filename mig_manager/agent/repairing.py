@@ -44,8 +44,11 @@ class Decision:
 NOTHING = Decision()
 
 
-def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cancellation) -> None:
+def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cancellation) -> bool:
     """Run the repairs that have begun, before the run of the requested layout.
+
+    Returns:
+        False if another manager is at work: nothing was done or published.
 
     Raises:
         ClusterError: How they ended could not be published; the journal is still there.
@@ -53,10 +56,12 @@ def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cance
     """
     repairs = gpu_repair.open_gpus(served.record.repairs)
     if not repairs:
-        return
+        return True
     with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as job:
-        _end(job, run.run(job))
+        outcome = run.run(job)
+        _end(job, outcome)
         job.journal.abandon()
+    return outcome.reason is not errors.Reason.LOCKED
 
 
 def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcome, Decision]:

@@ -241,8 +241,10 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     rig.kubelet.is_silent = obstacle == "kubelet"
     rig.refusing = {"workloads.list": scenes.BROKEN["node"]} if obstacle == "API" else {}
 
-    scenes.run(rig, LAYOUT, by=agent)
+    follows = agent.repair(LAYOUT, fakes.FakeRequest(rig.clock))
 
+    assert follows is (obstacle != "lock")
+    assert follows or rig.labels[well_known.STATE_LABEL] == "success"
     assert "GpuRepairFailed" not in rig.events
     assert {"affected", "spared"} <= rig.pod_names
     lock.refusals, rig.kubelet.is_silent = 0, False
