@@ -183,7 +183,7 @@ def _new_job(
         is_rebooted=rebooted is not None or bool(journal.rebooted_from),
     )
 
-    def resumed(journal: journals.Journal) -> journals.Journal:
+    def resume(journal: journals.Journal) -> journals.Journal:
         return journal.resumed(
             (request.config, annotation_hash),
             boot_id=deps.boot_id,
@@ -193,7 +193,7 @@ def _new_job(
 
     def read() -> journals.Journal:
         view = shared.publisher.read()
-        return resumed(recovery.find_journal(deps.node, shared.publisher, view))
+        return resume(recovery.find_journal(deps.node, shared.publisher, view))
 
     job_status = run_status.RunStatus(deps, first)
     return jobs.Job(
@@ -208,7 +208,7 @@ def _new_job(
             deps,
             shared.publisher,
             job_status,
-            entries=resumed(journal),
+            entries=resume(journal),
             read=read,
             record=record,
             startup_taints=limits.policy.startup_taints,
