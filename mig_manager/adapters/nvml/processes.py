@@ -79,16 +79,19 @@ def inspect(
 def require_idle(plan: steps.Plan, files: OpenFiles, known: Mapping[str, model.Gpu]) -> None:
     """Raise GpuInUseError if a process blocks a plan; call within a session.
 
-    The driver itself refuses for processes that are hidden from us and GPUs that do not answer.
-    ``known`` has the observed GPUs by UUID.
+    The driver itself refuses for processes that are hidden from us. ``known`` has the observed
+    GPUs by UUID. HardwareError if a GPU cannot be found.
     """
     busy: list[str] = []
     for gpu in plan.gpus:
-        with contextlib.suppress(errors.HardwareError):
+        name = f"GPU {gpu.gpu_index} ({gpu.gpu_uuid})"
+        try:
             device = gpu_device.find(gpu.gpu_index, gpu.gpu_uuid, known.get(gpu.gpu_uuid))
+        except errors.HardwareError as error:
+            raise library.about(name, error, doing="cannot find it") from error
+        with contextlib.suppress(errors.HardwareError):
             if users := steps.blocking(gpu, _of_gpu(device.handle, files)):
-                names = procfs.listed(users)
-                busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")
+                busy.append(f"{name} is in use by {procfs.listed(users)}")
     if busy:
         raise errors.GpuInUseError("; ".join(busy))
 
