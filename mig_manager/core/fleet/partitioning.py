@@ -64,13 +64,14 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     decider.withdraw()
     decider.merge_back(base or {})
     decision = decider.decision()
-    if not pods.pods and not decision.changes:
-        likely = batch.Batch(pods.nodes, expected, limits.reserved, cache)
-        preparing = _Decider(likely, limits, now, history)
+    likely = tuple(expected)
+    if likely and not (pods.pods or decision.changes):
+        soon = batch.Batch(pods.nodes, likely, limits.reserved, cache)
+        preparing = _Decider(soon, limits, now, history)
         preparing.make_room(most=1)
         ready = (
             dataclasses.replace(each, pods=(), why="devices for likely pods")
-            for each in preparing.decision().changes
+            for each in preparing.requested
         )
         decision = dataclasses.replace(decision, changes=tuple(ready))
     return decision
@@ -97,6 +98,11 @@ class _Decider:
         self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
         self._causes = waiting.Causes(pods, self._changes.why_not_now)
 
+    @property
+    def requested(self) -> tuple[decisions.Change, ...]:
+        """The changes so far."""
+        return self._changes.requested
+
     def decision(self) -> decisions.PartitioningDecision:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
@@ -109,7 +115,7 @@ class _Decider:
             else:
                 waits.append(decisions.Waiting(pod=pod, reason=reason, message=message))
         return decisions.PartitioningDecision(
-            changes=self._changes.requested,
+            changes=self.requested,
             unmet=tuple(unmet),
             waiting=tuple(waits),
             room_since=self._kept.room_since,
