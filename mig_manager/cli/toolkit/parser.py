@@ -26,8 +26,7 @@ def run(of: program.Program, argv: Sequence[str], terminal: console.Console) -> 
     if parsed is None:
         return console.DONE
     if parsed["command"] is None:
-        terminal.say(build(of).format_help())
-        return console.DONE
+        return show_help(of, "", terminal)
     command = of.command(str(parsed["command"]))
     if of.environment and command.notes_variables:
         for name, closest in of.unknown_variables(terminal.environ, command.name).items():
@@ -131,6 +130,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         import textwrap  # noqa: PLC0415 - only for help
 
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def show_help(of: program.Program, command: str, terminal: console.Console) -> int:
+    """Show the help of a command, or of the program; UnknownCommandError if it is unknown."""
+    if command:
+        of.command(command)
+    terminal.say(build(of, command).format_help())
+    return console.DONE
 
 
 def build(of: program.Program, command: str = "") -> Parser:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from mig_manager.core import node_settings, options
@@ -31,6 +31,17 @@ class OutputFormat(enum.Enum):
     WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
+
+
+def topic(words: Iterable[str]) -> Any:
+    """Declare the operand of ``help``; ``words`` are the commands."""
+    return options.text(
+        "the command (default: the program)",
+        metavar="COMMAND",
+        words=tuple(words),
+        has_variable=False,
+        is_operand=True,
+    )
 
 
 def output_format(words: str, **more: Any) -> Any:
