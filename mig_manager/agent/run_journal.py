@@ -224,16 +224,13 @@ class RunJournal:
         if outcome.state is model.State.SUCCESS:
             # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)
-        journal = self.entries
-        kept = journal.remaining
+        kept = self.entries.remaining
         if outcome.reason is errors.Reason.INTERRUPTED:
             # The next agent must know that a plugin without a new pod still exists.
-            kept = journal.unverified
+            kept = self.entries.unverified
         if outcome.keeps_taint:
-            kept = journal.tainted
-            journal = dataclasses.replace(journal, hold_taint=False)
-        if not self._is_taken_over:
-            kept, journal = self.entries, journals.NONE
+            kept = self.entries.tainted
+        undone, kept = self._ended(kept)
         self._status.end_phase()
         self._status.finish(outcome, retry_after_s=self._retry_after_s)
         labels: dict[str, str | None] = {}
@@ -248,7 +245,7 @@ class RunJournal:
             labels[well_known.APPLIED_LABEL] = None
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            change = journals.restore_patch(journal, view)
+            change = journals.restore_patch(undone, view)
             change = dataclasses.replace(
                 change,
                 labels={**change.labels, **labels},
@@ -267,22 +264,27 @@ class RunJournal:
 
         With ``keeps_taint`` a drain's taint stays: evicted pods must not start here again.
         """
-        journal, remaining = self.entries, self.entries.remaining
-        if keeps_taint and journal.draining:
-            journal, remaining = dataclasses.replace(journal, hold_taint=False), journal.tainted
-        if not self._is_taken_over:
-            journal, remaining = journals.NONE, self.entries
+        keeps_taint = keeps_taint and self.entries.draining
+        kept = self.entries.tainted if keeps_taint else self.entries.remaining
+        undone, kept = self._ended(kept)
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            change = journals.restore_patch(journal, view)
-            annotations = {**change.annotations, **self._annotation(remaining)}
+            change = journals.restore_patch(undone, view)
+            annotations = {**change.annotations, **self._annotation(kept)}
             annotations |= publish.of_record(self.record)
             return dataclasses.replace(change, annotations=annotations)
 
         self._status.end_phase()
         self._publisher.update(patch)
-        self.entries = remaining
+        self.entries = kept
         self._publisher.save_on_host(self.record)
+
+    def _ended(self, kept: journals.Journal) -> tuple[journals.Journal, journals.Journal]:
+        """Return the entries to undo at an end of the run, and those to keep: ``kept`` or all."""
+        if not self._is_taken_over:
+            return journals.NONE, self.entries
+        has_taint = self.entries.hold_taint and not kept.hold_taint
+        return dataclasses.replace(self.entries, hold_taint=has_taint), kept
 
     def _complete(
         self, change: node_object.NodePatch, journal: journals.Journal
