@@ -9,15 +9,7 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.agent import jobs, preparing, run_journal
-from mig_manager.agent.pods import (
-    advertising,
-    drain,
-    eviction,
-    orders,
-    pausing,
-    successors,
-    survey,
-)
+from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, well_known
 
@@ -122,7 +114,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertisin
 
 def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
     if not order.has_begun:
-        job.memory.returning = successors.Successors()
+        job.memory.begin_drain()
     return drain.Drain(
         order=order,
         evictions=eviction.Evictions(

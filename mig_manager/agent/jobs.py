@@ -49,6 +49,10 @@ class Memory:
     """Where evicted pods return, over the attempts of one drain."""
     _removal_refused_s: float = -math.inf
 
+    def begin_drain(self) -> None:
+        """Forget where the pods of an earlier drain returned."""
+        self.returning = successors.Successors()
+
     def note_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
         """Remember pods that did not stop in time."""
         self.stuck_uids |= {pod.uid for pod in pods}
