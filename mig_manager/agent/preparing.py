@@ -135,11 +135,7 @@ def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan)
     if job.request.repairs or not repairs:
         return
     changed = {each.gpu_uuid for each in plan.gpus}
-    faulty = [
-        str(gpu)
-        for gpu in gpus
-        if gpu.uuid in changed and gpu.awaits_reset and not gpu_repair.why_impossible(gpu)
-    ]
+    faulty = [str(gpu) for gpu in gpus if gpu.uuid in changed and gpu_repair.is_possible(gpu)]
     if faulty:
         raise errors.HardwareError(
             f"no layout is applied before the repair of {messages.listed(faulty)}",

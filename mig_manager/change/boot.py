@@ -156,12 +156,7 @@ def _restore(
     target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
     problems = [*_other_gpus(observed, target)]
     faulty = tuple(
-        gpu
-        for gpu in observed
-        if repairs
-        and gpu.awaits_reset
-        and gpu.uuid in target
-        and not gpu_repair.why_impossible(gpu)
+        gpu for gpu in observed if repairs and gpu.uuid in target and gpu_repair.is_possible(gpu)
     )
     uuids = []
     for gpu in observed:

@@ -97,6 +97,11 @@ def ended(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") ->
     )
 
 
+def is_possible(gpu: model.Gpu) -> bool:
+    """Return whether a reset ends the fault of a GPU, and is possible."""
+    return gpu.awaits_reset and not why_impossible(gpu)
+
+
 def why_impossible(gpu: model.Gpu) -> str:
     """Return why a GPU cannot be reset, or not alone, as part of a sentence; empty if it can."""
     if gpu.virtualization is not Virtualization.NONE:
