@@ -374,7 +374,12 @@ def _only_affected_evicted(stage: stages.Stage, before: Mapping[str, frozenset[s
 
 
 def _only_evicted(
-    stage: stages.Stage, before: Mapping[str, frozenset[str]], affected: set[str], where: str
+    stage: stages.Stage,
+    before: Mapping[str, frozenset[str]],
+    affected: set[str],
+    where: str,
+    *,
+    has_others: bool = True,
 ) -> Checks:
     others = {name for name, ids in before.items() if ids} - affected
     after = stage.devices_by_pod()
@@ -382,7 +387,8 @@ def _only_evicted(
     kept = f"the other {len(others)} pods kept running on the same devices"
     return {
         evicted: bool(affected) and affected.isdisjoint(stage.workloads()),
-        kept: all(after.get(name) == before[name] for name in others),
+        kept: bool(others) is has_others
+        and all(after.get(name) == before[name] for name in others),
     }
 
 
@@ -394,7 +400,8 @@ def _request(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> No
 
 def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod()
-    faulty = {device for gpu in stage.gpus.observe()[:1] for device in gpu.mig_uuids}
+    gpus = stage.gpus.observe()
+    faulty = {device for gpu in gpus[:1] for device in gpu.mig_uuids}
     say(f"mig-manager status --simulate-state {stage.state_file} --simulate-event {_FAULT}")
     events.play(_FAULT, stage.state_file)
 
@@ -404,7 +411,9 @@ def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) ->
 
     stage.wait(is_repaired, "repair of the GPU", timeout_s=120.0)
     affected = {name for name, ids in before.items() if ids & faulty}
-    return _is_active(stage, layout) | _only_evicted(stage, before, affected, "GPU 0")
+    return _is_active(stage, layout) | _only_evicted(
+        stage, before, affected, "GPU 0", has_others=len(gpus) > 1
+    )
 
 
 def _is_active(stage: stages.Stage, layout: str) -> Checks:
