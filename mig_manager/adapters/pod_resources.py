@@ -60,7 +60,7 @@ class PodResources:
         return tuple(map(_pod_devices, response.pod_resources))
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
-        """Return the healthy devices; see ``ports.DeviceAllocations``; needs kubelet 1.23."""
+        """Return the healthy devices; see ``ports.DeviceAllocations``; needs kubelet 1.23+."""
         response = self._request("GetAllocatableResources", "AllocatableResourcesResponse")
         devices: dict[str, frozenset[str]] = {}
         # Kubelet lists one resource several times, once for each NUMA node.
