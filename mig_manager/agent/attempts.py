@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, recovery, run, run_journal, run_status
+from mig_manager.agent import jobs, outcomes, run, run_journal, run_status
 from mig_manager.agent.pods import advertising
+from mig_manager.agent.steps import recovery
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts

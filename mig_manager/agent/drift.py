@@ -7,8 +7,9 @@ from collections.abc import Hashable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, resolving
+from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import device_plugin, survey
+from mig_manager.agent.steps import resolving
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import node_object
 from mig_manager.core.records import readiness, requests

@@ -15,12 +15,11 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import (
+from mig_manager.agent import jobs, outcomes
+from mig_manager.agent.steps import (
     draining,
     execution,
     host,
-    jobs,
-    outcomes,
     preparing,
     recovery,
     resolving,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 import structlog.testing
 
-from mig_manager.agent import reconcile, resolving
+from mig_manager.agent import reconcile
+from mig_manager.agent.steps import resolving
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes

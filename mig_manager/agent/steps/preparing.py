@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import host, jobs, outcomes, recovery, resolving, settings
+from mig_manager.agent import jobs, outcomes, settings
 from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
+from mig_manager.agent.steps import host, recovery, resolving
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
     client_table,

@@ -8,8 +8,9 @@ touched, after the taint, once no pod can get a device, and in the session of th
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import jobs, preparing, run_journal
+from mig_manager.agent import jobs, run_journal
 from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
+from mig_manager.agent.steps import preparing
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, well_known
 

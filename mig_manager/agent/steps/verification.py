@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.agent import host, jobs, outcomes
+from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import advertising, resuming
+from mig_manager.agent.steps import host
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 

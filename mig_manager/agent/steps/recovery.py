@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import host, jobs, publish
+from mig_manager.agent import jobs, publish
 from mig_manager.agent.pods import pausing, resuming, survey
+from mig_manager.agent.steps import host
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import node_object, well_known

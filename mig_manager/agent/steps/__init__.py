@@ -1,0 +1,1 @@
+"""The steps of one run, as ``agent/run.py`` calls them."""
