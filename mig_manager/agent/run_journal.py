@@ -230,7 +230,7 @@ class RunJournal:
             kept = self.entries.unverified
         if outcome.keeps_taint:
             kept = self.entries.tainted
-        undone, kept = self._ended(kept)
+        undone, kept = self._to_undo_and_keep(kept)
         self._status.end_phase()
         self._status.finish(outcome, retry_after_s=self._retry_after_s)
         labels: dict[str, str | None] = {}
@@ -266,7 +266,7 @@ class RunJournal:
         """
         keeps_taint = keeps_taint and self.entries.draining
         kept = self.entries.tainted if keeps_taint else self.entries.remaining
-        undone, kept = self._ended(kept)
+        undone, kept = self._to_undo_and_keep(kept)
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
             change = journals.restore_patch(undone, view)
@@ -279,7 +279,9 @@ class RunJournal:
         self.entries = kept
         self._publisher.save_on_host(self.record)
 
-    def _ended(self, kept: journals.Journal) -> tuple[journals.Journal, journals.Journal]:
+    def _to_undo_and_keep(
+        self, kept: journals.Journal
+    ) -> tuple[journals.Journal, journals.Journal]:
         """Return the entries to undo at an end of the run, and those to keep: ``kept`` or all."""
         if not self._is_taken_over:
             return journals.NONE, self.entries
