@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -351,3 +352,37 @@ def test_an_unreachable_gpu_still_reports_its_recovery_action(boot: Boot) -> Non
 
     assert lost.reason is errors.Reason.GPU_NEEDS_RESET
     assert lost.recovery_action is model.RecoveryAction.GPU_RESET
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlGpuInstanceGetInfo",
+        "nvmlGpuInstanceGetComputeInstances",
+        "nvmlComputeInstanceGetInfo_v2",
+        "nvmlDeviceGetGpuInstanceId",
+    ],
+)
+@pytest.mark.parametrize("mode", [nvml_rig.ON, OFF])
+def test_a_gpu_that_others_change_meanwhile_is_reachable(
+    function: str, mode: model.MigMode, boot: Boot
+) -> None:
+    is_struck = True
+
+    def remove_first(call: Callable[..., int], *arguments: Any) -> int:
+        nonlocal is_struck
+        if not is_struck:
+            is_struck, is_on = True, mode is nvml_rig.ON
+            (gpu,) = node.state.read().gpus
+            gone = dataclasses.replace(gpu, instances=(), is_enabled=is_on, is_pending=is_on)
+            node.state.update(lambda machine: (machine.with_gpu(0, gone), None))
+        return call(*arguments)
+
+    node = boot(alterations={function: remove_first})
+    node.fill("1g.5gb", "1g.5gb")
+    is_struck = False
+
+    gpu = node.observe()
+
+    assert is_struck
+    assert (gpu.gpu_instances, gpu.current_mode) == ((), mode)

@@ -32,11 +32,17 @@ RECOVERY_ACTIONS = (
 EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """No MIG device at this index: NOT_FOUND in nvml.h, INVALID_ARGUMENT from some drivers."""
 
+_CHANGING = EMPTY_INDEX | {pynvml.NVML_ERROR_NOT_SUPPORTED}
+"""Answers about an instance, or a MIG mode, that another program has just removed."""
 
-def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.UnreachableGpu:
+
+def gpu(
+    index: int, *, notes_minor: bool = False, retries: int = 2
+) -> model.Gpu | model.UnreachableGpu:
     """Observe one GPU within an open session, or return why it is unreachable.
 
-    ``notes_minor`` notes its device node for the error of a hung call.
+    ``notes_minor`` notes its device node for the error of a hung call. ``retries`` are for a GPU
+    that another program changes meanwhile.
 
     Raises:
         HardwareError: The whole driver failed, or the caller may not list instances.
@@ -53,6 +59,8 @@ def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.Unreachab
                 last_calls.RECORDER.set_gpu(index, uuid, device.minor())
             return in_full(index, uuid, device)
     except errors.HardwareError as error:
+        if retries and error.code in _CHANGING:
+            return gpu(index, notes_minor=notes_minor, retries=retries - 1)
         # A container without a GPU's device node gets no handle. A container that lacks only the
         # privilege to list instances gets one, and an unreachable GPU would hide the cause.
         is_unprivileged = handle is not None and error.reason is errors.Reason.NO_PERMISSION
