@@ -215,8 +215,12 @@ class _Change:
             else:
                 for gpu in _pending(now):
                     self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
+                self._keep_pending_modes(after)
             change.refresh()
         except errors.MigManagerError as error:
+            if error.reason.is_mode_pending:
+                with contextlib.suppress(errors.MigManagerError):
+                    self._keep_pending_modes(self.deps.gpus.observe())
             if not self.journal.entries.is_empty:
                 error.add(local.RETRIED_LATER)
             raise
@@ -242,6 +246,14 @@ class _Change:
         )
         if why:
             self.deps.notify(f"{why}; the next boot will not restore this layout")
+
+    def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
+        """Drop GPUs with a pending mode from the saved layout: a boot would undo their modes."""
+        pending = {gpu.uuid for gpu in gpus if gpu.has_pending_mode}
+        if why := local.drop_from_saved(
+            self.deps.boot_layout, pending.intersection(self.target.covered(gpus))
+        ):
+            self.deps.notify(f"{why}; the next boot will undo the new MIG mode")
 
     def _result(
         self,

@@ -286,7 +286,8 @@ def _other_gpus(
     for gpu in observed:
         if gpu.uuid not in target and gpu.current_mode is not None:
             yield Problem(
-                message=f"{gpu} is new: no layout is saved for it, and it was not changed",
+                message=f"{gpu} is new, or its MIG mode waited for this boot: no layout is saved "
+                "for it, and it was not changed",
                 remedy=_APPLY_ONE,
             )
 

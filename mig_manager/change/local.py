@@ -6,7 +6,7 @@ run can roll back and does not mistake half of a change for the former state.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mig_manager import errors
@@ -323,6 +323,22 @@ def save_layout(
         store.save(verified.to_json())
     except errors.ConfigError as error:
         return error.message
+    return ""
+
+
+def drop_from_saved(store: ports.KeptText, uuids: Collection[str]) -> str:
+    """Drop GPUs from the layout saved for the next boot; return why it cannot be written."""
+    try:
+        if (text := store.read()) is None:
+            return ""
+        saved = journals.VerifiedLayout.from_json(text)
+        kept = tuple(gpu for gpu in saved.snapshot if gpu.uuid not in uuids)
+        store.save(dataclasses.replace(saved, snapshot=kept).to_json())
+    except errors.ConfigError as error:
+        return error.message
+    except ValueError:
+        # The boot sets an invalid file aside.
+        return ""
     return ""
 
 

@@ -184,3 +184,25 @@ def test_boot_completes_its_change_before_a_signal_ends_it(node: Node) -> None:
 
     assert node.shape == before
     assert not node.journal.exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--mode-only", "--skip-reset"]])
+def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
+    options: list[str], tmp_path: pathlib.Path
+) -> None:
+    in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+    node = Node(tmp_path, A100, options=in_vm, active="off")
+    status = 0 if options else 1
+    assert node.run("apply", "small", *options).status == status
+    node.state.reboot()
+
+    answer = node.run("boot")
+
+    assert answer.status == 1
+    assert "its MIG mode waited for this boot" in answer.err
+    assert all(gpu.is_enabled and gpu.is_pending for gpu in node.state.read().gpus)
+    assert node.run("apply", "small").status == 0
+    before = node.shape
+    node.state.reboot()
+    assert node.run("boot").status == 0
+    assert node.shape == before
