@@ -1,11 +1,14 @@
 """Which nodes are repartitioned for which pods, and what stays as it is."""
 
+import dataclasses
 import datetime as dt
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.core.fleet import batch, decisions, offers, past_decisions, waiting
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import well_known
@@ -172,6 +175,27 @@ def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
     stale = {every[0].uuid: [[0, 4]], every[1].uuid: [[0, 1]]}
     decision = decided([partitions.item("a", every, stale)], [pod("p", "1g.5gb")])
     assert why(decision)[0] is Wait.UNUSABLE
+
+
+@pytest.mark.parametrize("instances", [EMPTY, ["7g.40gb@0"], ["3g.20gb@0*"]])
+def test_gpu_with_a_fault_gets_no_new_instance_and_stays_as_it_is(
+    instances: Sequence[str],
+) -> None:
+    healthy = partitions.gpus("a", instances, EMPTY)
+    fault = dataclasses.replace(healthy[0], recovery_action=model.RecoveryAction.GPU_RESET)
+    every, use = (fault, healthy[1]), partitions.used(healthy, instances, EMPTY)
+    one = partitions.item("a", model.ObservedGpus(every), use)
+    change = only(decided([one], [pod("p", "1g.5gb")]))
+
+    assert change.why == "room for 1 pod on GPU 1"
+    assert partitions.wanted(change, every)[fault.uuid] == samples.want(
+        {text.rstrip("*"): 1 for text in instances}
+    )
+    alone = partitions.item("a", model.ObservedGpus([fault]), use)
+    assert why(decided([alone], [pod("p", "1g.5gb")])) == (
+        Wait.UNUSABLE,
+        "it waits for a (its GPUs with MIG need recovery from a fault)",
+    )
 
 
 def test_what_no_node_can_have_is_unmet_with_what_would_be_needed() -> None:

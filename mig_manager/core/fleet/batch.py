@@ -257,8 +257,16 @@ class Batch:
         return floor
 
     def present(self, node: partitioned.PartitionedNode) -> dict[str, model.DesiredGpu]:
-        """Return the current state of those GPUs, by UUID; fixed instances have placements."""
-        return {
+        """Return the current state of those GPUs, by UUID; fixed instances have placements.
+
+        GPUs that need recovery from a fault stay as they are: a reboot may be what they need.
+        """
+        faulty = {
+            gpu.uuid: desired(gpu, [(gi.profile, gi.placement) for gi in gpu.gpu_instances], ())
+            for gpu in node.gpus
+            if gpu.needs_recovery and all(gi.compute_instances for gi in gpu.gpu_instances)
+        }
+        return faulty | {
             gpu.uuid: desired(
                 gpu, state.fixed, model.in_order(collections.Counter(p for p, _ in state.idle))
             )

@@ -44,7 +44,7 @@ class PartitionedNode:
     is_published: bool = True  # whether its GPUs are known
     gpus: tuple[model.Gpu, ...] = ()  # with MIG enabled and no pending mode
     in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
-    """By UUID; a GPU whose use is unknown is missing."""
+    """By UUID; a GPU whose use is unknown, or that needs recovery from a fault, is missing."""
     finished_at: dt.datetime | None = None  # end of its agent's last run
     took_s: float = 0.0  # that run, by the agent's clock
     served: str = ""  # content hash of that run's layout
@@ -244,8 +244,10 @@ def _in_use(
     by_uuid = {}
     for gpu in gpus:
         in_use = published.in_use.get(gpu.uuid)
+        if in_use is None or gpu.needs_recovery:
+            continue
         # Placements that the GPU lacks are of another moment.
-        if in_use is not None and in_use <= {gi.placement for gi in gpu.gpu_instances}:
+        if in_use <= {gi.placement for gi in gpu.gpu_instances}:
             by_uuid[gpu.uuid] = in_use
     return by_uuid
 
@@ -267,9 +269,12 @@ def _why_unusable(
         yield "its agent has not published which instances are in use"
     if node.strategy not in (None, strategies.Strategy.MIXED):
         yield f"its device plugin has MIG strategy {node.strategy.value}, not mixed"
-    if not any(_is_divisible(gpu) for gpu in gpus):
+    divisible = [gpu for gpu in gpus if _is_divisible(gpu)]
+    if not divisible:
         yield "none of its GPUs has MIG enabled"
-    elif not any(gpu.uuid in (in_use or ()) for gpu in gpus if _is_divisible(gpu)):
+    elif all(gpu.needs_recovery for gpu in divisible):
+        yield "its GPUs with MIG need recovery from a fault"
+    elif not any(gpu.uuid in (in_use or ()) for gpu in divisible):
         yield "which of its instances are in use is unknown"
 
 
