@@ -170,6 +170,25 @@ def test_refused_layout_is_requested_again_after_minutes(rig: Rig, ahead_s: floa
     assert len(own.kube.patches) == 2
 
 
+def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: Rig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    rig.answer("n1", reason=errors.Reason.INVALID_CONFIG)
+
+    def forget(node: rigs.Object) -> None:
+        status = json.loads(node["metadata"]["annotations"][well_known.STATUS_ANNOTATION])
+        status["configHash"] = ""
+        node["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = json.dumps(status)
+
+    rig.server.modify(kinds.NODES, "n1", forget)
+    rig.pass_time(5 * TERM_S, own)
+
+    assert len(own.kube.patches) == 1
+    assert rig.metric(own, "answers_total", result="failed") == 1
+
+
 def test_a_lease_whose_namespace_is_missing_is_logged(rig: Rig) -> None:
     path = "/namespaces/mig-manager/leases"
     rig.server.inject(apiserver.Fault(path=path, status=404, times=None))

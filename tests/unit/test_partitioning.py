@@ -297,6 +297,15 @@ def test_layout_that_just_failed_is_not_requested_again_at_once() -> None:
     assert decided([failed], [pod("p", "3g.20gb")], now=soon).changes
 
 
+def test_layout_from_which_the_gpus_drifted_is_requested_again() -> None:
+    pods = [pod("p", "7g.40gb")]
+    change = only(decided([node("a", EMPTY)], pods))
+    drifted = requested("a", change, state="failed", reason="Drifted", finishedAt=NOW.isoformat())
+    assert not decided([drifted], pods, now=NOW + dt.timedelta(seconds=290)).changes
+    again = only(decided([drifted], pods, now=LATER))
+    assert (again.content_hash, again.layout != change.layout) == (change.content_hash, True)
+
+
 def test_layout_that_just_failed_keeps_no_other_pod_waiting() -> None:
     pods = [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
     change = only(decided([node("a", EMPTY)], pods))

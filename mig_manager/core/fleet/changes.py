@@ -92,8 +92,8 @@ class Changes:
     ) -> bool:
         """Add a change, unless its agent's last run failed this layout.
 
-        Instances that were in use then can be idle now, so the request is repeated after
-        ``room_timeout_s``. Its text differs, because the agent ignores an equal annotation.
+        A layout that may succeed later is requested again after ``room_timeout_s``. Its text
+        differs, because the agent ignores an equal annotation.
         """
         try:
             plan = planner.plan(node.gpus, wanted)
@@ -106,7 +106,7 @@ class Changes:
             for step in plan.steps
         )
         if document.content_hash == node.refused:
-            finished_at = node.finished_at if node.was_in_use else None
+            finished_at = node.finished_at if node.is_repeatable else None
             if finished_at is None or self._limits.is_recent(finished_at, now=self._now):
                 self._still_refused.add(node.name)
                 return False

@@ -11,10 +11,13 @@ from mig_manager import errors
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import api_values, claims, resources, strategies, well_known
 from mig_manager.core.records import capacity
 from mig_manager.core.records import status as node_status
+
+_REPEATABLE = (errors.Reason.IN_USE.value, errors.Reason.DRIFTED.value)
+"""An instance in use can be idle later, and a layout from which the GPUs drifted was active."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class PartitionedNode:
     took_s: float = 0.0  # that run, by the agent's clock
     served: str = ""  # content hash of that run's layout
     refused: str = ""  # content hash of the custom layout, if its agent's last run failed
-    was_in_use: bool = False  # whether that run failed because an instance was in use
+    is_repeatable: bool = False  # whether the same layout may succeed later
 
     @property
     def available(self) -> "collections.Counter[str]":
@@ -76,8 +79,6 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     gpus = fleet_nodes.published_gpus(node)[0] or ()
     in_use = _in_use(node.view.annotations.get(well_known.CAPACITY_ANNOTATION), gpus)
     published = node.status
-    has_failed = published is not None and published.state is model.State.FAILED
-    is_custom = published is not None and published.config == well_known.CUSTOM_LAYOUT
     is_retried = node.answer is not None and node.answer.is_retried
     changing = _why_changing(node, is_retried=is_retried)
     devices = _devices(gpus)
@@ -103,8 +104,8 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         finished_at=published.finished_at if published else None,
         took_s=_took_s(published),
         served=published.config_hash if published else "",
-        refused=published.config_hash if published and has_failed and is_custom else "",
-        was_in_use=published is not None and published.reason == errors.Reason.IN_USE.value,
+        refused=_refused(node),
+        is_repeatable=published is not None and published.reason in _REPEATABLE,
     )
 
 
@@ -203,6 +204,21 @@ class Sightings:
         return dataclasses.replace(
             node, requested_at=requested_at, started_at=started_at, finished_at=finished_at
         )
+
+
+def _refused(node: fleet_nodes.Node) -> str:
+    """Return the content hash of the custom layout that an agent failed; empty if it did not."""
+    published, custom = node.status, custom_layouts.Custom.of(node.view)
+    has_failed = published is not None and published.state is model.State.FAILED
+    if published is None or not has_failed or published.config != well_known.CUSTOM_LAYOUT:
+        return ""
+    if published.config_hash:
+        return published.config_hash
+    # The agent failed before it had read the layout.
+    try:
+        return custom.layout()[0].content_hash
+    except errors.MigManagerError:
+        return custom.annotation_hash
 
 
 def _took_s(published: node_status.PublishedStatus | None) -> float:

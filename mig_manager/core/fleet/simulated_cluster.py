@@ -256,7 +256,7 @@ class _Node:
                 if self.finished_at and self.started_at
                 else 0.0,
                 refused=self.refused,
-                was_in_use=bool(self.refused),
+                is_repeatable=bool(self.refused),
             )
         return self.known
 
