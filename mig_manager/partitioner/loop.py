@@ -19,6 +19,7 @@ from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import liveness, messages, model, timestamps, timing
 from mig_manager.core.fleet import (
     breaker,
+    changes,
     decisions,
     demand,
     node_index,
@@ -27,6 +28,7 @@ from mig_manager.core.fleet import (
     past_decisions,
 )
 from mig_manager.core.layout import layouts, served
+from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer, metrics, recommendations
 from mig_manager.partitioner import settings as partitioner_settings
 
@@ -214,7 +216,7 @@ class Partitioner:
         self._telemetry.count_decision()
         self._log_unusable(nodes)
         self._report_resting(nodes, now, has_pending=bool(pending))
-        self._follow(nodes)
+        self._follow(nodes, now)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
         room = {uid: dict(since) for uid, since in decision.room_since.items()}
@@ -297,14 +299,23 @@ class Partitioner:
                 _log.info("node_resting", node=node.name, for_s=round(rest_s, 1), is_own=is_own)
         self._term.resting = frozenset(node.name for node, _ in resting if has_pending)
 
-    def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
+    def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...], now: dt.datetime) -> None:
         """Count the outcomes of requests, and follow a former leader's requests."""
-        changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
-        answered = [node for node in nodes if node.name in self._term.awaited - changing]
+        opted_in = [node for node in nodes if node.is_opted_in]
+        changing = {node.name for node in opted_in if node.is_changing}
+        answered = [
+            node
+            for node in opted_in
+            # A person may have requested another layout meanwhile.
+            if node.labels.get(well_known.CONFIG_LABEL) == well_known.CUSTOM_LAYOUT
+            and node.name in self._term.awaited - changing
+        ]
         for node in answered:
             self._telemetry.count_answer(is_good=not node.refused)
         self._stop_or_resume(answered)
-        self._term.awaited &= changing
+        self._term.awaited &= {
+            node.name for node in opted_in if changes.is_under_change(node, now=now)
+        }
         if self._term.inherited is None:
             self._term.inherited, self._term.leads_since_s = changing, self._clock.monotonic()
         self._term.inherited &= changing

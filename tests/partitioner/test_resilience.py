@@ -92,12 +92,7 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Rig) -> Non
     rig.pass_time(SOON_S, own)
     (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
 
-    def stamp(node: rigs.Object) -> None:
-        labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
-        entry = {"manager": "x", "operation": "Update", "time": asked_at, "fieldsV1": labels}
-        node["metadata"]["managedFields"] = [entry]
-
-    rig.server.modify(kinds.NODES, asked, stamp)
+    stamp_request(rig, asked, at=asked_at)
     rig.pass_time(TERM_S, own)
     assert len(own.kube.patches) == 1
     rig.pass_time(5 * TERM_S, own)
@@ -244,6 +239,54 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None
         "requests_stopped",
         "requests_resumed",
     ]
+
+
+def test_a_silent_agent_does_not_keep_requests_stopped(rig: Rig) -> None:
+    for number in range(4):
+        rig.add_node(f"n{number}")
+    rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
+    own = rig.replica(max_unavailable="2", max_failures="1", cooldown_s="1")
+    rig.pass_time(20, own)
+    failed, silent = (name for name in rig.gpus if is_unanswered(rig, name))
+    stamp_request(rig, silent, at=rig.clock.now_iso())
+    rig.answer(failed, reason=errors.Reason.INTERNAL)
+    rig.pass_time(20, own)
+    assert rig.metric(own, "stopped") == 1
+    rig.pass_time(620, own)
+
+    assert is_unanswered(rig, silent)
+    assert len(own.kube.patches) == 3
+
+
+@pytest.mark.parametrize(
+    "labels", [{well_known.PARTITIONING_LABEL: "off"}, {well_known.CONFIG_LABEL: "all-7g.40gb"}]
+)
+def test_an_answer_to_another_request_is_not_counted(rig: Rig, labels: dict[str, str]) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    own = rig.replica()
+    before = rig.node()["metadata"]["annotations"][well_known.STATUS_ANNOTATION]
+    rig.pass_time(SOON_S, own)
+
+    def change(node: rigs.Object) -> None:
+        node["metadata"]["labels"] |= labels
+        node["metadata"]["annotations"][well_known.STATUS_ANNOTATION] = before
+
+    rig.server.modify(kinds.NODES, "n1", change)
+    rig.pass_time(SOON_S, own)
+
+    assert rig.metric(own, "answers_total", result="applied") == 0
+
+
+def stamp_request(rig: Rig, name: str, *, at: str) -> None:
+    """Record who wrote a node's request and when, as the API server does."""
+    labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
+    entry = {"manager": "x", "operation": "Update", "time": at, "fieldsV1": labels}
+
+    def stamp(node: rigs.Object) -> None:
+        node["metadata"]["managedFields"] = [entry]
+
+    rig.server.modify(kinds.NODES, name, stamp)
 
 
 def is_unanswered(rig: Rig, name: str) -> bool:

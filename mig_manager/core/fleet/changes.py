@@ -43,7 +43,8 @@ class Changes:
         self._nominated = nominated
         self.own = [node for node in pods.nodes if node.is_opted_in]
         most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(self.own))
-        self._budget = min(_MOST_CHANGES, most - sum(map(self._is_counted, self.own)))
+        under_change = sum(is_under_change(node, now=now) for node in self.own)
+        self._budget = min(_MOST_CHANGES, most - under_change)
         self._still_refused: set[str] = set()
         self._requested: dict[str, decisions.Change] = {}
 
@@ -130,13 +131,14 @@ class Changes:
         )
         return True
 
-    def _is_counted(self, node: partitioned.PartitionedNode) -> bool:
-        """Return whether a node counts against the budget: its agent works, or soon will.
 
-        An agent that has been silent for long must not keep all other nodes from a change.
-        """
-        since, longest_s = node.requested_at, _SILENCE_S
-        if since is None:
-            since, longest_s = node.started_at, _LONGEST_RUN_S
-        is_silent = since and (self._now - since).total_seconds() > longest_s
-        return node.is_changing and not is_silent
+def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> bool:
+    """Return whether a node counts as under change: its agent works, or soon will.
+
+    An agent that has been silent for long must not keep all other nodes from a change.
+    """
+    since, longest_s = node.requested_at, _SILENCE_S
+    if since is None:
+        since, longest_s = node.started_at, _LONGEST_RUN_S
+    is_silent = since and (now - since).total_seconds() > longest_s
+    return node.is_changing and not is_silent
