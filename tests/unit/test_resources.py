@@ -161,6 +161,18 @@ def test_without_kubelet_replicas_of_shared_devices_are_known(
     assert (why == "") is is_good
 
 
+@pytest.mark.parametrize(
+    ("allocatable", "is_good"),
+    [({}, True), ({GPU: 1}, False), pytest.param({GPU: 2}, True, id="strategy none")],
+)
+def test_without_kubelet_gpus_without_devices_are_compared(
+    allocatable: dict[str, int], *, is_good: bool
+) -> None:
+    gpus = [samples.gpu(samples.A100, index=index) for index in range(2)]
+    why = schedulable.why_not(gpus, None, counted(allocatable))
+    assert (why == "") is is_good
+
+
 # Which layouts a device plugin serves; compared with the sandbox's plugin, written apart
 
 

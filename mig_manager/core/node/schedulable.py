@@ -182,7 +182,11 @@ def _is_as_expected(
     bare = {resources.base(name): (name, n) for name, n in counts.items()}
     return bare.keys() == expected.keys() and all(
         n == expected[key]
-        or (n % expected[key] == 0 and (has_replicas or name.endswith(resources.SHARED)))
+        or (
+            expected[key] > 0
+            and n % expected[key] == 0
+            and (has_replicas or name.endswith(resources.SHARED))
+        )
         for key, (name, n) in bare.items()
     )
 
