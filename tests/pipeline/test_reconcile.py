@@ -49,6 +49,23 @@ def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool
     assert (rig.clock.monotonic() < rig.kubelet.reports_from_s) is may_report
 
 
+@pytest.mark.parametrize(("strategy", "devices"), [("mixed", 8), ("", 2)])
+def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
+    strategy: str, devices: int
+) -> None:
+    rig = node(layout="all-disabled")
+    rig.pods = {
+        uid: dataclasses.replace(pod, mig_strategy=strategy) for uid, pod in rig.pods.items()
+    }
+    # A person applied it at a shell.
+    rig.gpus = node(layout="all-balanced").gpus
+
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced")
+
+    # With strategy none it would still offer the whole GPUs.
+    assert len(rig.schedulable["nvidia.com/gpu"]) == devices
+
+
 def test_active_layout_succeeds_after_one_observation() -> None:
     rig = node(layout="all-balanced")
     pods = dict(rig.pods)

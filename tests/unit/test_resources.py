@@ -161,6 +161,20 @@ def test_without_kubelet_replicas_of_shared_devices_are_known(
     assert (why == "") is is_good
 
 
+@pytest.mark.parametrize("strategy", [None, *strategies.Strategy])
+def test_whole_gpus_count_unless_the_strategy_offers_instances(
+    strategy: strategies.Strategy | None,
+) -> None:
+    gpus = samples.balanced()
+    healthy, node = {GPU: frozenset({gpus[0].uuid})}, counted({GPU: 1})
+    is_good = strategy in (None, strategies.Strategy.NONE)
+    for allocatable in (healthy, None):
+        why = schedulable.why_not(gpus, allocatable, node, strategy=strategy)
+        assert (why == "") is is_good
+        is_stale = schedulable.is_plugin_stale(gpus, allocatable, node, strategy=strategy)
+        assert is_stale is not is_good
+
+
 @pytest.mark.parametrize(
     ("allocatable", "is_good"),
     [({}, True), ({GPU: 1}, False), pytest.param({GPU: 2}, True, id="strategy none")],

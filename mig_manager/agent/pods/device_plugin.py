@@ -46,15 +46,15 @@ class DevicePlugin(advertisers.Advertiser):
         changed: frozenset[str],
     ) -> errors.NotReadyError | None:
         """Return the devices that kubelet lacks, or has although no GPU has them."""
-        healthy = _healthy(job)
+        healthy, strategy = _healthy(job), _strategy(pods)
         node, refused = without_phantoms(job, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
-        if counts := schedulable.unreported(gpus, healthy, node):
+        if counts := schedulable.unreported(gpus, healthy, node, strategy=strategy):
             job.deps.node.report_devices(counts)
             node = job.deps.node.latest()
         return advertisers.not_allocatable(
-            schedulable.why_not(gpus, healthy, node, changed=changed)
+            schedulable.why_not(gpus, healthy, node, strategy=strategy, changed=changed)
         )
 
     def is_stale(self, job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
@@ -63,7 +63,8 @@ class DevicePlugin(advertisers.Advertiser):
         An unhealthy device does not count: a new plugin would report it again.
         """
         node = job.deps.node.latest()
-        return schedulable.is_plugin_stale(gpus, _healthy(job), node)
+        strategy = _strategy(job.deps.workloads.present())
+        return schedulable.is_plugin_stale(gpus, _healthy(job), node, strategy=strategy)
 
     def why_refused(
         self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: advertisers.Pods
@@ -184,6 +185,14 @@ def is_being_replaced(job: jobs.Job, node: node_object.NodeView) -> bool:
         return False
     healthy = _healthy(job)
     return healthy is not None and not any(healthy.get(name) for name in names)
+
+
+def _strategy(pods: Iterable[pod_object.Pod]) -> strategies.Strategy | None:
+    """Return the strategy in the plugin's own settings; None: unknown.
+
+    The node's label may be of the strategy before a new plugin config.
+    """
+    return strategies.of_plugin(list(filter(clients.is_device_plugin, pods)), {})
 
 
 def _healthy(job: jobs.Job) -> _Healthy:

@@ -56,7 +56,8 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     advertised = _phantoms(facts, node)
     real = {name: count for name, count in node.allocatable.items() if name not in advertised}
     node = dataclasses.replace(node, allocatable=real)
-    problem = schedulable.why_not(gpus, allocatable, node)
+    strategy = strategies.of_plugin([*filter(clients.is_device_plugin, advertisers)], {})
+    problem = schedulable.why_not(gpus, allocatable, node, strategy=strategy)
     yield fail(problem) if problem else ok("all devices and no others")
 
 

@@ -22,23 +22,27 @@ def why_not(
     allocatable: Mapping[str, frozenset[str]] | None,
     node: node_object.NodeView,
     *,
+    strategy: strategies.Strategy | None = None,
     changed: Collection[str] | None = None,
 ) -> str:
     """Explain why the devices are not schedulable yet; empty if they are.
 
     ``allocatable`` are the healthy device ids by resource name from kubelet; None if kubelet does
-    not answer: then only the node's counts are compared. All devices of the GPUs with UUIDs in
-    ``changed``, or of all GPUs, must be healthy; one of an unchanged GPU need not be.
+    not answer: then only the node's counts are compared. ``strategy`` is the plugin's; None:
+    unknown, so that whole GPUs count even where MIG is enabled. All devices of the GPUs with UUIDs
+    in ``changed``, or of all GPUs, must be healthy; one of an unchanged GPU need not be.
     """
     # Kubelet may have devices of unreachable GPUs too.
     is_partial = bool(model.unreachable(gpus))
     known = tuple(gpus)
     if allocatable is None:
         is_enough = is_partial and _has_at_least(node, _among(known, changed))
-        return "" if is_enough else _why_not_counted(known, node, changed)
+        return "" if is_enough else _why_not_counted(known, node, strategy, changed)
     devices, ids = _devices(allocatable)
     for expected, needed in zip(
-        expected_devices(known), expected_devices(_among(known, changed)), strict=True
+        _possible_devices(known, strategy),
+        _possible_devices(_among(known, changed), strategy),
+        strict=True,
     ):
         is_registered = _count_registered(known, node.capacity) >= len(expected)
         is_known = is_partial or ids <= expected
@@ -58,6 +62,8 @@ def unreported(
     gpus: Sequence[model.Gpu],
     allocatable: Mapping[str, frozenset[str]] | None,
     node: node_object.NodeView,
+    *,
+    strategy: strategies.Strategy | None = None,
 ) -> dict[str, int]:
     """Return the counts of devices that kubelet has and its Node does not show yet.
 
@@ -67,7 +73,7 @@ def unreported(
     if allocatable is None or model.unreachable(gpus):
         return {}
     devices, ids = _devices(allocatable)
-    if not ids or ids not in expected_devices(gpus):
+    if not ids or ids not in _possible_devices(gpus, strategy):
         return {}
     return {name: count for name, (_, count) in _unreported(devices, node).items()}
 
@@ -114,25 +120,41 @@ def is_plugin_stale(
     gpus: Sequence[model.Gpu],
     allocatable: Mapping[str, frozenset[str]] | None,
     node: node_object.NodeView,
+    *,
+    strategy: strategies.Strategy | None = None,
 ) -> bool:
     """Return whether the device plugin does not have the current devices."""
     is_partial = bool(model.unreachable(gpus))
-    sliced, whole = expected_devices(gpus)
+    possible = _possible_devices(gpus, strategy)
     _, ids = _devices(allocatable or {})
-    if not (is_partial or ids <= sliced or ids <= whole):
+    if not (is_partial or any(ids <= expected for expected in possible)):
         return True
     if allocatable is None:
-        return bool(why_not(gpus, None, node, changed=()))
+        return bool(why_not(gpus, None, node, strategy=strategy, changed=()))
     registered = _count_registered(gpus, node.capacity or node.allocatable)
     # Only devices that are in one of the two show the plugin's strategy.
-    likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
-    return registered < min(map(len, likely or (sliced, whole)))
+    common = frozenset.intersection(*possible)
+    likely = [expected for expected in possible if ids & (expected - common)]
+    return registered < min(map(len, likely or possible))
+
+
+def _possible_devices(
+    gpus: Iterable[model.Gpu], strategy: strategies.Strategy | None
+) -> tuple[frozenset[str], ...]:
+    """Return the device ids of the plugin by its strategy; both sets if that is unknown."""
+    sliced, whole = expected_devices(gpus)
+    if strategy is None:
+        return sliced, whole
+    return (whole,) if strategy is strategies.Strategy.NONE else (sliced,)
 
 
 def _why_not_counted(
-    gpus: Sequence[model.Gpu], node: node_object.NodeView, changed: Collection[str] | None
+    gpus: Sequence[model.Gpu],
+    node: node_object.NodeView,
+    strategy: strategies.Strategy | None,
+    changed: Collection[str] | None,
 ) -> str:
-    """Compare the node's counts with the plugin's expected devices by one of its strategies.
+    """Compare the node's counts with the plugin's expected devices by its strategy, or by any.
 
     A sum would not do: until kubelet's heartbeat the node may have as many devices of the former
     layout.
@@ -141,7 +163,12 @@ def _why_not_counted(
     allocatable = resources.devices_of(node.allocatable)
     total = sum(allocatable.values())
     needed = len(expected_devices(_among(gpus, changed))[0])
-    for expected in (_mixed(gpus), {resources.GPU: len(sliced)}, {resources.GPU: len(whole)}):
+    counts = {
+        strategies.Strategy.MIXED: _mixed(gpus),
+        strategies.Strategy.SINGLE: {resources.GPU: len(sliced)},
+        strategies.Strategy.NONE: {resources.GPU: len(whole)},
+    }
+    for expected in [counts[strategy]] if strategy else counts.values():
         if _is_as_expected(allocatable, expected, node.labels):
             return ""
         # Kubelet counts an unhealthy device in the capacity alone.
