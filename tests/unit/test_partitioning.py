@@ -306,6 +306,19 @@ def test_layout_from_which_the_gpus_drifted_is_requested_again() -> None:
     assert (again.content_hash, again.layout != change.layout) == (change.content_hash, True)
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_replaced"), [("GpuUnreachable", True), ("Internal", False)]
+)
+def test_retry_for_an_unreachable_gpu_does_not_block_the_others(
+    reason: str, *, is_replaced: bool
+) -> None:
+    change = only(decided([node("a", EMPTY, EMPTY)], [pod("p", "7g.40gb")]))
+    retried = requested("a", change, state="failed", reason=reason, retryAt=NOW.isoformat())
+    decision = decided([retried], [pod("p", "7g.40gb")], now=LATER)
+    assert bool(decision.changes) is is_replaced
+    assert is_replaced or why(decision)[1] == "it waits for a (its agent retries layout custom)"
+
+
 def test_layout_that_just_failed_keeps_no_other_pod_waiting() -> None:
     pods = [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
     change = only(decided([node("a", EMPTY)], pods))

@@ -16,6 +16,7 @@ from mig_manager.core.node import api_values, claims, resources, strategies, wel
 from mig_manager.core.records import capacity
 from mig_manager.core.records import status as node_status
 
+_UNREACHABLE = errors.Reason.GPU_UNREACHABLE.value
 _REPEATABLE = (errors.Reason.IN_USE.value, errors.Reason.DRIFTED.value)
 """An instance in use can be idle later, and a layout from which the GPUs drifted was active."""
 
@@ -83,7 +84,10 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     changing = _why_changing(node, is_retried=is_retried)
     devices = _devices(gpus)
     mismatch = why_differing(devices, dict(allocatable), "kubelet's resources")
-    retrying = f"its agent retries layout {node.requested}" if is_retried else ""
+    # A layout without the unreachable GPU frees the other GPUs at once.
+    is_gpu_lost = published is not None and published.reason == _UNREACHABLE
+    is_blocked = is_retried and not is_gpu_lost
+    retrying = f"its agent retries layout {node.requested}" if is_blocked else ""
     return PartitionedNode(
         name=node.name,
         version=node.version,
