@@ -101,7 +101,7 @@ class RunStatus:
     ) -> outcomes.Outcome:
         """Return the outcome of a layout that is active on all reachable GPUs."""
         missing = "".join(
-            f" {gpu.sentence}; the layout is applied to it once it is back."
+            f" {gpu.sentence}; once it is back, it gets what the layout has for it."
             for gpu in gpus.unreachable
         )
         if problem := self.published.config_problem:

@@ -84,6 +84,14 @@ def test_an_unusable_annotation_changes_nothing_and_says_where_and_why(
 OWN = scenes.CONFIG + "  custom:\n  - {devices: all, mig-enabled: false}\n"
 
 
+def test_layout_is_not_promised_to_a_lost_gpu_that_it_does_not_name() -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.driver.lost = {rig.gpus[1].uuid}
+    outcome = run(rig, requested(BALANCED))
+    assert outcome.reason is Reason.ALREADY_APPLIED
+    assert outcome.message.endswith("once it is back, it gets what the layout has for it.")
+
+
 def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> None:
     rig = scenes.busy_node()
 

@@ -263,6 +263,8 @@ def test_a_superseded_node_is_left_alone_and_a_deleted_one_is_forgotten() -> Non
     rolled.decide([busy("a")], 0.0)
     decision = rolled.decide([node("a", requested="third")], 1.0)
     assert (decision.start, states(decision)) == ((), {"a": NodeState.SUPERSEDED})
+    (removed,) = rolled.decide([node("a", requested=None)], 1.5).nodes
+    assert removed.message == "the label was removed meanwhile"
     assert rolled.decide([done("b")], 2.0).phase is Phase.DONE
 
 

@@ -312,7 +312,9 @@ class Rollout:
         if node.name in self._requested:
             return self._state_in_time(node, now_s)
         if node.name in self._joined or self._goal.is_superseded(node):
-            return NodeProgressState.SUPERSEDED, f"layout {node.requested} was requested meanwhile"
+            requested = node.requested and f"layout {node.requested} was requested"
+            message = f"{requested or 'the label was removed'} meanwhile"
+            return NodeProgressState.SUPERSEDED, message
         not_ready = NodeProgressState.SKIPPED, "the node is not ready"
         return (NodeProgressState.TO_DO, "") if node.is_ready else not_ready
 
