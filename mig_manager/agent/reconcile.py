@@ -23,6 +23,7 @@ from mig_manager.agent import (
     served_layouts,
     settings,
 )
+from mig_manager.agent.steps import rebooting
 from mig_manager.change import local
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
@@ -116,6 +117,8 @@ class Reconciler:
             job.journal.finish(outcome, annotations)
         if outcome.state is model.State.SUCCESS:
             _save_layout(job, outcome.gpus)
+        elif outcome.reason.is_mode_pending:
+            rebooting.keep_pending_modes(job, job.status.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         if job.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):

@@ -248,11 +248,8 @@ class _Change:
             self.deps.notify(f"{why}; the next boot will not restore this layout")
 
     def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
-        """Drop GPUs with a pending mode from the saved layout: a boot would undo their modes."""
-        pending = {gpu.uuid for gpu in gpus if gpu.has_pending_mode}
-        if why := local.drop_from_saved(
-            self.deps.boot_layout, pending.intersection(self.target.covered(gpus))
-        ):
+        covered = gpus.only(self.target.covered(gpus))
+        if why := local.drop_pending(self.deps.boot_layout, covered):
             self.deps.notify(f"{why}; the next boot will undo the new MIG mode")
 
     def _result(

@@ -6,7 +6,7 @@ run can roll back and does not mistake half of a change for the former state.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from mig_manager import errors
@@ -326,8 +326,13 @@ def save_layout(
     return ""
 
 
-def drop_from_saved(store: ports.KeptText, uuids: Collection[str]) -> str:
-    """Drop GPUs from the layout saved for the next boot; return why it cannot be written."""
+def drop_pending(store: ports.KeptText, gpus: model.ObservedGpus) -> str:
+    """Drop GPUs whose mode is pending from the saved layout, with which a boot would undo it.
+
+    Returns:
+        Why it cannot be written; empty if it was.
+    """
+    uuids = {gpu.uuid for gpu in gpus if gpu.has_pending_mode}
     try:
         if (text := store.read()) is None:
             return ""

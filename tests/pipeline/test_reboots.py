@@ -9,6 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import reconcile
 from mig_manager.core import model
 from mig_manager.core.node import policies, well_known
+from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, gpu_values, scenes
 from tests.node.scenes import assert_ends
@@ -60,6 +61,24 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     assert outcome.state is model.State.SUCCESS
     assert rig.host.reboots == 1
     scenes.assert_restored(rig)
+
+
+@pytest.mark.parametrize("by_agent", [True, False])
+def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(*, by_agent: bool) -> None:
+    rig = rebooting_node()
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
+    # ``--no-gpu-reset``
+    rig.resets.are_available = False
+    rig.host.may_reboot = by_agent
+    if by_agent:
+        go_down(rig)
+    else:
+        assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
+
+    (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts)
+
+    assert [gpu.uuid for gpu in kept.snapshot] == [gpu.uuid for gpu in rig.gpus]
+    assert now.snapshot == ()
 
 
 def test_a_new_node_object_leads_to_no_second_reboot() -> None:

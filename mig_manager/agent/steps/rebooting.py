@@ -3,10 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 
+import structlog
+
 from mig_manager import errors
 from mig_manager.agent import jobs
+from mig_manager.agent.steps import resolving
+from mig_manager.change import local
 from mig_manager.core import model, timing
 from mig_manager.core.node import policies
+
+_log = structlog.get_logger()
 
 
 def may_help(job: jobs.Job, error: errors.MigManagerError) -> bool:
@@ -54,6 +60,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
             rebooted_from=job.deps.boot_id or "unknown",
         )
         job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
+        keep_pending_modes(job, resolving.observe_at_end(job))
         if job.deps.reboot is not None:
             job.deps.reboot(f"MIG layout {name} needs it")
         _wait_for_stop(job)
@@ -61,6 +68,14 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
         job.status.note(is_rebooted=False)
         return refused.message
     return f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
+
+
+def keep_pending_modes(job: jobs.Job, gpus: model.ObservedGpus) -> None:
+    """Have the boot unit of the host keep the pending modes of GPUs; a failure is logged."""
+    if job.deps.boot_layout is None:
+        return
+    if why := local.drop_pending(job.deps.boot_layout, gpus):
+        _log.warning("layout_not_saved", error=why)
 
 
 def _wait_for_stop(job: jobs.Job) -> None:
