@@ -84,9 +84,11 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     changing = _why_changing(node, is_retried=is_retried)
     devices = _devices(gpus)
     mismatch = why_differing(devices, dict(allocatable), "kubelet's resources")
-    # A layout without the unreachable GPU frees the other GPUs at once.
-    is_gpu_lost = published is not None and published.reason == _UNREACHABLE
-    is_blocked = is_retried and not is_gpu_lost
+    # A program's layout names every GPU, so one without the unreachable GPU frees the others.
+    is_replaceable = node.requested == well_known.CUSTOM_LAYOUT and (
+        published is not None and published.reason == _UNREACHABLE
+    )
+    is_blocked = is_retried and not is_replaceable
     retrying = f"its agent retries layout {node.requested}" if is_blocked else ""
     return PartitionedNode(
         name=node.name,
