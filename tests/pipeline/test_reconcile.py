@@ -66,6 +66,15 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
     assert len(rig.schedulable["nvidia.com/gpu"]) == devices
 
 
+def test_broken_plugin_of_other_devices_is_not_waited_for() -> None:
+    rig = node()
+    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.pods, rig.schedulable = {}, {}
+    rig.kubelet.phantoms = {"nvidia.com/hostdev": 4}
+
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")
+
+
 def test_active_layout_succeeds_after_one_observation() -> None:
     rig = node(layout="all-balanced")
     pods = dict(rig.pods)

@@ -178,9 +178,8 @@ def is_being_replaced(job: jobs.Job, node: node_object.NodeView) -> bool:
     """
     if job.deps.is_advertiser or well_known.PLUGIN_DEPLOY_LABEL in node.labels:
         return False
-    counted = {name for name, count in node.capacity.items() if count}
-    # A plugin's config may give its resources any name.
-    names = set(filter(resources.is_device_or_shared, counted)) or counted
+    # Other resources are of other plugins, such as ``nvidia.com/hostdev``.
+    names = resources.devices_of(node.capacity)
     if not names:
         return False
     healthy = _healthy(job)
