@@ -37,7 +37,8 @@ _RECHECK_S = 5.0
 _RECHECK_SHARE = 1.0
 """Minimum pause, as a multiple of a decision's duration: decisions use half of a core at most."""
 _REFUSED_S = 300.0
-"""How long not to change a node that the API refused to change."""
+"""How long not to change a node that the API refused to change, or whose agent failed a layout:
+one bad node must not fail so many requests that all stop."""
 _INHERITED_S = 300.0
 """How long a new leader waits for changes that a former leader requested."""
 _FIRST_PAUSE_S = 2.0
@@ -106,8 +107,8 @@ class _Term:
     recheck_s: float = math.inf  # when to decide without a change of demand
     resume_s: float = -math.inf  # when to act again after an API failure
     pause_s: float = _FIRST_PAUSE_S
-    refused: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By node: until when not to change it."""
+    refused: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
+    """By node: until when not to change it, and why."""
     pending_since_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""
     sightings: partitioned.Sightings = dataclasses.field(default_factory=partitioned.Sightings)
@@ -250,7 +251,9 @@ class Partitioner:
             pod.uid: self._term.pending_since_s.get(pod.uid, now_s) for pod in pending
         }
         self._term.served &= self._term.pending_since_s.keys()
-        self._term.refused = {name: end for name, end in self._term.refused.items() if end > now_s}
+        self._term.refused = {
+            name: refusal for name, refusal in self._term.refused.items() if refusal[0] > now_s
+        }
         nodes = [
             self._mark_unusable(node)
             for node in self._term.sightings.on_own_clock(self._cluster.nodes(), now=now)
@@ -261,8 +264,8 @@ class Partitioner:
         """Mark a node that the partitioner must not change."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
-        if node.name in self._term.refused:
-            return dataclasses.replace(node, unusable="the API refused to change it")
+        if node.name in self._term.refused and not node.unusable:
+            return dataclasses.replace(node, unusable=self._term.refused[node.name][1])
         return node
 
     def _log_unusable(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
@@ -312,6 +315,8 @@ class Partitioner:
         ]
         for node in answered:
             self._telemetry.count_answer(is_good=not node.refused)
+            if node.refused and not node.is_repeatable:
+                self._refuse(node.name, "its agent failed a layout a short time ago")
         self._stop_or_resume(answered)
         self._term.awaited &= {
             node.name for node in opted_in if changes.is_under_change(node, now=now)
@@ -396,7 +401,7 @@ class Partitioner:
                 self._term.resume_s = now_s + max(self._term.pause_s, error.retry_after_s or 0.0)
                 self._term.pause_s = min(2 * self._term.pause_s, _LONGEST_PAUSE_S)
                 return Result.FAILED
-            self._term.refused[change.node] = now_s + _REFUSED_S
+            self._refuse(change.node, "the API refused to change it")
             return Result.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
@@ -408,6 +413,9 @@ class Partitioner:
         _log.info("layout_requested", node=change.node, why=change.why)
         self._term.announcer.announce_request(change)
         return Result.REQUESTED
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._term.refused[name] = self._clock.monotonic() + _REFUSED_S, why
 
     def _base_of(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> Mapping[str, Base]:
         """Return the base layout for every opted-in node; empty if it does not fit."""

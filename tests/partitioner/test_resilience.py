@@ -241,6 +241,24 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None
     ]
 
 
+def test_node_that_failed_a_layout_gets_no_other_for_minutes(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", profile="4g.20gb")
+    own = rig.replica(max_unavailable="2")
+    rig.pass_time(SOON_S, own)
+    rig.answer("n1", reason=errors.Reason.GPU_NEEDS_RESET)
+    failed = rig.requested("n1")
+    rig.add_pods("p2", "p3", profile="2g.10gb")
+
+    rig.pass_time(TERM_S, own)
+    assert rig.requested("n1") == failed
+    assert rig.requested("n2")
+    rig.pass_time(300, own)
+
+    assert rig.requested("n1") != failed
+
+
 def test_a_silent_agent_does_not_keep_requests_stopped(rig: Rig) -> None:
     for number in range(4):
         rig.add_node(f"n{number}")
