@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.core.fleet import decisions, simulated_cluster
-from testkit import day
+from testkit import bounds, day, day_layouts, traces
 
 _DAY_S = 3600.0
 _LIFE_S = 600.0
@@ -34,7 +34,7 @@ _MIXES: Mapping[str, Mapping[float, day.Mix]] = {
     "shift": day.SHIFT,
     "multi": {0.0: {"1g": 0.4, "2x1g": 0.2, "2g": 0.1, "2x3g": 0.1, "3g": 0.1, "2x7g": 0.1}},
 }
-_TRACES = {f"trace-{each.value}": each for each in day.Mapped}
+_TRACES = {f"trace-{each.value}": each for each in traces.Mapped}
 _TRACE_SHARE = 0.75
 """Mean part of a GPU that a pod of the trace requests, about."""
 _SYNTHETIC_PODS = 20000
@@ -72,15 +72,15 @@ def main() -> None:
     if chosen.trace:
         text = chosen.trace.read_text(encoding="utf-8")
     else:
-        text = day.synthetic_trace(0, _SYNTHETIC_PODS)
-    traces = {name: day.parse_trace(text, mapped) for name, mapped in _TRACES.items()}
+        text = traces.synthetic_trace(0, _SYNTHETIC_PODS)
+    rows = {name: traces.parse_trace(text, mapped) for name, mapped in _TRACES.items()}
     entries = []
     for product, nodes, mix, load in itertools.product(
         chosen.products, chosen.nodes, chosen.mixes, chosen.loads
     ):
         cell = Cell(product=_PRODUCTS[product], nodes=nodes, mix=mix, load=load)
         began_s = time.process_time()
-        drawn = [_jobs(cell, seed, traces) for seed in range(1, chosen.seeds + 1)]
+        drawn = [_jobs(cell, seed, rows) for seed in range(1, chosen.seeds + 1)]
         every = [dict(_rows(cell, jobs, seed)) for seed, jobs in enumerate(drawn, 1)]
         took_s = round(time.process_time() - began_s, 1)
         entries.append({**dataclasses.asdict(cell), "took_s": took_s, "rows": _joined(every)})
@@ -92,12 +92,12 @@ def main() -> None:
         )
 
 
-def _jobs(cell: Cell, seed: int, traces: Mapping[str, Sequence[day.Row]]) -> list[day.Job]:
+def _jobs(cell: Cell, seed: int, rows: Mapping[str, Sequence[day.Row]]) -> list[day.Job]:
     load, gpus, product = cell.load, cell.gpus, cell.product
-    if cell.mix in traces:
+    if cell.mix in rows:
         pods = round(load * gpus * _DAY_S / _LIFE_S / _TRACE_SHARE)
-        return day.trace_jobs(
-            traces[cell.mix],
+        return traces.trace_jobs(
+            rows[cell.mix],
             seed=seed,
             pods=pods,
             day_s=_DAY_S,
@@ -115,16 +115,16 @@ def _jobs(cell: Cell, seed: int, traces: Mapping[str, Sequence[day.Row]]) -> lis
 def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Figures]]:
     """Yield the figures of each way to serve the pods."""
     gpus, product = cell.gpus, cell.product
-    yield "bound", {"mean_s": day.least_mean(jobs, gpus=gpus, end_s=_DAY_S, product=product)}
+    yield "bound", {"mean_s": bounds.least_mean(jobs, gpus=gpus, end_s=_DAY_S, product=product)}
     for name, choice in (
-        ("first-fit", day.Choice.FIRST),
-        ("least fragmentation", day.Choice.LEAST_FRAGMENTED),
+        ("first-fit", bounds.Choice.FIRST),
+        ("least fragmentation", bounds.Choice.LEAST_FRAGMENTED),
     ):
-        free = day.instant(jobs, gpus=gpus, end_s=_DAY_S, choice=choice, product=product)
+        free = bounds.instant(jobs, gpus=gpus, end_s=_DAY_S, choice=choice, product=product)
         yield name, _waits(jobs, free)
     sizes = day.plain(product)
     balanced = {tuple((str(sizes[name]), count) for name, count in _BALANCED.items()): gpus}
-    best = day.best_fixed(jobs, gpus=gpus, end_s=_DAY_S, product=product)
+    best = day_layouts.best_fixed(jobs, gpus=gpus, end_s=_DAY_S, product=product)
     limits = decisions.PartitionerLimits()
     for scheduler in simulated_cluster.Scheduler:
         for name, layouts, changes in (
@@ -132,9 +132,11 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
             ("best fixed", best, None),
             ("all-balanced", balanced, None),
         ):
-            cluster = day.cluster(day.spread(layouts), scheduler, seed=seed, product=product)
+            cluster = day_layouts.cluster(
+                day_layouts.spread(layouts), scheduler, seed=seed, product=product
+            )
             result = simulated_cluster.simulate(
-                day.pods(jobs), cluster, end_s=_DAY_S, limits=changes
+                day_layouts.pods(jobs), cluster, end_s=_DAY_S, limits=changes
             )
             figures = _waits(jobs, result.waits)
             if changes:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters.host import log
-from testkit import day
+from testkit import bounds, day, day_layouts
 from tests.cluster import clusters, device_watch, envtest, pods_of_a_day, sandbox_nodes
 from tests.realnode import audit
 from tests.stage import agent_stage
@@ -106,12 +106,16 @@ def _computed(plan: Plan) -> Iterator[Entry]:
     """Compute the bounds, and the best fixed layout with programs that take no time."""
     end_s, gpus = plan.day_s, plan.gpus
     print(f"one hour takes {plan.day_s / 24:.1f} s")
-    bound = {share: day.least_wait(plan.jobs, share, gpus=gpus, end_s=end_s) for share in _SHARES}
+    bound = {
+        share: bounds.least_wait(plan.jobs, share, gpus=gpus, end_s=end_s) for share in _SHARES
+    }
     most = _utilisation(plan, {job.name: end_s - job.at_s for job in plan.jobs})
     yield _entry("bound", placed=len(plan.jobs), waits=bound, utilisation=most)
-    yield _simulated("instant", plan, day.instant(plan.jobs, gpus=gpus, end_s=end_s))
-    devices = day.devices(day.best_fixed(plan.jobs, gpus=gpus, end_s=end_s))
-    yield _simulated("best fixed, computed", plan, day.fixed(plan.jobs, devices, end_s=end_s))
+    yield _simulated("instant", plan, bounds.instant(plan.jobs, gpus=gpus, end_s=end_s))
+    devices = day_layouts.devices(day_layouts.best_fixed(plan.jobs, gpus=gpus, end_s=end_s))
+    yield _simulated(
+        "best fixed, computed", plan, day_layouts.fixed(plan.jobs, devices, end_s=end_s)
+    )
 
 
 _SHARES = (0.5, 0.9, 0.95, 1.0)
@@ -237,7 +241,7 @@ def _balanced(plan: Plan) -> tuple[str, dict[str, str]]:
 
 def _best_fixed(plan: Plan) -> tuple[str, dict[str, str]]:
     """Return the layouts of the best fixed mix, spread evenly over the nodes."""
-    mix = day.best_fixed(plan.jobs, gpus=plan.gpus, end_s=plan.day_s)
+    mix = day_layouts.best_fixed(plan.jobs, gpus=plan.gpus, end_s=plan.day_s)
     gpus = [counts for counts, number in mix.items() for _ in range(number)]
     text = ""
     for number, name in enumerate(plan.nodes):

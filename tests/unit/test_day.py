@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testkit import day
+from testkit import bounds, day, day_layouts, traces
 
 GPUS = 2
 DAY_S = 240.0
@@ -44,7 +44,7 @@ def test_the_pods_of_a_day_keep_the_share_of_the_gpus_that_is_asked_for() -> Non
 def test_a_fixed_layout_serves_each_profile_in_the_order_of_the_pods() -> None:
     jobs = [job("a", "1g.5gb", 0, 10), job("b", "1g.5gb", 1, 5), job("c", "7g.40gb", 2, 1)]
 
-    waits = day.fixed(jobs, {"1g.5gb": 1}, end_s=100)
+    waits = day_layouts.fixed(jobs, {"1g.5gb": 1}, end_s=100)
 
     assert waits == {"a": 0.0, "b": 9.0, "c": None}
     assert day.mean(jobs, waits, end_s=101) == pytest.approx((0.0 + 9.0 + 99.0) / 3)
@@ -53,7 +53,7 @@ def test_a_fixed_layout_serves_each_profile_in_the_order_of_the_pods() -> None:
 def test_instant_repartitioning_waits_only_for_what_is_in_use() -> None:
     jobs = [job("a", "1g.5gb", 0, 10), job("b", "7g.40gb", 1, 5), job("c", "3g.20gb", 2, 1)]
 
-    waits = day.instant(jobs, gpus=1, end_s=100)
+    waits = bounds.instant(jobs, gpus=1, end_s=100)
 
     assert waits == {"a": 0.0, "b": 9.0, "c": 0.0}
 
@@ -61,21 +61,21 @@ def test_instant_repartitioning_waits_only_for_what_is_in_use() -> None:
 def test_least_wait_is_zero_if_all_pods_fit() -> None:
     jobs = [job(str(n), "7g.40gb", 0, 10) for n in range(3)]
 
-    assert day.least_wait(jobs, 1.0, gpus=3, end_s=100) == 0.0
-    assert day.least_wait(jobs, 1.0, gpus=2, end_s=100) == pytest.approx(10.0, abs=0.01)
-    assert day.least_wait(jobs, 0.6, gpus=2, end_s=100) == 0.0
+    assert bounds.least_wait(jobs, 1.0, gpus=3, end_s=100) == 0.0
+    assert bounds.least_wait(jobs, 1.0, gpus=2, end_s=100) == pytest.approx(10.0, abs=0.01)
+    assert bounds.least_wait(jobs, 0.6, gpus=2, end_s=100) == 0.0
 
 
 @settings(deadline=None, max_examples=50)
 @given(small_days)
 def test_nothing_that_is_computed_beats_the_bound(jobs: list[day.Job]) -> None:
-    best = day.devices(day.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
+    best = day_layouts.devices(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
     computed = (
-        day.instant(jobs, gpus=GPUS, end_s=DAY_S),
-        day.fixed(jobs, best, end_s=DAY_S),
+        bounds.instant(jobs, gpus=GPUS, end_s=DAY_S),
+        day_layouts.fixed(jobs, best, end_s=DAY_S),
     )
     for share in (0.5, 0.9, 1.0):
-        bound = day.least_wait(jobs, share, gpus=GPUS, end_s=DAY_S)
+        bound = bounds.least_wait(jobs, share, gpus=GPUS, end_s=DAY_S)
         assert all(bound <= day.quantile(waits, share) + 1e-6 for waits in computed)
 
 
@@ -84,12 +84,12 @@ def test_nothing_that_is_computed_beats_the_bound(jobs: list[day.Job]) -> None:
 def test_the_best_fixed_layout_is_no_worse_than_one_layout_for_all_gpus(
     jobs: list[day.Job],
 ) -> None:
-    def unplaced(layout: collections.Counter[day.Counts]) -> int:
-        waits = day.fixed(jobs, day.devices(layout), end_s=DAY_S)
+    def unplaced(layout: collections.Counter[day_layouts.Counts]) -> int:
+        waits = day_layouts.fixed(jobs, day_layouts.devices(layout), end_s=DAY_S)
         return sum(wait is None for wait in waits.values())
 
-    best = unplaced(collections.Counter(day.best_fixed(jobs, gpus=GPUS, end_s=DAY_S)))
-    same = [unplaced(collections.Counter({counts: GPUS})) for counts in day.layouts()]
+    best = unplaced(collections.Counter(day_layouts.best_fixed(jobs, gpus=GPUS, end_s=DAY_S)))
+    same = [unplaced(collections.Counter({counts: GPUS})) for counts in day_layouts.layouts()]
     assert best <= min(same)
 
 
@@ -100,7 +100,7 @@ b,1,150,5,25,10
 c,1,500,3,9,
 d,2,1000,4,104,4
 """
-    by_compute, by_memory = (day.parse_trace(text, mapped) for mapped in day.Mapped)
+    by_compute, by_memory = (traces.parse_trace(text, mapped) for mapped in traces.Mapped)
 
     assert [row.request for row in by_compute] == ["4g", "2x7g", "2g"]
     assert [row.request for row in by_memory] == ["3g", "2x7g", "2g"]
@@ -108,7 +108,7 @@ d,2,1000,4,104,4
 
 
 def test_the_synthetic_trace_has_the_marginals_of_the_real_one() -> None:
-    rows = day.parse_trace(day.synthetic_trace(1, 4000), day.Mapped.COMPUTE)
+    rows = traces.parse_trace(traces.synthetic_trace(1, 4000), traces.Mapped.COMPUTE)
 
     whole = sum(row.request == "7g" for row in rows) / len(rows)
     assert whole == pytest.approx((3986 + 1406) / 7064, abs=0.03)
@@ -118,17 +118,17 @@ def test_the_synthetic_trace_has_the_marginals_of_the_real_one() -> None:
 def test_no_choice_of_placement_beats_the_bound_of_the_mean() -> None:
     jobs = day.jobs(seed=1, pods=60, day_s=DAY_S, gpus=GPUS, load=1.2)
 
-    bound = day.least_mean(jobs, gpus=GPUS, end_s=DAY_S)
+    bound = bounds.least_mean(jobs, gpus=GPUS, end_s=DAY_S)
     assert bound > 0
-    for choice in day.Choice:
-        waits = day.instant(jobs, gpus=GPUS, end_s=DAY_S, choice=choice)
+    for choice in bounds.Choice:
+        waits = bounds.instant(jobs, gpus=GPUS, end_s=DAY_S, choice=choice)
         assert day.mean(jobs, waits, end_s=DAY_S) >= bound
 
 
 def test_least_fragmentation_keeps_room_for_large_devices() -> None:
     jobs = [job("a", "2g.10gb", 0, 50), job("b", "3g.20gb", 1, 50), job("c", "1g.5gb", 2, 50)]
 
-    waits = day.instant(jobs, gpus=1, end_s=100, choice=day.Choice.LEAST_FRAGMENTED)
+    waits = bounds.instant(jobs, gpus=1, end_s=100, choice=bounds.Choice.LEAST_FRAGMENTED)
 
     assert waits == {"a": 0.0, "b": 0.0, "c": 0.0}
 
@@ -137,5 +137,5 @@ def test_all_devices_of_a_pod_are_on_one_node() -> None:
     pair = day.Job(name="pair", profile="7g.40gb", at_s=1, run_s=1, count=8)
     jobs = [job("one", "7g.40gb", 0, 10), pair]
 
-    assert day.instant(jobs, gpus=8, end_s=100)["pair"] == 9.0
-    assert day.instant(jobs, gpus=16, end_s=100)["pair"] == 0.0
+    assert bounds.instant(jobs, gpus=8, end_s=100)["pair"] == 9.0
+    assert bounds.instant(jobs, gpus=16, end_s=100)["pair"] == 0.0

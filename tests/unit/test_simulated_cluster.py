@@ -7,11 +7,11 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager.core.fleet import decisions, simulated_cluster
-from testkit import day
+from testkit import day, day_layouts
 
 _END_S = 1200.0
-_SMALL: day.Counts = (("1g.5gb", 7),)
-_LARGE: day.Counts = (("7g.40gb", 1),)
+_SMALL: day_layouts.Counts = (("1g.5gb", 7),)
+_LARGE: day_layouts.Counts = (("7g.40gb", 1),)
 _NODE = [_SMALL] * day.GPUS_EACH
 _SCHEDULERS = list(simulated_cluster.Scheduler)
 
@@ -22,12 +22,12 @@ def job(name: str, profile: str, at_s: float, run_s: float, count: int = 1) -> d
 
 def simulated(
     jobs: list[day.Job],
-    layouts: list[day.Counts],
+    layouts: list[day_layouts.Counts],
     limits: decisions.PartitionerLimits | None = None,
     scheduler: simulated_cluster.Scheduler = simulated_cluster.Scheduler.SPREAD,
 ) -> simulated_cluster.Result:
-    cluster = day.cluster(layouts, scheduler, seed=1)
-    return simulated_cluster.simulate(day.pods(jobs), cluster, end_s=_END_S, limits=limits)
+    cluster = day_layouts.cluster(layouts, scheduler, seed=1)
+    return simulated_cluster.simulate(day_layouts.pods(jobs), cluster, end_s=_END_S, limits=limits)
 
 
 def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
@@ -92,14 +92,18 @@ def test_pods_wait_no_longer_than_for_the_best_fixed_layout(
 ) -> None:
     fixed_s, ours_s = 0.0, 0.0
     pods = round(load * _GPUS * _HOUR_S / _LIFE_S / day.mean_share(mix, day.PRODUCT))
-    balanced: dict[day.Counts, int] = {(("3g.20gb", 1), ("2g.10gb", 1), ("1g.5gb", 2)): _GPUS}
+    balanced: dict[day_layouts.Counts, int] = {
+        (("3g.20gb", 1), ("2g.10gb", 1), ("1g.5gb", 2)): _GPUS
+    }
     for seed in (1, 2, 3):
         jobs = day.jobs(seed=seed, pods=pods, day_s=_HOUR_S, gpus=_GPUS, load=load, mix=mix)
-        best = day.best_fixed(jobs, gpus=_GPUS, end_s=_HOUR_S)
+        best = day_layouts.best_fixed(jobs, gpus=_GPUS, end_s=_HOUR_S)
         results = [
             simulated_cluster.simulate(
-                day.pods(jobs),
-                day.cluster(day.spread(layouts), simulated_cluster.Scheduler.PACKED, seed=seed),
+                day_layouts.pods(jobs),
+                day_layouts.cluster(
+                    day_layouts.spread(layouts), simulated_cluster.Scheduler.PACKED, seed=seed
+                ),
                 end_s=_HOUR_S,
                 limits=limits,
             )
@@ -151,10 +155,10 @@ def test_no_replay_destroys_an_instance_in_use(
         job(f"p{number}", profile, at_s, run_s, count)
         for number, (profile, at_s, run_s, count) in enumerate(pods)
     ]
-    cluster = dataclasses.replace(day.cluster(_NODE, scheduler, seed=1), times=times)
+    cluster = dataclasses.replace(day_layouts.cluster(_NODE, scheduler, seed=1), times=times)
 
     result = simulated_cluster.simulate(
-        day.pods(jobs),
+        day_layouts.pods(jobs),
         cluster,
         end_s=_END_S,
         limits=decisions.PartitionerLimits(cooldown_s=5, hold_after_s=60),
@@ -165,6 +169,6 @@ def test_no_replay_destroys_an_instance_in_use(
 
 
 def test_layouts_are_spread_over_the_nodes() -> None:
-    spread = day.spread({_SMALL: 8, _LARGE: 8})
+    spread = day_layouts.spread({_SMALL: 8, _LARGE: 8})
 
     assert spread[:8].count(_SMALL) == spread[8:].count(_SMALL) == 4
