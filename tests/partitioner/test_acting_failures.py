@@ -1,0 +1,179 @@
+"""Refused requests, lost watches, clocks that jump, and storms of pods."""
+
+import json
+
+import pytest
+import structlog.testing
+
+from mig_manager.core.fleet import decisions
+from mig_manager.partitioner import announcer
+from mig_manager.sandbox.apiserver import resources as kinds
+from testkit import apiserver
+from tests.partitioner.rig import SOON_S, TERM_S, Rig
+
+
+def test_a_node_that_changed_since_it_was_seen_is_decided_on_again(rig: Rig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    own = rig.replica()
+    fault = apiserver.Fault(verb="patch", resource="nodes", status=409)
+    rig.server.inject(fault)
+
+    rig.pass_time(SOON_S, own)
+    assert rig.requested() is None
+    rig.touch("n1")
+    rig.pass_time(SOON_S, own)
+
+    assert rig.requested()
+    assert rig.metric(own, "changes_total", result="conflict") == 1
+    assert len(rig.events()) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        apiserver.Fault(status=500),
+        apiserver.Fault(status=500, is_carried_out=True),
+        apiserver.Fault(status=503, times=4),
+        apiserver.Fault(status=429, retry_after_s=20),
+        apiserver.Fault(reset=True, is_carried_out=True),
+        apiserver.Fault(garbles=True, is_carried_out=True),
+    ],
+    ids=str,
+)
+def test_a_failed_patch_is_made_up_for_once(rig: Rig, fault: apiserver.Fault) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1")
+    own = rig.replica(max_unavailable="2")
+    values = {name: getattr(fault, name) for name in fault.__dataclass_fields__}
+    rig.server.inject(apiserver.Fault(**values | {"verb": "patch", "resource": "nodes"}))
+
+    with structlog.testing.capture_logs():
+        rig.pass_time(TERM_S, own)
+    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+    rig.answer(asked)
+    rig.pass_time(TERM_S, own)
+
+    assert len({json.dumps(body) for body in own.kube.patches}) == 1
+    assert len(rig.events("RepartitioningRequested")) <= 1
+
+
+def test_forbidden_node_is_left_alone_and_others_are_served(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1")
+    own = rig.replica()
+    refusal = apiserver.Fault(verb="patch", path="/nodes/n1", status=403, times=None)
+    rig.server.inject(refusal)
+
+    with structlog.testing.capture_logs():
+        rig.pass_time(TERM_S, own)
+
+    assert rig.requested("n2")
+    assert len(own.kube.patches) <= 2
+
+
+def test_refused_events_stop_nothing_and_are_not_repeated(rig: Rig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    rig.add_pods("big", profile="9g.99gb")
+    own = rig.replica()
+    rig.server.inject(apiserver.Fault(verb="create", resource="events", status=403, times=None))
+
+    with structlog.testing.capture_logs():
+        rig.pass_time(TERM_S, own)
+
+    assert rig.requested()
+    assert rig.server.log.count("create", "events") == 2
+
+
+@pytest.mark.parametrize(
+    "how", [apiserver.Break.EXPIRE, apiserver.Break.RESET, apiserver.Break.CLOSE]
+)
+def test_a_lost_watch_is_opened_again_and_nothing_is_decided_meanwhile(
+    rig: Rig, how: apiserver.Break
+) -> None:
+    rig.add_node()
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+
+    with structlog.testing.capture_logs():
+        rig.server.break_watches(how)
+        rig.add_pods("p1")
+        rig.pass_time(SOON_S + 5, own)
+
+    assert len(own.kube.patches) == 1
+
+
+@pytest.mark.parametrize("jump_s", [86400.0, -86400.0])
+def test_a_wall_clock_that_jumps_changes_nothing(rig: Rig, jump_s: float) -> None:
+    rig.add_node()
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+
+    rig.clock.jump_s = jump_s
+    rig.add_pods("p1")
+    rig.pass_time(SOON_S, own)
+    assert len(own.kube.patches) == 1
+    rig.clock.jump_s = 0
+    rig.answer("n1")
+    rig.pass_time(TERM_S, own)
+
+    assert own.leads
+    assert len(own.kube.patches) == 1
+
+
+def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: Rig) -> None:
+    rig.add_node("n1")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    rig.server.log.clear()
+
+    rig.add_pods(*(f"p{number}" for number in range(250)))
+    rig.add_pods(*(f"big{number}" for number in range(250)), profile="9g.99gb")
+    rig.pass_time(60, own)
+
+    assert len(rig.patches()) == 1
+    assert len(rig.events("RepartitioningRequested")) == 1
+    # Twenty at once, and ten a minute.
+    assert 20 <= len(rig.events("NoRoomPossible")) <= 31
+    withheld = rig.metric(own, "withheld_events")
+    assert withheld == 250 - len(rig.events("NoRoomPossible"))
+    # Beside those: the Lease, each ten seconds.
+    assert len(rig.server.log.requests()) <= 1 + 1 + 31 + 7
+
+
+def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    ours = announcer.Announcer(own.service.cluster, own.service.leader, rig.clock)
+    for number in range(40):
+        ours.announce_request(
+            decisions.Change(
+                node=f"n{number}",
+                version="7",
+                layout="",
+                content_hash="",
+                pods=(),
+                created={},
+                destroyed={},
+                why="room for 1 pod",
+            )
+        )
+
+    assert len(rig.events("RepartitioningRequested")) == 20
+
+
+def test_pods_that_can_never_fit_get_one_event_each(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_pods("big1", "big2", profile="9g.99gb")
+    own = rig.replica()
+
+    for number in range(5):
+        rig.add_pods(f"other{number}", profile="8g.88gb")
+        rig.pass_time(20, own)
+        rig.server.delete(kinds.PODS, f"other{number}", "default")
+
+    names = [each["involvedObject"]["name"] for each in rig.events("NoRoomPossible")]
+    assert sorted(names) == ["big1", "big2", *(f"other{number}" for number in range(5))]

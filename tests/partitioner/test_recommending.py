@@ -1,0 +1,69 @@
+"""The partitioner that recommends: it changes nothing."""
+
+import pytest
+
+from testkit import apiserver
+from tests.partitioner import rig as rigs
+from tests.partitioner.rig import SOON_S, TERM_S, Rig
+
+
+def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
+    def authorize(access: apiserver.Access) -> bool:
+        return access.token != "a" or access.verb != "patch"  # noqa: S105 - a name
+
+    server = apiserver.ApiServer(authorizer=authorize, bookmark_period_s=0.05)
+    with rigs.serving(server) as rig:
+        rig.add_node()
+        rig.add_pods("p1")
+        rig.add_pods("big", profile="9g.99gb")
+        before = rig.node()
+        own = rig.replica(mode="recommend")
+
+        rig.pass_time(3 * TERM_S, own)
+
+        assert rig.patches() == []
+        assert rig.node() == before
+        events = {each["involvedObject"]["name"]: each["reason"] for each in rig.events()}
+        assert events == {
+            "mig-manager-partitioner": "RepartitioningRecommended",
+            "big": "NoRoomPossible",
+        }
+        assert len(rig.events()) == 2
+        assert rig.metric(own, "changes_total", result="recommended") == 1
+        assert rig.metric(own, "pending_pods", reason="change") == 1
+        assert rig.metric(own, "pending_pods", reason="no-room-possible") == 1
+
+
+def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "p2")
+    own = rig.replica(mode="recommend", max_unavailable="2")
+    rig.pass_time(SOON_S, own)
+    (first,) = rig.events("RepartitioningRecommended")
+    assert first["involvedObject"]["kind"] == "Lease"
+    assert first["metadata"]["namespace"] == "mig-manager"
+    assert "a change would make room for 2 pods; node n" in first["message"]
+    assert "for default/p1, default/p2" in first["message"]
+
+    rig.add_pods("p3", profile="3g.20gb")
+    rig.pass_time(1800, own)
+    rig.bind("p1", "n1")
+    rig.pass_time(1790, own)
+    assert len(rig.events("RepartitioningRecommended")) == 1
+    rig.pass_time(20, own)
+
+    messages = {each["message"] for each in rig.events("RepartitioningRecommended")}
+    (second,) = messages - {first["message"]}
+    assert second.startswith("in 60 min, ")
+    assert "new change" in second
+    assert "3 pods waited 2.5 h in all without them" in second
+    assert rig.metric(own, "recommended_pods_total") == 3
+    waited_s = rig.metric(own, "unserved_seconds_total")
+    assert waited_s == pytest.approx(2.5 * 3600, rel=0.01)
+    for name in ("p2", "p3"):
+        rig.bind(name, "n1")
+    rig.pass_time(3700, own)
+    assert len(rig.events("RepartitioningRecommended")) == 3
+    rig.pass_time(3700, own)
+    assert len(rig.events("RepartitioningRecommended")) == 3

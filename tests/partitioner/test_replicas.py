@@ -1,0 +1,106 @@
+"""Replicas of the partitioner: one of them acts, and the next takes over."""
+
+import threading
+
+import pytest
+import structlog.testing
+
+from mig_manager.adapters import host
+from mig_manager.partitioner import main
+from mig_manager.sandbox.apiserver import resources as kinds
+from tests import waiting
+from tests.node import scenes
+from tests.partitioner import rig as rigs
+from tests.partitioner.rig import SOON_S, TERM_S, Rig
+
+
+def test_second_replica_takes_over_without_a_repeated_request(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1")
+    rig.add_pods("big", profile="9g.99gb")
+    first, second = rig.replica("a"), rig.replica("b")
+    rig.pass_time(SOON_S, first, second)
+    assert (len(first.kube.patches), len(second.kube.patches)) == (1, 0)
+    events = rig.events()
+    assert (rig.metric(first, "leader"), rig.metric(second, "leader")) == (1, 0)
+
+    first.service.leader.release()
+    rig.kill(first)
+    rig.pass_time(TERM_S, second)
+
+    assert second.leads
+    assert second.kube.patches == []
+    assert rig.events() == events
+
+
+def test_new_leader_awaits_the_change_of_the_former_one(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1")
+    first, second = (rig.replica(name, max_unavailable="2") for name in "ab")
+    rig.pass_time(SOON_S, first, second)
+    first.service.leader.release()
+    rig.kill(first)
+
+    rig.pass_time(TERM_S, second)
+    assert second.leads
+    assert second.kube.patches == []
+    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+    rig.answer(asked)
+    rig.bind("p1", asked)
+    rig.add_pods("p2", profile="7g.40gb")
+    rig.pass_time(TERM_S, second)
+
+    assert second.kube.patches == []
+    rig.add_pods("p3", profile="3g.20gb")
+    rig.pass_time(TERM_S, second)
+    assert len(second.kube.patches) == 1
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
+def test_whatever_request_a_leader_is_killed_at_nothing_is_asked_twice(*, is_sent: bool) -> None:
+    kill_at = 0
+    has_survived = False
+    while not has_survived:
+        kill_at += 1
+        with rigs.serving() as rig, structlog.testing.capture_logs():
+            rig.add_node("n1")
+            rig.add_node("n2")
+            rig.add_pods("p1", "p2", "p3")
+            rig.add_pods("big", profile="9g.99gb")
+            first, second = (rig.replica(name, max_unavailable="2") for name in "ab")
+            first.kube.kill_at, first.kube.is_sent = kill_at, is_sent
+            try:
+                rig.pass_time(SOON_S, first, second)
+                has_survived = True
+            except scenes.Killed:
+                pass
+            rig.kill(first)
+
+            rig.pass_time(TERM_S + SOON_S, second)
+            rig.answer("n1" if rig.requested("n1") else "n2")
+            rig.pass_time(TERM_S, second)
+
+            assert second.leads
+            assert len(rig.patches()) == 1, kill_at
+            assert len(rig.events("NoRoomPossible")) == 1, kill_at
+            assert len(rig.events("RepartitioningRequested")) <= 1, kill_at
+    assert kill_at >= 5
+
+
+def test_the_end_of_a_process_releases_the_lease_at_once(rig: Rig) -> None:
+    replica = rig.replica("a")
+    service = main.Service(
+        replica.service._settings, replica.kube, identity="a", clock=host.SystemClock()
+    )
+    thread = threading.Thread(target=service.serve, daemon=True)
+    thread.start()
+    waiting.until(lambda: service.leader.may_write, "leadership")
+
+    service.stop()
+    thread.join(60)
+
+    lease = rig.server.get(kinds.LEASES, "mig-manager-partitioner", "mig-manager")
+    assert not thread.is_alive()
+    assert lease["spec"]["holderIdentity"] == ""

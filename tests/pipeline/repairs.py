@@ -1,0 +1,52 @@
+"""A node in memory whose GPUs have a fault that a reset cures, and its agent."""
+
+from typing import Any
+
+from mig_manager.agent import drift, outcomes, reconcile, settings
+from mig_manager.core import model
+from tests.node import fakes, gpu_values, scenes
+
+LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
+RESET = {"repair": settings.Repair.RESET}
+
+
+def faulty_node(*indices: int) -> fakes.NodeRig:
+    """Return a busy node whose GPUs with these indices (0 if none is named) await a reset."""
+    rig = scenes.busy_node()
+    rig.resets.are_available = True
+    break_gpus(rig, *(indices or (0,)))
+    return rig
+
+
+def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
+
+
+def agent_of(rig: fakes.NodeRig, **options: Any) -> reconcile.Reconciler:
+    return scenes.reconciler(rig, limits=options.pop("limits", RESET), **options)
+
+
+def serve(rig: fakes.NodeRig, by: reconcile.Reconciler | None = None) -> outcomes.Outcome:
+    """Let an agent take over, and repair what it finds at the next drift check, as the loop."""
+    agent = by or agent_of(rig)
+    if by is None:
+        agent.recover(LAYOUT)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
+    if agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR:
+        return scenes.run(rig, LAYOUT, by=agent)
+    return outcome
+
+
+def resets(rig: fakes.NodeRig) -> int:
+    return rig.log.count("host.reset")
+
+
+def message(rig: fakes.NodeRig) -> str:
+    assert rig.recovery_condition is not None
+    return rig.recovery_condition["message"]
+
+
+def request_other(
+    rig: fakes.NodeRig, by: reconcile.Reconciler, *, attempt: int = 1
+) -> outcomes.Outcome:
+    return scenes.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)

@@ -1,0 +1,112 @@
+"""The process of the agent, after an XID: it resets the GPU through nvidia-smi."""
+
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager.sandbox.driver import states
+from testkit import nvidia_smi, nvml_faults
+from tests.adapters import systemd_rig
+from tests.sandbox import library
+from tests.stage import agent_stage
+
+
+class RepairStage(agent_stage.Stage):
+    """An agent with the library of a real driver, and ``nvidia-smi``."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__("2xA30", "--repair", "reset", "--watch-gpu-events", has_library=True)
+        self._folder = folder
+
+    def wait_for_repair(self) -> None:
+        """Wait for the good end of the one repair, and for an open node."""
+
+        def ends() -> list[dict[str, Any]]:
+            return [line for line in self.lines() if line["event"] == "gpu_repair_ended"]
+
+        self.wait(lambda: bool(ends()), "the end of the repair", timeout_s=120)
+        assert [line["error"] for line in ends()] == [None]
+        self.wait(lambda: not self.remaining(), "an open node")
+
+    def start_agent(self) -> None:
+        nvidia_smi.install(self._folder, self.state_file)
+        super().start_agent()
+
+
+@pytest.fixture
+def stage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RepairStage]:
+    for name, value in library.environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    with RepairStage(tmp_path / "bin") as started:
+        yield started
+
+
+def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> None:
+    state = nvml_faults.SharedState(stage.state_file)
+    stage.assert_ends("all-1g.6gb")
+    allocatable = stage.allocatable()
+
+    stage.wait_for_listener()
+    before = [[gpu.placement for gpu in each.instances] for each in state.read().gpus]
+    untouched = {each.serial for each in state.read().gpus[0].instances}
+    state.fail_gpu(1, action=1, xid=79)
+
+    stage.wait_for_repair()
+    stage.wait(lambda: stage.allocatable() == allocatable, "all devices")
+    after = state.read().gpus
+    assert [[gpu.placement for gpu in each.instances] for each in after] == before
+    assert {each.serial for each in after[0].instances} == untouched
+    assert [each.recovery_action for each in after] == [0, 0]
+
+
+@pytest.fixture
+def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[systemd_rig.StandIn]:
+    """A stand-in for systemd, as the settings file of the agent's unit names it."""
+    listed = tmp_path / "clients.yaml"
+    listed.write_text(f"version: v1\nsystemd-services: [{systemd_rig.NVSM}]\n", encoding="utf-8")
+    monkeypatch.setenv("WITH_SHUTDOWN_HOST_GPU_CLIENTS", "true")
+    monkeypatch.setenv("GPU_CLIENTS_FILE", str(listed))
+    units = {systemd_rig.NVSM: systemd_rig.Unit()}
+    with systemd_rig.a_bus(tmp_path) as bus, systemd_rig.standing_in(bus, units) as standing_in:
+        monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", bus.address)
+        yield standing_in
+
+
+def test_an_agent_of_the_host_stops_and_starts_the_services_that_use_the_gpu(
+    host: systemd_rig.StandIn, stage: RepairStage
+) -> None:
+    state = nvml_faults.SharedState(stage.state_file)
+    stage.assert_ends("all-1g.6gb")
+    stage.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
+    gpus, before = stage.gpus.observe(), stage.devices_by_pod()
+    monitors = [
+        state.add_client(gpu.uuid, name="nvsm", kind=states.ClientKind.MONITOR) for gpu in gpus
+    ]
+
+    def follow(method: str) -> None:
+        while method == "StopUnit" and monitors:
+            state.remove_client(monitors.pop())
+
+    host.calls.clear()
+    host.on_call = follow
+    stage.wait_for_listener()
+    state.fail_gpu(1, action=1, xid=95)
+
+    stage.wait_for_repair()
+
+    assert [call.split()[:2] for call in host.calls] == [
+        ["StopUnit", systemd_rig.NVSM],
+        ["StartUnit", systemd_rig.NVSM],
+    ]
+    assert host.units[systemd_rig.NVSM].state == "active"
+    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.6gb": 8}, "all devices")
+    assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in gpus]
+    kept = {name for name, ids in before.items() if ids and ids <= {*gpus[0].mig_uuids}}
+    after = stage.devices_by_pod()
+    assert kept == stage.workloads().keys()
+    assert len(kept) == 4
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}

@@ -1,0 +1,178 @@
+"""Repairs that are killed, superseded, delayed, or overtaken by other changes."""
+
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drift
+from mig_manager.core import model, ports, profile_name
+from mig_manager.core.fleet import slots
+from mig_manager.core.node import well_known
+from tests.node import fakes, gpu_values, scenes
+from tests.pipeline import custom_requests, repairs
+
+
+def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
+    rig = repairs.faulty_node()
+    agent = repairs.agent_of(rig)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    request = fakes.FakeRequest(rig.clock, replaced=True)
+    request.ends_when = lambda: rig.has_hold_taint
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, repairs.LAYOUT, by=agent, request=request)
+    assert repairs.resets(rig) == 0
+
+    repairs.request_other(rig, agent)
+    repairs.request_other(rig, agent, attempt=2)
+
+    assert repairs.resets(rig) == 1
+    assert scenes.has_layout(rig, repairs.OTHER)
+    scenes.assert_restored(rig)
+
+
+HALF = """
+version: v1
+mig-configs:
+  half:
+  - {{devices: [0], mig-enabled: true, mig-devices: {{{}}}}}
+  - {{devices: [1], mig-enabled: false}}
+"""
+
+
+@pytest.mark.parametrize("cause", ["new agent", "new content", "drift"])
+def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> None:
+    rig = scenes.node()
+    rig.resets.are_available = True
+    configs = fakes.FakeConfig(HALF.format("1g.5gb: 2, 2g.10gb: 2"))
+    agent = repairs.agent_of(rig, configs=configs)
+    outcome = scenes.run(rig, "half", by=agent)
+    rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+    rig.add_pod("affected", devices=frozenset({rig.gpus[1].uuid}))
+    repairs.break_gpus(rig, 1)
+    assert agent.check_drift("half", outcome) is drift.Action.REPAIR
+    rig.disruptions.refusals["affected"] = "budget"
+    request = fakes.FakeRequest(rig.clock, replaced=cause == "new content")
+    request.ends_when = lambda: rig.clock.now_s > 8
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, "half", by=agent, request=request)
+    rig.disruptions.refusals.clear()
+    if cause == "drift":
+        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("2g.10gb"): 3})
+        rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
+        rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
+    else:
+        configs.text = HALF.format("1g.5gb: 7")
+    if cause != "new content":
+        agent.stop()
+        agent = repairs.agent_of(rig, configs=configs)
+        agent.recover("half")
+
+    scenes.run(rig, "half", by=agent)
+
+    assert "GpuRepairFailed" not in rig.events
+    assert repairs.resets(rig) == 1
+    present = {*rig.gpus[0].mig_uuids, *(gpu.uuid for gpu in rig.gpus)}
+    assert all(devices <= present for devices in rig.kubelet.assigned.values())
+
+
+def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
+    rig = repairs.faulty_node()
+    calls: list[str] = []
+
+    class Slots(ports.Slots):
+        def take(self) -> slots.Denial | None:
+            calls.append("take")
+            return None if len(calls) > 2 else slots.Denial(limit=1, changing=("node-b",))
+
+        def check(self) -> None: ...
+
+        def release(self) -> None:
+            calls.append("release")
+
+    rig.slots = Slots()
+    agent = repairs.agent_of(rig)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    calls.clear()
+    scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert calls == ["take", "take", "take", "release", "release"]
+    assert repairs.resets(rig) == 1
+
+
+def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
+    for _index, rig, before in scenes.kills(repairs.faulty_node, repairs.serve):
+        rig.clock.wait(5)
+        outcome = repairs.serve(rig)
+        assert outcome.state is model.State.SUCCESS
+        assert repairs.resets(rig) in (1, 2)
+        assert not any(gpu.needs_recovery for gpu in rig.gpus)
+        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+        assert "spared" in rig.pod_names
+        scenes.assert_restored(rig)
+
+
+@pytest.mark.parametrize("pods_at_kill", [{"affected", "spared"}, {"spared"}])
+def test_a_resumed_repair_has_failed_only_if_a_pod_was_evicted(pods_at_kill: set[str]) -> None:
+    rig = repairs.faulty_node()
+    others = rig.pod_names - {"affected", "spared"}
+
+    def kill() -> None:
+        if rig.has_hold_taint and rig.pod_names - others == pods_at_kill:
+            raise scenes.Killed
+
+    rig.on_call = kill
+    with pytest.raises(scenes.Killed):
+        repairs.serve(rig)
+    rig.on_call = lambda: None
+    rig.kubelet.is_silent = True
+    repairs.serve(rig)
+
+    was_evicted = "affected" not in pods_at_kill
+    assert ("GpuRepairFailed" in rig.events) is was_evicted
+    rig.kubelet.is_silent = False
+    repairs.serve(rig)
+    assert repairs.resets(rig) == (0 if was_evicted else 1)
+
+
+def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
+    rig = custom_requests.idle_node()
+    rig.resets.are_available = True
+    agent = repairs.agent_of(rig, limits=repairs.RESET | custom_requests.ON)
+    on_demand = custom_requests.requested(custom_requests.BALANCED, is_on_demand=True)
+    outcome = custom_requests.run(rig, on_demand, by=agent)
+    rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    repairs.break_gpus(rig, 0)
+
+    assert agent.check_drift("custom", outcome, on_demand) is drift.Action.REPAIR
+    outcome = custom_requests.run(rig, on_demand, by=agent)
+
+    assert outcome.state is model.State.SUCCESS
+    assert repairs.resets(rig) == 1
+    assert "affected" not in rig.pod_names
+    record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
+    assert record["mayEvict"] is False
+
+
+def test_a_killed_repair_is_undone_where_the_label_was_removed() -> None:
+    for _index, rig, before in scenes.kills(repairs.faulty_node, repairs.serve):
+        rig.clock.wait(5)
+        scenes.undo(rig)
+        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+        assert not rig.has_hold_taint
+        assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+
+
+def test_a_killed_repair_is_undone_for_another_request() -> None:
+    for _index, rig, _before in scenes.kills(repairs.faulty_node, repairs.serve):
+        rig.clock.wait(5)
+        agent = repairs.agent_of(rig)
+        agent.recover(repairs.OTHER)
+        outcome = repairs.request_other(rig, agent)
+        if outcome.reason is errors.Reason.GPU_NEEDS_RESET:
+            outcome = repairs.request_other(rig, agent, attempt=2)
+        assert outcome.state is model.State.SUCCESS, outcome.message
+        assert repairs.resets(rig) in (1, 2)
+        assert scenes.has_layout(rig, repairs.OTHER)
+        scenes.assert_restored(rig)

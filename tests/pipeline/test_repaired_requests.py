@@ -1,0 +1,112 @@
+"""Layouts requested on a node whose GPUs await their reset."""
+
+from mig_manager import errors
+from mig_manager.agent import drift
+from mig_manager.core import model, steps
+from mig_manager.core.node import well_known
+from tests.node import gpu_values, scenes
+from tests.pipeline import repairs
+
+
+def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
+    rig = repairs.faulty_node()
+    agent = repairs.agent_of(rig)
+
+    outcome = repairs.request_other(rig, agent)
+
+    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert outcome.should_retry
+    assert outcome.message.endswith(f"To be reset by the agent: {rig.gpus[0]}.")
+    assert {"affected", "spared"} <= rig.pod_names
+    scenes.assert_restored(rig)
+    assert rig.recovery_condition is not None
+    assert rig.recovery_condition["reason"] == "GpuReset"
+    outcome = repairs.request_other(rig, agent, attempt=2)
+    assert outcome.state is model.State.SUCCESS
+    assert repairs.resets(rig) == 1
+    assert scenes.has_layout(rig, repairs.OTHER)
+    scenes.assert_restored(rig)
+
+
+def test_a_fault_during_a_change_is_repaired_before_the_next_attempt() -> None:
+    rig = scenes.busy_node()
+    rig.resets.are_available = True
+    before = gpu_values.geometry(rig.gpus)
+
+    def fail(step: steps.Step) -> Exception | None:
+        if isinstance(step, steps.CreateGpuInstance) and not repairs.resets(rig):
+            repairs.break_gpus(rig, 0)
+        if rig.gpus[0].awaits_reset:
+            return errors.HardwareError("broken", reason=errors.Reason.NVML_ERROR)
+        return None
+
+    rig.driver.step_error = fail
+    agent = repairs.agent_of(rig)
+    outcome = repairs.request_other(rig, agent)
+    assert outcome.should_retry
+
+    for attempt in range(2, 5):
+        outcome = repairs.request_other(rig, agent, attempt=attempt)
+
+    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert repairs.resets(rig) == 1
+    assert scenes.has_layout(rig, repairs.OTHER)
+    assert before != gpu_values.geometry(rig.gpus)
+    scenes.assert_restored(rig)
+
+
+def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
+    rig = repairs.faulty_node()
+    rig.resets.refusal = "GPU 0 can only be reset together with GPU 1"
+    agent = repairs.agent_of(rig)
+    repairs.request_other(rig, agent)
+    outcome = repairs.request_other(rig, agent, attempt=2)
+
+    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert "only be reset together" in repairs.message(rig)
+    assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    assert "spared" in rig.pod_names
+    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
+    scenes.assert_restored(rig)
+
+    rig.resets.refusal = ""
+    rig.clock.wait(1000)
+    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REPAIR
+    outcome = repairs.request_other(rig, agent, attempt=3)
+    assert outcome.state is model.State.SUCCESS
+    assert scenes.has_layout(rig, repairs.OTHER)
+
+
+def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> None:
+    rig = repairs.faulty_node()
+    rig.is_unschedulable = True
+    agent = repairs.agent_of(rig)
+    outcome = repairs.request_other(rig, agent)
+    assert (outcome.reason, outcome.should_retry) == (errors.Reason.GPU_NEEDS_RESET, False)
+    assert {"affected", "spared"} <= rig.pod_names
+    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REST
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
+    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.RUN
+
+
+def test_a_layout_without_the_faulty_gpu_is_applied() -> None:
+    rig = repairs.faulty_node(1)
+    outcome = scenes.run(rig, "one-slice-changed", by=repairs.agent_of(rig), is_new=True)
+    assert outcome.state is model.State.SUCCESS
+    assert repairs.resets(rig) == 0
+
+
+def test_an_unknown_layout_does_not_keep_the_gpu_from_its_repair() -> None:
+    rig = repairs.faulty_node()
+    before = gpu_values.geometry(rig.gpus)
+    agent = repairs.agent_of(rig)
+    outcome = scenes.run(rig, "no-such-layout", by=agent, is_new=True)
+    assert outcome.should_retry
+
+    outcome = scenes.run(rig, "no-such-layout", by=agent)
+
+    assert (outcome.reason, outcome.should_retry) == (errors.Reason.UNKNOWN_CONFIG, False)
+    assert repairs.resets(rig) == 1
+    assert gpu_values.geometry(rig.gpus) == before
+    assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
+    scenes.assert_restored(rig)

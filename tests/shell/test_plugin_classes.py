@@ -1,0 +1,113 @@
+"""``kubectl mig autoscaler-tags`` and ``device-classes``."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.shell import plugin_rig as rig
+
+AWS = "k8s.io/cluster-autoscaler/node-template"
+GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia.com/mig-1g.5gb=16"
+AZURE = "k8s.io_cluster-autoscaler_node-template"
+
+
+def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB")
+
+    lines = [line.strip() for line in answer.out.splitlines()]
+    assert answer.status == 0
+    assert lines[0] == "8xA100-SXM4-40GB with layout all-balanced, MIG strategy mixed"
+    for each in (
+        f"{AWS}/label/nvidia.com/mig.config=all-balanced",
+        f"{AWS}/resources/nvidia.com/gpu=0",
+        f"{AWS}/resources/nvidia.com/mig-1g.5gb=16",
+        f"{AZURE}_label_nvidia.com_mig.config=all-balanced",
+        f"{AZURE}_resources_nvidia.com_mig-3g.20gb=8",
+        f"node_labels=nvidia.com/mig.config=all-balanced;extended_resources={GCE}",
+        'nvidia.com/mig-2g.10gb: "8"',
+    ):
+        assert each in lines
+
+
+def test_with_the_strategy_single_the_tags_count_gpus(viewer: rig.Viewer) -> None:
+    command = ("autoscaler-tags", "all-1g.5gb", "--gpu", "2xa100", "--strategy", "single")
+
+    found = yaml.safe_load(viewer.alone(*command, "-o", "yaml").out)
+
+    assert found["resources"] == {"nvidia.com/gpu": 14}
+    assert found["aws_tags"] == {
+        f"{AWS}/label/nvidia.com/mig.config": "all-1g.5gb",
+        f"{AWS}/resources/nvidia.com/gpu": "14",
+    }
+    assert found["karpenter_capacity"] == {"nvidia.com/gpu": "14"}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("all-balanced",), 2, "--gpu is missing"),
+        (("no-such-layout",), 2, "--gpu is missing"),
+        (("all-balanced", "--gpu", "A100", "--strategy", "none"), 2, "not one of mixed, single"),
+        (("all-balanced", "--gpu", "A100", "--strategy", "single"), 2, "MIG devices differ"),
+        (("all-balanced", "--gpu", "B9000"), 2, "unknown GPU 'B9000'"),
+        (("all-balanced", "--gpu", "A30"), 1, "has no profile 3g.20gb"),
+        (("all-balanced", "--gpu", "T4"), 1, "which has no MIG"),
+        (("--gpu", "A30"), 2, "LAYOUT"),
+    ],
+)
+def test_no_tags_are_printed_that_no_node_would_have(
+    viewer: rig.Viewer, words: tuple[str, ...], status: int, message: str
+) -> None:
+    answer = viewer.alone("autoscaler-tags", *words)
+
+    assert (answer.status, answer.out) == (status, "")
+    assert message in answer.err
+
+
+def test_device_classes_are_a_list_that_kubectl_applies(user: rig.Viewer) -> None:
+    user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xH100-SXM5-80GB")))
+    answer = user.real("device-classes", "-o", "yaml")
+
+    items = yaml.safe_load(answer.out)["items"]
+    by_resource = {each["spec"]["extendedResourceName"]: each for each in items}
+    assert answer.status == 0
+    assert len(by_resource) == len(items)
+    small = by_resource["nvidia.com/mig-1g.10gb"]
+    assert small["metadata"]["name"] == "mig-1g-10gb.gpu.nvidia.com"
+    (selector,) = small["spec"]["selectors"]
+    assert selector["cel"]["expression"] == (
+        "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'"
+        " && device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"
+    )
+    media = by_resource["nvidia.com/mig-1g.10gb.me"]
+    assert media["metadata"]["name"] == "mig-1g-10gb-me.gpu.nvidia.com"
+    for item in items:
+        user.server.create(item)
+    lines = user.alone("device-classes").out.splitlines()
+    assert len(lines) == 1 + len(items)
+    assert lines[1].split() == [
+        *("mig-7g-80gb.gpu.nvidia.com", "nvidia.com/mig-7g.80gb", "yes", "1"),
+    ]
+
+
+def test_no_device_class_is_made_beside_one_of_another_name(user: rig.Viewer) -> None:
+    own = {"extendedResourceName": "nvidia.com/mig-7g.40gb", "selectors": []}
+    other = {"extendedResourceName": "nvidia.com/gpu", "selectors": []}
+    for name, spec in (("own", own), ("gpu.nvidia.com", other)):
+        metadata = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+        user.server.create({**metadata, "metadata": {"name": name}, "spec": spec})
+    user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xA100-SXM4-40GB")), rig.node("gpu-2"))
+
+    table = user.alone("device-classes", "gpu-1", "gpu-2")
+    made = json.loads(user.alone("device-classes", "gpu-1", "-o", "json").out)
+
+    assert table.status == 1
+    assert "gpu-2: its agent has not published its GPUs" in table.err
+    assert ["nvidia.com/mig-7g.40gb", "own", "1"] in [
+        line.split()[1:] for line in table.out.splitlines()
+    ]
+    assert "kubectl apply -f -" in table.out
+    resources = {each["spec"]["extendedResourceName"] for each in made["items"]}
+    assert "nvidia.com/mig-7g.40gb" not in resources
+    assert "nvidia.com/mig-1g.5gb" in resources

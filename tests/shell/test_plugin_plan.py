@@ -1,0 +1,104 @@
+"""``kubectl mig plan`` and ``validate``."""
+
+import json
+import pathlib
+
+from tests.shell import plugin_rig as rig
+
+
+def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("plan", "all-1g.5gb", "gpu-1")
+
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.startswith("gpu-1: all-1g.5gb of ConfigMap gpu-operator/default-mig-parted")
+    assert "goes" in answer.out
+    assert "16 instances destroyed, 40 created, 16 kept; no reset" in answer.out
+    assert "8 of 8 3g.20gb go: these pods are evicted: ml/train" in answer.out
+    assert "ml/serve" not in answer.out
+
+
+def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Viewer) -> None:
+    viewer.server.log.clear()
+
+    answer = viewer.alone("plan", "all-balanced")
+
+    assert answer.status == 1
+    rows = {line.split()[0]: line for line in answer.out.splitlines()[1:6]}
+    assert "yes    nothing" in rows["gpu-1"]
+    assert rows["gpu-2"].split()[1] == "no"
+    assert "instances destroyed" in rows["gpu-3"]
+    assert "1 GPU reset   1 evicted" in rows["gpu-4"]
+    assert "config:8:" in answer.out
+    assert "GPU 0 (NVIDIA A30" in answer.out
+    assert "presumed not partitioned" in answer.out
+    assert "of 5 nodes 2 would change, 1 unchanged, 2 cannot have it, 0 unknown." in " ".join(
+        answer.out.split()
+    )
+    assert {each.verb for each in viewer.server.log.requests()} <= {"get", "list", ""}
+
+
+def test_a_layout_may_come_from_a_file_or_from_a_pipe(
+    viewer: rig.Viewer, tmp_path: pathlib.Path
+) -> None:
+    mine = rig.CONFIG.replace("all-1g.5gb", "mine")
+    file = tmp_path / "layouts.yaml"
+    file.write_text(mine)
+
+    assert viewer.alone("plan", "mine", "gpu-1", "-f", str(file)).status == 0
+    assert viewer.alone("plan", "-f", "-", "mine", "gpu-1", stdin=mine).status == 0
+    assert viewer.alone("plan", "mine", "gpu-1").status == 2
+
+
+def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
+    gpus = rig.gpus("1xA30")
+    odd = rig.node(
+        "odd",
+        gpus=gpus,
+        requested="all-disabled",
+        config_hash="0123456789ab",
+        labels={"test": "odd"},
+    )
+    viewer.server.store.create(odd)
+
+    answer = viewer.alone("plan", "all-disabled", "-l", "test=odd")
+
+    assert "another layout named all-disabled" in answer.out
+    viewer.server.store.remove(("nodes", "", "odd"))
+
+
+def test_a_plan_as_json(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
+
+    assert answer.status == 1
+    first, second = answer.data["nodes"]
+    assert (first["fits"], first["plan"]["instances"]["created"]) == (True, 40)
+    assert [lost["pods"] for lost in first["losses"]] == [{"ml/train": 1}]
+    assert "gpu_instance_id" not in json.dumps(answer.data)
+    assert (second["fits"], second["plan"]) == (False, None)
+
+
+def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("validate", "all-1g.5gb", "all-1g.10gb", "-o", "json")
+
+    assert answer.status == 1
+    fits = {(each["layout"], each["product"]): each["fit"] for each in answer.data["verdicts"]}
+    a100, a30, h100 = "NVIDIA A100-SXM4-40GB", "NVIDIA A30", "NVIDIA H100 80GB HBM3"
+    assert fits == {
+        ("all-1g.5gb", a100): "fits",
+        ("all-1g.5gb", a30): "does-not-fit",
+        ("all-1g.5gb", h100): "does-not-fit",
+        ("all-1g.10gb", a100): "not-for-it",
+        ("all-1g.10gb", a30): "not-for-it",
+        ("all-1g.10gb", h100): "fits",
+    }
+    note = "gpu-5: its agent has published nothing; by its labels it has 4x NVIDIA A30"
+    assert note in answer.err
+
+
+def test_validate_without_a_name_checks_all_layouts(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("validate", "-l", "pool=train", "-o", "json")
+
+    assert answer.status == 0
+    fits = [each["fit"] for each in answer.data["verdicts"] if "H100" in each["product"]]
+    assert fits == ["fits", "elsewhere", "elsewhere", "fits"]
+    assert viewer.alone("validate", "-l", "pool=train", "--must-fit").status == 1

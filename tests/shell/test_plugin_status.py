@@ -1,0 +1,139 @@
+"""``kubectl mig status`` and ``history``."""
+
+import pytest
+import yaml
+
+from mig_manager.core import bar, model
+from mig_manager.core.records import journals
+from tests.shell import plugin_rig as rig
+
+
+def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("status", "gpu-1")
+
+    assert (answer.status, answer.err) == (0, "")
+    first, *_ = lines = answer.out.splitlines()
+    assert first.startswith("gpu-1 · applied · requested all-balanced · Applied · since 20")
+    assert "GPU 0-7 · NVIDIA A100-SXM4-40GB · MIG on · 8 alike" in lines
+    assert sum("3g.20gb" in line and "│" in line for line in lines) == 1
+    assert "  1g.5gb   2 of 16 in use by ml/serve (2)" in lines
+    assert "  2g.10gb  8 free" in lines
+    assert "  3g.20gb  1 of 8 in use by ml/train" in lines
+    assert "only kubelet knows" in lines[-1]
+    assert max(map(len, lines)) <= bar.WIDTH
+
+
+def test_many_nodes_are_a_line_each_with_explanations_below(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("status")
+
+    assert answer.status == 1
+    table, _, why = answer.out.partition("\n\n")
+    rows = [line.split()[:3] for line in table.splitlines()]
+    assert rows == [
+        ["NODE", "STATE", "REASON"],
+        ["gpu-1", "applied", "Applied"],
+        ["gpu-2", "failed", "UnknownProfile"],
+        ["gpu-3", "waiting,not-ready", "Applied"],
+        ["gpu-4", "stale", "Drain"],
+        ["gpu-5", "no-agent", "-"],
+    ]
+    assert "8x 3g.20gb, 8x 2g.10gb, 16x 1g.5gb" in table
+    assert "2x whole GPU" in table
+    assert "gpu-2: GPU 0 has no profile 1g.5gb" in why
+    assert "gpu-3: it is applied; the node is not ready" in why
+    assert "gpu-1" not in why
+    assert "cpu" not in answer.out
+
+
+def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("status", "-l", "pool=train", "-o", "wide")
+    coloured = viewer.alone("status", "gpu-2", "--color", "always")
+
+    assert answer.status == 1
+    assert "\x1b[31mfailed" in coloured.out
+    assert "\x1b" not in answer.out
+    assert answer.out.startswith("gpu-1 · applied")
+    assert "NVIDIA H100 80GB HBM3" in answer.out
+    assert "gpu-3" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("status", "gpu-1"), "applied all-balanced (before)"),
+        (("status",), "all-balanced (before)"),
+    ],
+)
+def test_the_layout_applied_before_a_change_is_shown_during_it(
+    user: rig.Viewer, words: tuple[str, ...], shown: str
+) -> None:
+    gpus = rig.gpus("1xA100-SXM4-40GB")
+    node = rig.node("gpu-1", gpus=gpus, requested="all-1g.5gb", state=model.State.PENDING)
+    journal = journals.Journal(config="all-1g.5gb", applied="all-balanced")
+    node["metadata"]["annotations"]["mig-manager.io/journal"] = journal.to_json()
+    user.server.store.create(node)
+    user.server.store.create(rig.node("gpu-2", gpus=gpus))
+
+    assert shown in user.alone(*words).out
+    (as_json,) = user.alone("status", "gpu-1", "-o", "json").data["nodes"]
+    assert (as_json["applied"], as_json["applied_before"]) == (None, "all-balanced")
+
+
+def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("status", "gpu-1", "gpu-9")
+
+    assert answer.status == 1
+    assert "gpu-1 · applied" in answer.out
+    assert 'nodes "gpu-9" not found' in answer.err
+
+
+def test_json_and_yaml_have_everything(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("status", "-o", "json").data
+
+    as_yaml = yaml.safe_load(viewer.alone("status", "-o", "yaml").out)
+    assert as_yaml["nodes"][0] == answer["nodes"][0]
+    assert answer["is_good"] is False
+    assert [node["status"] for node in answer["nodes"]] == [
+        "applied", "failed", "waiting", "stale", "no-agent",
+    ]  # fmt: skip
+    first = answer["nodes"][0]
+    assert len(first["gpus"]) == 8
+    assert "id" not in first["gpus"][0]["gpu_instances"][0]
+    assert {each["resource"]: each["pods"] for each in first["device_requests"]} == {
+        "nvidia.com/mig-1g.5gb": {"ml/serve": 2},
+        "nvidia.com/mig-2g.10gb": {},
+        "nvidia.com/mig-3g.20gb": {"ml/train": 1},
+    }
+
+
+def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("history", "gpu-1", "-o", "json").data
+    good, bad = viewer.alone("history", "gpu-1"), viewer.alone("history", "gpu-2")
+
+    assert [moment["what"] for moment in answer["moments"]] == [
+        "Recovered", "Applied", "started", "Applied", "AlreadyApplied",
+    ]  # fmt: skip
+    assert answer["applied_since"] == answer["moments"][1]["at"]
+    assert (good.status, bad.status) == (0, 0)
+    assert "applied at least since 20" in good.out
+    assert "3h ago" in good.out
+    assert "at least since" not in bad.out
+    assert "UnknownProfile   GPU 0 has no profile 1g.5gb" in bad.out
+
+
+def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
+    thing = rig.node("owned", requested="all-disabled", state=None)
+    thing["metadata"]["managedFields"] = [
+        {"manager": "kubelet", "time": rig.ago(minutes=1), "fieldsV1": {"f:status": {}}},
+        {
+            "manager": "kubectl-label",
+            "time": rig.ago(minutes=7),
+            "fieldsV1": {"f:metadata": {"f:labels": {"f:nvidia.com/mig.config": {}}}},
+        },
+    ]
+    viewer.server.store.create(thing)
+
+    answer = viewer.alone("history", "owned")
+
+    assert "last write by kubectl-label, which requested all-disabled" in answer.out
+    viewer.server.store.remove(("nodes", "", "owned"))
