@@ -11,6 +11,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import boot, local
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
+from mig_manager.core.records import journals
 from tests.node import fakes, gpu_values, scenes
 
 LAYOUTS_TEXT = """
@@ -218,6 +219,46 @@ class Node(fakes.NodeRig):
             refresh_files=self.machine.refresh,
             reset=self.machine if self.has_reset else None,
         )
+
+
+PROFILES = {
+    "A100-SXM4-40GB": ("1g.5gb", "3g.20gb"),
+    "H100-SXM5-80GB": ("1g.10gb", "3g.40gb"),
+}
+"""Two profiles of GPUs whose MIG mode survives a reboot, and of others."""
+
+
+class BootNode(Node):
+    """A machine with a verified layout that can be rebooted."""
+
+    def __init__(self, product: str = "A100-SXM4-40GB") -> None:
+        small, big = PROFILES[product]
+        text = f"""
+version: v1
+mig-configs:
+  mixed:
+  - {{devices: [0], mig-enabled: true, mig-devices: {{{small}: 2, {big}: 1}}}}
+  - {{devices: [1], mig-enabled: true, mig-devices: {{{small}: 7}}}}
+  'off':
+  - {{devices: all, mig-enabled: false}}
+"""
+        super().__init__("off", product=product, layouts=config.parse(text, source="x.yaml"))
+        self.change_to("mixed")
+        self.steps = 0
+        self.before = self.shape
+
+    def reboot(self) -> None:
+        self.lose_instances()
+        self.steps = 0
+        self.host.boot_id = f"{self.host.boot_id}+"
+        self.notes.clear()
+
+    @property
+    def kept(self) -> journals.VerifiedLayout:
+        return journals.VerifiedLayout.from_json(self.boot_layout.text or "")
+
+    def is_restored(self) -> bool:
+        return self.shape == self.before and self.journal.text is None
 
 
 def is_creation(step: steps.Step) -> bool:

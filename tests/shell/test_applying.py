@@ -1,6 +1,5 @@
 """``apply`` that is cut off anywhere, fails anywhere, or is not alone; over GPUs in memory."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -15,6 +14,8 @@ from tests.node import fakes, gpu_values, scenes
 from tests.node.applying_rig import Node, is_creation, once
 
 OFF = model.MigMode.DISABLED
+LAST_OF_OFF = 10
+"""The number of the last step to the layout ``off``."""
 
 
 @pytest.fixture
@@ -22,61 +23,9 @@ def node() -> Node:
     return Node()
 
 
-def kill_points(name: str, start: str = "before") -> range:
-    """Return the number of each step on the way to a layout."""
-    node = Node(start)
-    node.change_to(name)
-    return range(1, node.steps + 1)
-
-
-WAYS = [
-    (start, name, at)
-    for start, name in (("before", "wanted"), ("before", "off"), ("off", "other"))
-    for at in kill_points(name, start)
-]
-
-
-@pytest.mark.parametrize(("start", "name", "at"), WAYS)
-@pytest.mark.parametrize("again", ["wanted", "other", "off", "before"])
-def test_after_a_kill_at_any_step_any_layout_can_be_applied(
-    start: str, name: str, at: int, again: str
-) -> None:
-    node = Node(start)
-    assert node.cut_off(name, at=at)
-
-    node.change_to(again)
-
-    assert node.has(again)
-    assert node.journal.text is None
-    assert not node.exclusion.is_locked
-
-
-@pytest.mark.parametrize(("start", "name", "at"), WAYS)
-@pytest.mark.parametrize("killed_rollbacks", [0, 19])
-def test_after_a_kill_at_any_step_an_impossible_layout_restores_what_was(
-    start: str, name: str, at: int, killed_rollbacks: int
-) -> None:
-    node = Node(start)
-    before = node.shape
-    assert node.cut_off(name, at=at)
-    is_changed = node.shape != before
-    for again in range(1, 1 + killed_rollbacks):
-        with node.killed(at=again), contextlib.suppress(errors.LayoutError):
-            node.change_to("too-much")
-
-    with pytest.raises(errors.LayoutError) as caught:
-        node.change_to("too-much")
-
-    assert node.shape == before
-    assert node.journal.text is None
-    undone = f"the 'apply' of layout '{name}' was left unfinished and is undone now"
-    assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
-
-
 def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: Node) -> None:
     before = node.shape
-    last = list(kill_points("off"))[-1]
-    assert node.cut_off("off", at=last)
+    assert node.cut_off("off", at=LAST_OF_OFF)
     node.gpus = (
         node.gpus[0],
         gpu_values.brought_to(node.gpus[1:], model.DesiredGpu(mode=OFF))[0],
@@ -336,7 +285,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Nod
 
 
 @pytest.mark.parametrize(
-    ("layout", "at", "is_undone"), [("off", kill_points("off")[-1], False), ("wanted", 3, True)]
+    ("layout", "at", "is_undone"), [("off", LAST_OF_OFF, False), ("wanted", 3, True)]
 )
 def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
     node: Node, layout: str, at: int, *, is_undone: bool

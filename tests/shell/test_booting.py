@@ -10,16 +10,10 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config
 from mig_manager.core.records import journals
 from tests.node import applying_rig, gpu_values, nvml_rig
+from tests.node.applying_rig import BootNode as Node
 from tests.unit import samples
-
-PROFILES = {
-    "A100-SXM4-40GB": ("1g.5gb", "3g.20gb"),
-    "H100-SXM5-80GB": ("1g.10gb", "3g.40gb"),
-}
-
 
 NO_DRIVER = errors.HardwareError(
     "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
@@ -36,40 +30,7 @@ class Notes(list[str]):
         self._act(remark)
 
 
-class Node(applying_rig.Node):
-    """A machine with a verified layout that can be rebooted."""
-
-    def __init__(self, product: str = "A100-SXM4-40GB") -> None:
-        small, big = PROFILES[product]
-        text = f"""
-version: v1
-mig-configs:
-  mixed:
-  - {{devices: [0], mig-enabled: true, mig-devices: {{{small}: 2, {big}: 1}}}}
-  - {{devices: [1], mig-enabled: true, mig-devices: {{{small}: 7}}}}
-  'off':
-  - {{devices: all, mig-enabled: false}}
-"""
-        super().__init__("off", product=product, layouts=config.parse(text, source="x.yaml"))
-        self.change_to("mixed")
-        self.steps = 0
-        self.before = self.shape
-
-    def reboot(self) -> None:
-        self.lose_instances()
-        self.steps = 0
-        self.host.boot_id = f"{self.host.boot_id}+"
-        self.notes.clear()
-
-    @property
-    def kept(self) -> journals.VerifiedLayout:
-        return journals.VerifiedLayout.from_json(self.boot_layout.text or "")
-
-    def is_restored(self) -> bool:
-        return self.shape == self.before and self.journal.text is None
-
-
-@pytest.fixture(params=PROFILES)
+@pytest.fixture(params=applying_rig.PROFILES)
 def node(request: pytest.FixtureRequest) -> Node:
     """A node that was rebooted; a Hopper GPU loses its MIG mode in that too."""
     node = Node(request.param)
@@ -97,18 +58,7 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: Node) -> N
     assert instance.placement == moved[0].placement
 
 
-@pytest.mark.parametrize("at", range(1, 22))
-def test_the_next_boot_finishes_one_that_was_killed_at_any_step(node: Node, at: int) -> None:
-    with node.killed(at=at):
-        node.boot()
-    assert (node.journal.text is None) is (node.steps < at)
-
-    assert node.boot().problems == ()
-
-    assert node.is_restored()
-
-
-@pytest.mark.parametrize("product", PROFILES)
+@pytest.mark.parametrize("product", applying_rig.PROFILES)
 @pytest.mark.parametrize("at", [1, 3, 5, 8])
 def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     product: str, at: int
@@ -122,18 +72,6 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
 
     assert node.is_restored()
     assert node.exclusion.descriptions[-1] == "restore layout mixed"
-
-
-@pytest.mark.parametrize("at", range(1, 25))
-def test_the_next_boot_finishes_a_repair_that_was_killed_at_any_step(node: Node, at: int) -> None:
-    node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
-    with node.killed(at=at):
-        node.boot(repairs=True)
-
-    assert node.boot(repairs=True).problems == ()
-
-    assert node.is_restored()
-    assert not any(gpu.needs_recovery for gpu in node.gpus)
 
 
 def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(node: Node) -> None:

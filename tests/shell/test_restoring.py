@@ -19,19 +19,6 @@ THEN = Node("split")
 CHECKPOINT = checkpoint.render(THEN.gpus)
 
 
-def ways() -> list[tuple[str, int]]:
-    """Return each step of the restore from each layout."""
-    found = []
-    for start in ("off", "before"):
-        node = Node(start)
-        node.restore(CHECKPOINT)
-        found += [(start, at) for at in range(1, node.steps + 1)]
-    return found
-
-
-WAYS = ways()
-
-
 @pytest.mark.parametrize("start", ["off", "before", "split"])
 def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     node = Node(start)
@@ -51,36 +38,6 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     back = node.boot()
     assert (back.layout, back.problems) == ("checkpoint c.json", ())
     assert node.shape == THEN.shape
-
-
-@pytest.mark.parametrize(("start", "at"), WAYS)
-def test_a_restore_that_fails_at_any_step_is_undone(start: str, at: int) -> None:
-    node = Node(start)
-    before = node.shape
-    node.fails = lambda _step: node.steps == at
-
-    with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
-        node.restore(CHECKPOINT)
-
-    assert node.shape == before
-    assert node.journal.text is None
-
-
-@pytest.mark.parametrize(("start", "at"), WAYS)
-def test_restore_after_a_kill_completes_or_refuses(start: str, at: int) -> None:
-    node = Node(start)
-    with node.killed(at=at):
-        node.restore(CHECKPOINT)
-    left, journal = node.shape, node.journal.text
-    assert journal is not None
-
-    with pytest.raises(errors.CheckpointError):
-        node.restore(CHECKPOINT[:-1])
-    assert (node.shape, node.journal.text) == (left, journal)
-
-    node.restore(CHECKPOINT)
-    assert node.shape == THEN.shape
-    assert not node.journal.text
 
 
 @pytest.mark.parametrize(
