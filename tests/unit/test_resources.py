@@ -118,21 +118,23 @@ def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allocatable", "is_good"),
+    ("allocatable", "strategy", "is_good"),
     [
-        (MIXED | {"nvidia.com/mig-7g.40gb": 1}, True),
-        ({"nvidia.com/mig-1g.5gb": 5}, False),
-        ({GPU: 5}, True),
-        ({GPU: 3}, False),
+        (MIXED | {"nvidia.com/mig-7g.40gb": 1}, None, True),
+        ({"nvidia.com/mig-1g.5gb": 5}, None, False),
+        ({GPU: 5}, None, True),
+        ({GPU: 3}, None, False),
+        ({GPU: 5}, strategies.Strategy.MIXED, False),
+        ({GPU: 1}, strategies.Strategy.NONE, True),
     ],
 )
 def test_devices_beside_an_unreachable_gpu_are_compared_by_name(
-    allocatable: dict[str, int], *, is_good: bool
+    allocatable: dict[str, int], strategy: strategies.Strategy | None, *, is_good: bool
 ) -> None:
     gpus = gpu_values.seen_of((*samples.balanced(), samples.gpu(samples.A100, index=1)), {"GPU-1"})
     assert [gpu.index for gpu in gpus.unreachable] == [1]
 
-    why = schedulable.why_not(gpus, None, counted(allocatable))
+    why = schedulable.why_not(gpus, None, counted(allocatable), strategy=strategy)
 
     assert (why == "") is is_good
 

@@ -36,7 +36,7 @@ def why_not(
     is_partial = bool(model.unreachable(gpus))
     known = tuple(gpus)
     if allocatable is None:
-        is_enough = is_partial and _has_at_least(node, _among(known, changed))
+        is_enough = is_partial and _has_at_least(node, _among(known, changed), strategy)
         return "" if is_enough else _why_not_counted(known, node, strategy, changed)
     devices, ids = _devices(allocatable)
     for expected, needed in zip(
@@ -159,15 +159,11 @@ def _why_not_counted(
     A sum would not do: until kubelet's heartbeat the node may have as many devices of the former
     layout.
     """
-    sliced, whole = expected_devices(gpus)
+    sliced, _ = expected_devices(gpus)
     allocatable = resources.devices_of(node.allocatable)
     total = sum(allocatable.values())
     needed = len(expected_devices(_among(gpus, changed))[0])
-    counts = {
-        strategies.Strategy.MIXED: _mixed(gpus),
-        strategies.Strategy.SINGLE: {resources.GPU: len(sliced)},
-        strategies.Strategy.NONE: {resources.GPU: len(whole)},
-    }
+    counts = _counts(gpus)
     for expected in [counts[strategy]] if strategy else counts.values():
         if _is_as_expected(allocatable, expected, node.labels):
             return ""
@@ -179,17 +175,29 @@ def _why_not_counted(
     return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
 
 
-def _has_at_least(node: node_object.NodeView, gpus: Sequence[model.Gpu]) -> bool:
+def _has_at_least(
+    node: node_object.NodeView,
+    gpus: Sequence[model.Gpu],
+    strategy: strategies.Strategy | None,
+) -> bool:
     """Return whether the node's allocatable has the devices of some of its GPUs."""
-    counts = resources.devices_of(node.allocatable)
-    total = len(expected_devices(gpus)[0])
-    expected = _mixed(gpus) if any(map(resources.is_mig, counts)) else {resources.GPU: total}
-    bare = {resources.base(name): n for name, n in counts.items()}
-    return all(bare.get(name, 0) >= n for name, n in expected.items())
+    shown = resources.devices_of(node.allocatable)
+    has_mig = any(map(resources.is_mig, shown))
+    likely = strategies.Strategy.MIXED if has_mig else strategies.Strategy.SINGLE
+    bare = {resources.base(name): n for name, n in shown.items()}
+    return all(bare.get(name, 0) >= n for name, n in _counts(gpus)[strategy or likely].items())
 
 
-def _mixed(gpus: Iterable[model.Gpu]) -> dict[str, int]:
-    return resources.counts(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
+def _counts(gpus: Sequence[model.Gpu]) -> dict[strategies.Strategy, dict[str, int]]:
+    """Return the number of devices by resource that the plugin has with each strategy."""
+    sliced, whole = expected_devices(gpus)
+    return {
+        strategies.Strategy.MIXED: resources.counts(
+            gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS
+        ),
+        strategies.Strategy.SINGLE: {resources.GPU: len(sliced)},
+        strategies.Strategy.NONE: {resources.GPU: len(whole)},
+    }
 
 
 def _is_as_expected(
