@@ -249,7 +249,7 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(rig: Rig) -> None:
     rig.pass_time(SOON_S, own)
     rig.answer("n1", reason=errors.Reason.GPU_NEEDS_RESET)
     failed = rig.requested("n1")
-    rig.add_pods("p2", "p3", profile="2g.10gb")
+    rig.add_pods("p2", "p3", "p4", profile="3g.20gb")
 
     rig.pass_time(TERM_S, own)
     assert rig.requested("n1") == failed
