@@ -306,13 +306,13 @@ class Partitioner:
         """Count the outcomes of requests, and follow a former leader's requests."""
         opted_in = [node for node in nodes if node.is_opted_in]
         changing = {node.name for node in opted_in if node.is_changing}
-        answered = [
+        custom = [
             node
             for node in opted_in
-            # A person may have requested another layout meanwhile.
             if node.labels.get(well_known.CONFIG_LABEL) == well_known.CUSTOM_LAYOUT
-            and node.name in self._term.awaited - changing
         ]
+        # A person may have requested another layout meanwhile.
+        answered = [node for node in custom if node.name in self._term.awaited - changing]
         for node in answered:
             self._telemetry.count_answer(is_good=not node.refused)
             if node.refused and not node.is_repeatable:
@@ -322,7 +322,9 @@ class Partitioner:
             node.name for node in opted_in if changes.is_under_change(node, now=now)
         }
         if self._term.inherited is None:
-            self._term.inherited, self._term.leads_since_s = changing, self._clock.monotonic()
+            # A person's request, or a dead node, has no pods of a former leader.
+            self._term.inherited = {node.name for node in custom if node.is_ready}
+            self._term.leads_since_s = self._clock.monotonic()
         self._term.inherited &= changing
 
     def _stop_or_resume(self, answered: Sequence[partitioned.PartitionedNode]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters import host
+from mig_manager.core.node import well_known
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import resources as kinds
 from tests import waiting
@@ -56,6 +57,28 @@ def test_new_leader_awaits_the_change_of_the_former_one(rig: Rig) -> None:
     rig.add_pods("p3", profile="3g.20gb")
     rig.pass_time(TERM_S, second)
     assert len(second.kube.patches) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "ready", "is_awaited"),
+    [("custom", "True", True), ("custom", "False", False), ("all-1g.5gb", "True", False)],
+)
+def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
+    rig: Rig, layout: str, ready: str, *, is_awaited: bool
+) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+
+    def change(node: rigs.Object) -> None:
+        node["metadata"]["labels"][well_known.CONFIG_LABEL] = layout
+        node["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+
+    rig.server.modify(kinds.NODES, "n1", change)
+    rig.add_pods("p1")
+    own = rig.replica(max_unavailable="2")
+    rig.pass_time(TERM_S, own)
+
+    assert bool(rig.requested("n2")) is not is_awaited
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
