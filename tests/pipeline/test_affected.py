@@ -1,5 +1,6 @@
 """Which pods a change affects, on a node in memory."""
 
+import dataclasses
 import math
 
 import pytest
@@ -49,6 +50,35 @@ def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
     assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
     assert is_gone == [True]
+
+
+@pytest.mark.parametrize("may_evict", [True, False])
+def test_pod_on_a_device_without_uuid_counts_as_its_user(*, may_evict: bool) -> None:
+    rig = scenes.busy_node()
+    used = scenes.device(rig, 0, "2g.10gb")
+    rig.gpus = tuple(
+        dataclasses.replace(
+            gpu,
+            gpu_instances=tuple(
+                dataclasses.replace(
+                    gi,
+                    compute_instances=tuple(
+                        dataclasses.replace(ci, uuid=None if ci.uuid == used else ci.uuid)
+                        for ci in gi.compute_instances
+                    ),
+                )
+                for gi in gpu.gpu_instances
+            ),
+        )
+        for gpu in rig.gpus
+    )
+    assert scenes.run(rig, may_evict=may_evict).reason is (
+        Reason.APPLIED if may_evict else Reason.DRIFTED
+    )
+
+    assert ("affected" in rig.pod_names) is not may_evict
+    assert "spared" in rig.pod_names
+    assert ("gpus.execute" in rig.log) is may_evict
 
 
 def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:

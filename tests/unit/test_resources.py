@@ -125,7 +125,7 @@ def test_unhealthy_devices_are_named_by_gpu_with_what_heals_them() -> None:
         ({GPU: 5}, None, True),
         ({GPU: 3}, None, False),
         ({GPU: 5}, strategies.Strategy.MIXED, False),
-        ({GPU: 1}, strategies.Strategy.NONE, True),
+        ({GPU: 2}, strategies.Strategy.NONE, True),
     ],
 )
 def test_devices_beside_an_unreachable_gpu_are_compared_by_name(

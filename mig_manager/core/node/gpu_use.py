@@ -27,12 +27,12 @@ Other device plugins have other ids (GKE: ``nvidia0/gi7``)."""
 def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
     """Return the ids of all devices of a node's GPUs; None if not all are known.
 
-    For None, an unknown device may belong to an unreachable GPU, which no plan changes.
+    For None, an unknown device may belong to an unreachable GPU, which no plan changes. A device
+    whose UUID NVML does not report is no reason: a plan may change it.
     """
-    uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.devices))]
-    if model.unreachable(gpus) or None in uuids:
+    if model.unreachable(gpus):
         return None
-    return frozenset(uuid for uuid in uuids if uuid)
+    return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
 
 
 def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
