@@ -118,6 +118,8 @@ class _Term:
     """Opted-in nodes that rested after a change while pods were pending."""
     served: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pending pods for which a node was changed."""
+    failed: set[str] = dataclasses.field(default_factory=set)
+    """Nodes whose agents failed the last request on which they reported."""
     awaited: set[str] = dataclasses.field(default_factory=set)
     """Nodes whose agents have not reported on our request."""
     circuit: breaker.Breaker = dataclasses.field(default_factory=breaker.Breaker)
@@ -315,8 +317,13 @@ class Partitioner:
         answered = [node for node in custom if node.name in self._term.awaited - changing]
         for node in answered:
             self._telemetry.count_answer(is_good=not node.refused)
-            if node.refused and not node.is_repeatable:
+            if not node.refused:
+                self._term.failed.discard(node.name)
+                continue
+            # An instance can come into use just before a change; twice in a row is no accident.
+            if node.name in self._term.failed or not node.is_repeatable:
                 self._refuse(node.name, "its agent failed a layout a short time ago")
+            self._term.failed.add(node.name)
         self._stop_or_resume(answered)
         self._term.awaited &= {
             node.name for node in opted_in if changes.is_under_change(node, now=now)

@@ -241,13 +241,22 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None
     ]
 
 
-def test_node_that_failed_a_layout_gets_no_other_for_minutes(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("reason", "times"), [(errors.Reason.GPU_NEEDS_RESET, 1), (errors.Reason.IN_USE, 2)]
+)
+def test_node_that_failed_a_layout_gets_no_other_for_minutes(
+    rig: Rig, reason: errors.Reason, times: int
+) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1", profile="4g.20gb")
     own = rig.replica(max_unavailable="2")
     rig.pass_time(SOON_S, own)
-    rig.answer("n1", reason=errors.Reason.GPU_NEEDS_RESET)
+    rig.answer("n1", reason=reason)
+    for number in range(1, times):
+        rig.add_pods(*(f"more-{number}-{each}" for each in range(3)), profile="2g.10gb")
+        rig.pass_time(10, own)
+        rig.answer("n1", reason=reason)
     failed = rig.requested("n1")
     rig.add_pods("p2", "p3", "p4", profile="3g.20gb")
 

@@ -25,6 +25,10 @@ def after(*answers: Answer, most: int = 3) -> breaker.Breaker:
         ([(0, 0, 2), (11, 0, 1)], 3, 0),
         ([(0, 4, 0), (1, 0, 3)], 3, 0),
         ([(0, 3, 0), (1, 0, 3)], 3, 10),
+        # Successes leave the window.
+        ([(0, 4, 0), (1, 0, 3), (10.5, 0, 0)], 3, 0),
+        ([(0, 4, 0), (1, 0, 3), (10.5, 1, 0)], 3, 0),
+        ([(0, 4, 0), (1, 0, 3), (10.5, 0, 1)], 3, 10),
         ([(0, 0, 99)], 0, 0),
         # Answers during the stop are about requests from before it.
         ([(0, 0, 3), (5, 0, 3)], 3, 10),

@@ -26,7 +26,8 @@ class Breaker:
         answers += ((now_s, True),) * applied + ((now_s, False),) * failed
         failures = sum(not is_good for _, is_good in answers)
         if not self.stop_s:
-            if not most or failures < most or 2 * failures < len(answers):
+            # Old successes that leave the window are no reason to stop.
+            if not (most and failed) or failures < most or 2 * failures < len(answers):
                 return dataclasses.replace(self, answers=answers)
             return Breaker(stop_s=_STOP_S, resumes_at_s=now_s + _STOP_S)
         if now_s < self.resumes_at_s or not (applied or failed):
