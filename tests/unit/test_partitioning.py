@@ -319,6 +319,18 @@ def test_retry_for_an_unreachable_gpu_does_not_block_the_others(
     assert is_replaced or why(decision)[1] == "it waits for a (its agent retries layout custom)"
 
 
+def test_layout_that_is_retried_for_a_lost_gpu_is_not_withdrawn() -> None:
+    before, pods = [node("a", EMPTY)], [pod("p", "7g.40gb")]
+    first = decided(before, pods)
+    history = past_decisions.remember(
+        past_decisions.History(), *partitions.seen(before, pods), first, now=NOW
+    )
+    retried = requested(
+        "a", only(first), state="failed", reason="GpuUnreachable", retryAt=NOW.isoformat()
+    )
+    assert not decided([retried], [], history=history, now=LATER).changes
+
+
 def test_layout_that_just_failed_keeps_no_other_pod_waiting() -> None:
     pods = [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
     change = only(decided([node("a", EMPTY)], pods))

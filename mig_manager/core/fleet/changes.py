@@ -59,8 +59,12 @@ class Changes:
         return self._budget <= 0
 
     def can_change(self, node: partitioned.PartitionedNode) -> bool:
-        """Return whether a node can be changed now."""
-        return not (self.is_full or self.why_not_now(node)[1])
+        """Return whether a node can be changed now for no pod.
+
+        A layout that its agent retries is not replaced: it gives a lost GPU that is back its
+        instances.
+        """
+        return not (self.is_full or node.is_retried or self.why_not_now(node)[1])
 
     def why_not_now(self, node: partitioned.PartitionedNode) -> waiting.Cause:
         """Return why a node cannot be changed now, beside the budget; empty if it can."""

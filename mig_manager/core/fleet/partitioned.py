@@ -54,6 +54,7 @@ class PartitionedNode:
     served: str = ""  # content hash of that run's layout
     refused: str = ""  # content hash of the custom layout, if its agent's last run failed
     is_repeatable: bool = False  # whether the same layout may succeed later
+    is_retried: bool = False  # whether its agent retries the refused layout
 
     @property
     def available(self) -> "collections.Counter[str]":
@@ -111,6 +112,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         took_s=_took_s(published),
         served=published.config_hash if published else "",
         refused=_refused(node),
+        is_retried=is_retried,
         is_repeatable=published is not None and published.reason in _REPEATABLE,
     )
 
