@@ -1,5 +1,6 @@
 """The partitioner on nodes whose MIG devices pods get by ResourceClaims."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,6 +102,17 @@ def test_a_tainted_device_serves_no_pod() -> None:
     (found,), _ = partitions.seen(nodes, [], cluster)
 
     assert (found.unusable, found.available["nvidia.com/mig-7g.40gb"]) == ("", 0)
+
+
+def test_claim_of_a_tainted_device_takes_no_other_from_pods() -> None:
+    nodes, cluster = by_claims(("a", [f"{SMALL[0]}*", *SMALL[1:]]), claimed=[("a", 0)])
+    (one,) = cluster.slices
+    tainted = dataclasses.replace(one, taints={"gpu-0-mig-0": "gpu.nvidia.com/xid"})
+    cluster = dataclasses.replace(cluster, slices=(tainted,))
+
+    decision = decided(nodes, cluster, *(pod(f"p{number}", "1g.5gb") for number in range(6)))
+
+    assert {each.reason for each in decision.waiting} == {Wait.SCHEDULER}
 
 
 @pytest.mark.parametrize(

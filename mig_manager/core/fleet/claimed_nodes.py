@@ -9,6 +9,7 @@ scheduler prefers the plugin's (``NodeResourcesFit``), and this module leaves th
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from mig_manager.core.fleet import demand, partitioned
 from mig_manager.core.node import claims, device_classes, resources
@@ -53,7 +54,7 @@ def _has_plugin(node: partitioned.PartitionedNode) -> bool:
 def _with_devices(
     node: partitioned.PartitionedNode,
     slices: Iterable[claims.Slice],
-    claimed: Iterable[str],
+    claimed: AbstractSet[str],
     served: frozenset[str],
 ) -> partitioned.PartitionedNode:
     names = {name: resource for one in slices for name, resource in _resources(one).items()}
@@ -65,7 +66,9 @@ def _with_devices(
         if is_dynamic
         else partitioned.why_differing(dict(node.devices), listed, "the DRA driver's devices")
     )
-    usable = collections.Counter(each for name, each in names.items() if name not in repelling)
+    # A tainted device with a claim also counts in the claims, so it takes no other's place.
+    unusable = repelling - claimed
+    usable = collections.Counter(each for name, each in names.items() if name not in unusable)
     mine = {name: count for name, count in usable.items() if name in served}
     in_claims = collections.Counter(names[name] for name in claimed if name in names)
     return dataclasses.replace(
