@@ -148,7 +148,7 @@ class _PublishedGpuPlan(_GpuPlanFacts):
 class _Counts(TypedDict):
     destroyed: int
     created: int
-    staying: int
+    kept: int
 
 
 class _PlanFacts(TypedDict):

@@ -16,6 +16,8 @@ from mig_manager.core import messages
 WIDTH = 100  # columns of pictures and sentences outside a terminal
 _LEAST_WIDTH, _MOST_WIDTH = 60, 120
 """Pictures break below the least; eyes lose the line above the most."""
+_QUOTED = re.compile(r"(?<!\w)'[^']+'(?!\w)")
+_JOINT = "\N{NO-BREAK SPACE}"
 _OUTSIDE = 12  # columns of a picture beside its slices: labels and borders
 
 
@@ -67,22 +69,13 @@ class Style:
 
     def wrapped(self, text: str, *, indent: str = "", further: str = "", margin: int = 0) -> str:
         """Return a sentence in lines that fit the page, beside a margin of so many columns."""
-        return textwrap.fill(
-            text,
-            self.width - margin,
-            initial_indent=indent,
-            subsequent_indent=f"{indent}{further or '  '}",
-            break_on_hyphens=False,
-            break_long_words=self.columns is not None,
-        )
+        return _filled(text, self.width - margin, indent, f"{indent}{further or '  '}")
 
     def fitted(self, line: str, *, further: str = "    ") -> str:
         """Return a line that programs may parse: wrapped at a terminal only."""
         if self.table_width is None or len(line) <= self.table_width:
             return line
-        return textwrap.fill(
-            line, self.table_width, subsequent_indent=further, break_on_hyphens=False
-        )
+        return _filled(line, self.table_width, "", further)
 
     def paint(self, text: str, tone: Tone) -> str:
         """Return the text in the colour of the tone, or as it is."""
@@ -93,6 +86,19 @@ class Style:
     def plain(self, text: str) -> str:
         """Return the text with typographic characters replaced when they cannot be encoded."""
         return text if self.unicode else text.translate(_ASCII)
+
+
+def _filled(text: str, width: int, first: str, further: str) -> str:
+    """Wrap a text; paths, labels and quoted commands stay whole, because people copy them."""
+    joined = _QUOTED.sub(lambda match: match[0].replace(" ", _JOINT), text)
+    return textwrap.fill(
+        joined,
+        width,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_on_hyphens=False,
+        break_long_words=False,
+    ).replace(_JOINT, " ")
 
 
 def shortened(text: str, room: int) -> str:

@@ -34,8 +34,10 @@ class Settings(
 ):
     """Settings of ``apply``."""
 
-    layout: str | None = options.text(
-        "which layout of a file with several", metavar=options.LAYOUT
+    layout: str | None = options.declared(
+        dataclasses.replace(
+            settings.LAYOUT, help="which layout of a file with several", is_required=False
+        )
     )
     is_dry_run: bool = options.switch(
         "show what would change, and request nothing", name="dry-run"
@@ -49,7 +51,8 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         raise errors.UsageError(
             "name the file with the layout: -f FILE",
             remedy="To request a layout that 'kubectl mig layouts' lists, label the node: "
-            f"kubectl label node NODE {well_known.CONFIG_LABEL}=LAYOUT --overwrite",
+            f"kubectl label node {chosen.node} {well_known.CONFIG_LABEL}="
+            f"{chosen.layout or 'LAYOUT'} --overwrite",
         )
     layout = select(here.document(), chosen.layout)
     report = here.node(chosen.node)
@@ -89,8 +92,8 @@ def select(document: layouts.Document, name: str | None) -> layouts.Layout:
     if len(document.layouts) != 1:
         names = ", ".join(map(repr, document.layouts)) or "none"
         raise errors.UsageError(
-            f"{document.source} has {len(document.layouts)} layouts ({names}); choose one with "
-            "--layout"
+            f"{document.source} has {len(document.layouts)} layouts ({names}); choose one: "
+            "kubectl mig apply LAYOUT NODE -f FILE"
         )
     (only,) = document.layouts.values()
     return only

@@ -10,7 +10,14 @@ from mig_manager import errors
 from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture, steps
 from mig_manager.core.fleet import decisions, demand, partitioned, partitioning, past_decisions
 from mig_manager.core.layout import config, layouts
+from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
+
+_NO_NODE = (
+    "No node of the file is opted in, or --node-selector leaves it out. Opt nodes in with "
+    f"'kubectl label node NODE {well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND}', and write "
+    "the file again with 'kubectl get nodes -o json'."
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +66,7 @@ class Report:
         """Return the report for people; lines fit the style's width."""
         blocks = [_node_text(each, style) for each in self.nodes]
         if not self.nodes:
-            blocks.append("No node of the file is opted in.")
+            blocks.append(style.wrapped(_NO_NODE))
         for title, rows in (
             ("No node can serve", [(e.pod.key, e.message) for e in self.decision.unmet]),
             ("Waiting", [(e.pod.key, e.message) for e in self.decision.waiting]),

@@ -392,4 +392,4 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
         agents.label_all(rig.server, ["other"], LAYOUT)
         waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
-    assert (again["verdict"], again["instances"]["staying"]) == ("applied", 7)
+    assert (again["verdict"], again["instances"]["kept"]) == ("applied", 7)

@@ -54,6 +54,11 @@ def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell)
     assert "no node has the label" in other["unmet"][0]["message"]
 
 
+def test_a_simulation_without_opted_in_nodes_says_how_to_opt_in(shell: commandline.Shell) -> None:
+    answer = rigs.simulated(shell, [], [])
+    assert "'kubectl label node NODE mig-manager.io/partitioning=on-demand'" in answer.out
+
+
 @pytest.mark.parametrize(
     ("nodes", "pods", "message"),
     [

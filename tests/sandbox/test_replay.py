@@ -28,7 +28,15 @@ def shell(*line: str, **environ: str) -> commandline.Answer:
 def capture(folder: pathlib.Path, spec: str, *, name: str = "captured.json") -> pathlib.Path:
     """Write a capture of simulated GPUs."""
     file, state = folder / name, folder / f"{name}.source"
-    line = ("acceptance", "--simulate", spec, "--simulate-state", str(state), "-o", str(file))
+    line = (
+        "acceptance",
+        "--simulate",
+        spec,
+        "--simulate-state",
+        str(state),
+        "--output-file",
+        str(file),
+    )
     assert shell(*line).status == 0
     return file
 
@@ -192,7 +200,7 @@ def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib
     altered = {**alterations.REVERSED_DEVICES, **alterations.OLD_MIG_UUIDS}
     with c_library.served(tmp_path / "lib", node.path, altered) as library:
         answer = shell(
-            *("acceptance", "--library-path", str(library), "-o", "-"),
+            *("acceptance", "--library-path", str(library), "--output-file", "-"),
             **c_library.environ(tmp_path),
         )
 

@@ -37,14 +37,14 @@ def test_gpus_as_expected_give_status_0_and_a_file(
     assert "0 differences" in answer.out
     data = json.loads((tmp_path / "mig-manager-acceptance.json").read_text("utf-8"))
     contract.check("Acceptance", data)
-    assert accept(node, "-o", "-").data.keys() == data.keys()
+    assert accept(node, "--output-file", "-").data.keys() == data.keys()
 
 
 def test_a_difference_gives_status_1_and_its_consequence(node: shell_node.Node) -> None:
     fault = nvml_faults.Fault(function="nvmlDeviceGetGpuInstanceById", gpu=1, code=2, count=None)
     node.state.add_fault(fault)
 
-    answer = accept(node, "--output", str(node.path.with_name("found.json")))
+    answer = accept(node, "--output-file", str(node.path.with_name("found.json")))
 
     assert answer.status == console.FAILED
     assert "verdict: review" in answer.out
@@ -53,7 +53,7 @@ def test_a_difference_gives_status_1_and_its_consequence(node: shell_node.Node) 
 
 
 def test_a_file_that_cannot_be_written_gives_status_2(node: shell_node.Node) -> None:
-    answer = accept(node, "--output", str(node.path / "no-folder"))
+    answer = accept(node, "--output-file", str(node.path / "no-folder"))
 
     assert answer.status == console.UNUSABLE
     assert "cannot write" in answer.err
@@ -66,7 +66,7 @@ def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Node
     folder = node.path.parent / "lib"
     with c_library.served(folder, node.path) as library:
         answer = commandline.run(
-            ["acceptance", "--library-path", str(library), "-o", "-"],
+            ["acceptance", "--library-path", str(library), "--output-file", "-"],
             c_library.environ(node.path.parent),
             command=main.main,
         )
@@ -80,7 +80,7 @@ def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Node
 def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.Node) -> None:
     node.state.fail_gpu(1, action=1)
 
-    answer = accept(node, "--output", str(node.path.with_name("found.json")))
+    answer = accept(node, "--output-file", str(node.path.with_name("found.json")))
 
     assert answer.status == console.FAILED
     assert "verdict: review" in answer.out
@@ -92,7 +92,7 @@ def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.Node) -> N
 def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.Node) -> None:
     node.state.lose_gpu(1)
 
-    answer = accept(node, "--output", str(node.path.with_name("found.json")))
+    answer = accept(node, "--output-file", str(node.path.with_name("found.json")))
 
     assert answer.status == console.FAILED
     text = " ".join(answer.out.split())
@@ -104,7 +104,7 @@ def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.Node) -> 
 def test_an_observation_says_that_a_change_was_left_unfinished(node: shell_node.Node) -> None:
     node.kill("apply", "wanted", function="nvmlDeviceCreateGpuInstanceWithPlacement")
 
-    answer = accept(node, "-o", "-")
+    answer = accept(node, "--output-file", "-")
 
     assert "layout 'wanted' was left unfinished; the next 'apply'" in " ".join(answer.err.split())
     assert node.journal.exists()

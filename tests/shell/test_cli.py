@@ -226,7 +226,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("rollout", "--max-unavailible", "2"), 2, "did you mean '--max-unavailable'?"),
         (("apply", "x", "--dry-run", "--skip-reset"), 2, "--dry-run shows no effect"),
         (("status", "--watch", "-o", "json", *SPEC), 2, "--watch shows text"),
-        (("support-bundle", *SPEC, "-o", "/no/x"), 2, "cannot write /no/x"),
+        (("support-bundle", *SPEC, "--output-file", "/no/x"), 2, "cannot write /no/x"),
         (("demo", "--nodes", "3"), 2, "--nodes takes at least 5, not 3"),
     ],
 )

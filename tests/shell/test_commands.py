@@ -148,7 +148,7 @@ def test_plan_and_status_as_data_list_steps_and_instances() -> None:
     node = with_layout("first-only")
     shown = plans.Status(gpus=node.hardware.observe()).to_data()
 
-    assert planned["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
+    assert planned["instances"] == {"destroyed": 0, "created": 1, "kept": 0}
     assert isinstance(planned["gpus"], list)
     assert [step["action"] for step in planned["gpus"][0]["steps"]] == [
         "set_mode",

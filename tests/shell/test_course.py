@@ -230,7 +230,7 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
     slow = nvml_faults.Fault(function="nvmlGpuInstanceDestroy", first=5, hang_s=0.4)
     node.state.add_fault(slow)
 
-    answer = accept(node, "--yes", "-o", str(file))
+    answer = accept(node, "--yes", "--output-file", str(file))
 
     data = json.loads(file.read_text("utf-8"))
     assert answer.status == 0, answer.err + answer.out
@@ -297,7 +297,7 @@ def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node)
     virtual = states.Virtualization.PASSTHROUGH
     node.set_options(states.Options(virtualization=virtual))
 
-    answer = accept(node, "--yes", "-o", "-")
+    answer = accept(node, "--yes", "--output-file", "-")
 
     (found,) = answer.data["differences"]
     assert (found["subject"], found["what"]) == ("course", "enable MIG mode")
@@ -312,7 +312,7 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
     refused = "1g.6gb+me at 2:1"
     create = "nvmlDeviceCreateGpuInstanceWithPlacement"
     node.state.add_fault(nvml_faults.Fault(function=create, first=14, code=UNKNOWN))
-    line = ["acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes", "-o", "-"]
+    line = ["acceptance", "--change-gpu", node.state.boards[0].uuid, "--yes", "--output-file", "-"]
     with c_library.served(tmp_path / "lib", node.path) as library:
         c_library.add_cuda(library)
         nvidia_smi.install(tmp_path / "bin", node.path)

@@ -62,7 +62,9 @@ def metadata(server: apiserver.ApiServer) -> dict[str, Any]:
 
 
 def apply(viewer: rig.Viewer, *words: str, text: str = MINE) -> commandline.Answer:
-    return viewer.alone("apply", "gpu-1", "-f", "-", *words, stdin=text)
+    """Run ``apply [LAYOUT] gpu-1 -f -``; words may begin with the layout."""
+    layout = [word for word in words[:1] if not word.startswith("-")]
+    return viewer.alone("apply", *layout, "gpu-1", "-f", "-", *words[len(layout) :], stdin=text)
 
 
 def assert_nothing_requested(server: apiserver.ApiServer) -> None:
@@ -113,9 +115,14 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(user: rig.Viewer) -> None
 @pytest.mark.parametrize(
     ("words", "text", "status", "message"),
     [
-        ((), SEVERAL, 2, "has 2 layouts ('mine', 'whole'); choose one with --layout"),
+        (
+            (),
+            SEVERAL,
+            2,
+            "has 2 layouts ('mine', 'whole'); choose one: kubectl mig apply LAYOUT NODE -f FILE",
+        ),
         ((), "version: v1\n", 2, "has 0 layouts (none)"),
-        (("--layout", "mien"), SEVERAL, 2, "did you mean 'mine'?"),
+        (("mien",), SEVERAL, 2, "did you mean 'mine'?"),
         ((), "nonsense", 2, "<stdin>:1:1"),
     ],
 )
@@ -131,7 +138,7 @@ def test_an_unusable_document_is_refused(
 
 def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
     add_node(user.server)
-    assert apply(user, "--layout", "whole", text=SEVERAL).status == 0
+    assert apply(user, "whole", text=SEVERAL).status == 0
     text = metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION]
     layout, _ = custom_layouts.single(text, source="annotation")
     assert layout.rules[0].desired.mode is model.MigMode.DISABLED

@@ -102,7 +102,7 @@ def bundle(
     shell: commandline.Shell, folder: pathlib.Path, *argv: str, **environ: str
 ) -> Mapping[str, str]:
     path = folder / "bundle.tar.gz"
-    answer = shell("support-bundle", *SPEC, "-o", str(path), *argv, **environ)
+    answer = shell("support-bundle", *SPEC, "--output-file", str(path), *argv, **environ)
     assert answer.status == 0
     return unpacked(path.read_bytes())
 
@@ -316,7 +316,7 @@ def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_f
     path = tmp_path / "redirected"
     with path.open("wb") as file:
         done = subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, "-m", "mig_manager", "support-bundle", *SPEC, "-o", "-"],
+            [sys.executable, "-m", "mig_manager", "support-bundle", *SPEC, "--output-file", "-"],
             env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
             stdout=file if is_file else subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -332,7 +332,7 @@ def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_f
 
 def test_a_terminal_gets_no_archive(tmp_path: pathlib.Path) -> None:
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    argv = ("support-bundle", *SPEC, "-o", "-")
+    argv = ("support-bundle", *SPEC, "--output-file", "-")
 
     shown = terminal.run(argv, columns=80, environ=environ, status=2)
 

@@ -49,12 +49,30 @@ def assert_fits(run: Callable[..., commandline.Answer], argv: Sequence[str]) -> 
     for columns in _WIDTHS:
         answer = run(*argv, COLUMNS=str(columns))
         assert answer.out
-        assert max(map(len, answer.out.splitlines())) <= columns
+        for line in answer.out.splitlines():
+            # A path, label or command stays whole: people copy it.
+            assert len(line) <= columns or len(line.rsplit(maxsplit=1)[-1]) > 20, line
 
 
 @pytest.mark.parametrize("argv", _ANSWERS, ids=" ".join)
 def test_answer_fits_the_terminal(partitioned: commandline.Shell, argv: Sequence[str]) -> None:
     assert_fits(partitioned, argv)
+
+
+def test_paths_and_labels_are_never_broken(partitioned: commandline.Shell) -> None:
+    wide, narrow = (
+        partitioned("doctor", *_H100, COLUMNS=columns).out.split() for columns in ("500", "60")
+    )
+    assert sorted(narrow) == sorted(wide)
+
+
+def test_quoted_commands_are_never_broken() -> None:
+    command = "'kubectl label node gpu-node-1.example.org nvidia.com/mig.config=all-balanced'"
+    sentence = f"The nodes' labels differ from the node's pods: run {command} and wait."
+    style = bar.Style(columns=60)
+    for text in (style.wrapped(sentence), style.fitted(sentence)):
+        assert command in text
+        assert text.count("\n") == 2
 
 
 @pytest.mark.parametrize("words", _OF_THE_PLUGIN, ids=" ".join)
@@ -96,7 +114,7 @@ def test_answer_and_remedy_fit_a_real_terminal(tmp_path: pathlib.Path, columns: 
 
     lines = [line.rstrip("\r") for line in _COLOUR.sub("", out + error).splitlines()]
     (border,) = (line for line in lines if "┌" in line)
-    assert max(map(len, lines)) <= columns
+    assert all(len(line) <= columns or str(tmp_path) in line for line in lines)
     assert len(border) > min(columns, 120) - 20
     assert "To try it without a GPU, add --simulate" in " ".join(error.split())
 

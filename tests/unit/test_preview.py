@@ -101,7 +101,7 @@ def test_a_layout_that_fits_costs_instances_and_pods(
     found = previewed(there, layout, *pods)
 
     assert found.feasibility is (NodeFit.FITS if any(instances[1:]) else NodeFit.APPLIED)
-    assert counts(found) == dict(zip(("staying", "destroyed", "created"), instances, strict=True))
+    assert counts(found) == dict(zip(("kept", "destroyed", "created"), instances, strict=True))
     assert (found.evicted, found.maybe_evicted) == (evicted, maybe_evicted)
 
 
@@ -123,7 +123,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
     )
 
     # On GPU 0 the only 2g.10gb of it goes; GPU 1 keeps its own.
-    assert counts(found) == {"staying": 7, "destroyed": 1, "created": 2}
+    assert counts(found) == {"kept": 7, "destroyed": 1, "created": 2}
     assert found.evicted == ()
     assert found.maybe_evicted == ("default/gone",)
     only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)

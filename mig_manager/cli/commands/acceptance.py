@@ -35,15 +35,14 @@ _FILE = pathlib.Path("mig-manager-acceptance.json")
 
 class Settings(
     gpu_settings.GpuSettings,
-    takes=f"output as-catalogue-row pod-resources-socket change-gpu yes {gpu_settings.CHANGE} "
-    f"gpu-timeout-s {gpu_settings.GPUS} color debug",
+    takes="output-file as-catalogue-row pod-resources-socket change-gpu yes "
+    f"{gpu_settings.CHANGE} gpu-timeout-s {gpu_settings.GPUS} color debug",
 ):
     """Settings of ``acceptance``."""
 
     answer_file: pathlib.Path | None = options.path(
         "file to write, '-' for standard output",
-        name="output",
-        short="o",
+        name="output-file",
         default_text="mig-manager-acceptance.json in this folder",
         has_variable=False,
     )

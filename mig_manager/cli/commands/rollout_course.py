@@ -365,7 +365,7 @@ def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Sty
         evicted = [_named(node.evicted)] if node.evicted else []
         evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
         rest = (
-            f"{counts['staying']:>4}  {counts['destroyed']:>9}  {counts['created']:>7}  "
+            f"{counts['kept']:>4}  {counts['destroyed']:>9}  {counts['created']:>7}  "
             f"{reset:>5}  {'; '.join(evicted) or '-'}"
         )
         if node.message:

@@ -23,7 +23,7 @@ On the node, as root.
 $ mig-manager support-bundle -n node-1
 From elsewhere, with your kubeconfig: what the agent has published, and its log.
 
-$ mig-manager support-bundle -o - > bundle.tar.gz
+$ mig-manager support-bundle --output-file - > bundle.tar.gz
 In the agent's pod, with 'kubectl exec': uses its rights and leaves no file there.
 
 exit 0: the archive is written, even if it is incomplete
@@ -35,7 +35,6 @@ class Settings(settings.TerminalSettings):
 
     output_file: pathlib.Path | None = options.path(
         "archive to write, '-' for standard output",
-        short="o",
         default_text="mig-manager-support-NODE-TIME.tar.gz in this folder",
     )
     doctor: doctor_settings.DoctorSettings = options.nested(

@@ -130,7 +130,7 @@ def summary(result: plans.Planned) -> str:
     """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 kept``."""
     sentence = (
         f"{tables.count(len(result.destroyed), 'instance')} destroyed, "
-        f"{len(result.created)} created, {result.staying} kept"
+        f"{len(result.created)} created, {result.kept} kept"
     )
     # GPU instances that stay, but change their compute instances.
     created = {(step.gpu_uuid, step.placement) for step in result.created}

@@ -74,7 +74,7 @@ class Preview:
             "reason": self.reason,
             "message": self.message,
             "instances": {
-                "staying": planned.staying if planned else 0,
+                "kept": planned.kept if planned else 0,
                 "destroyed": len(planned.destroyed) if planned else 0,
                 "created": len(planned.created) if planned else 0,
             },

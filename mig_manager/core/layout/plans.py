@@ -81,7 +81,7 @@ class Planned:
         return tuple(s for s in self.plan.steps if isinstance(s, steps.CreateGpuInstance))
 
     @property
-    def staying(self) -> int:
+    def kept(self) -> int:
         """The number of the node's GPU instances that stay."""
         return sum(len(gpu.gpu_instances) for gpu in self.gpus) - len(self.destroyed)
 
@@ -118,7 +118,7 @@ class Planned:
             "instances": {
                 "destroyed": len(self.destroyed),
                 "created": len(self.created),
-                "staying": self.staying,
+                "kept": self.kept,
             },
             "destroyed_uuids": sorted(self.plan.destroyed_uuids),
             "evicted_pods": list(self.evicted),
