@@ -248,7 +248,6 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(
     rig: Rig, reason: errors.Reason, times: int
 ) -> None:
     rig.add_node("n1")
-    rig.add_node("n2")
     rig.add_pods("p1", profile="4g.20gb")
     own = rig.replica(max_unavailable="2")
     rig.pass_time(SOON_S, own)
@@ -256,8 +255,10 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(
     for number in range(1, times):
         rig.add_pods(*(f"more-{number}-{each}" for each in range(3)), profile="2g.10gb")
         rig.pass_time(10, own)
+        assert is_unanswered(rig, "n1")
         rig.answer("n1", reason=reason)
     failed = rig.requested("n1")
+    rig.add_node("n2")
     rig.add_pods("p2", "p3", "p4", profile="3g.20gb")
 
     rig.pass_time(TERM_S, own)
