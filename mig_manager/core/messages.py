@@ -18,6 +18,7 @@ LONGEST_EVENT_BYTES = 1024
 """Limit of the ``note`` of events.k8s.io/v1, in bytes (kubernetes/kubernetes, ``NoteLengthLimit``
 in ``pkg/apis/core/validation/events.go``); v1 has no limit."""
 _MOST_NAMED = 5
+MOST_AT_A_TERMINAL = 8  # nodes, pods or devices that an answer names before it counts the rest
 _ELLIPSIS = " ... "
 _END_MARKS = (".", "?", "!")
 

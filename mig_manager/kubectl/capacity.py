@@ -201,8 +201,7 @@ def _of_node(report: node_reports.Report) -> NodeCapacity:
     measured, unknown = [], []
     in_use = use.in_use if use else {}
     for gpu in (report.gpus or ()) if use else ():
-        known = _of_gpu(gpu, in_use[gpu.uuid]) if gpu.uuid in in_use else None
-        if known:
+        if gpu.uuid in in_use and (known := _of_gpu(gpu, in_use[gpu.uuid])):
             measured.append(known)
         else:
             unknown.append(gpu)

@@ -16,7 +16,6 @@ from mig_manager.kubectl import cluster, history, settings
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_MOST_NAMED = 8  # pods that a sentence names before it counts the rest
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
 LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
@@ -215,7 +214,7 @@ def kind_name(resource: str) -> str:
 def named_pods(requests: Mapping[str, int]) -> str:
     """Return pod names, with the number of requested devices if more than one."""
     named = [name if count == 1 else f"{name} ({count})" for name, count in requests.items()]
-    return messages.listed(named, most=_MOST_NAMED)
+    return messages.listed(named, most=messages.MOST_AT_A_TERMINAL)
 
 
 def used(kind: resources.DeviceKind) -> str:

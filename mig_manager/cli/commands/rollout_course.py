@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _DRAW_S = 0.2
-_MOST_NAMED = 8
 _MOST_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 
 _TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
@@ -404,4 +403,4 @@ def _without(node: rollout.NodeProgress) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    return messages.listed(names, most=_MOST_NAMED)
+    return messages.listed(names, most=messages.MOST_AT_A_TERMINAL)

@@ -9,7 +9,6 @@ from mig_manager.core.layout import plans
 from mig_manager.core.records import gpu_recovery
 
 _MOST_UUIDS = 2  # that a picture shows, each of 40 characters
-_MOST_NAMED = 8  # devices or pods that a sentence names before it counts the rest
 NO_GPU = "This node has no NVIDIA GPU."
 
 
@@ -17,10 +16,7 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
     """Draw every GPU; wide: also its instances with ids and UUIDs, and the processes using it."""
     if not result.gpus:
         return NO_GPU
-    missing = [
-        style.paint(style.wrapped(messages.printable(sentence, " ")), bar.Tone.BAD)
-        for sentence in gpu_recovery.sentences(result.gpus)
-    ]
+    missing = _problems(gpu_recovery.sentences(result.gpus), style)
     if not is_wide:
         return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])
     blocks = []
@@ -32,6 +28,13 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
         ]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, *missing])
+
+
+def _problems(sentences: Iterable[str], style: bar.Style) -> list[str]:
+    return [
+        style.paint(style.wrapped(messages.printable(sentence, " ")), bar.Tone.BAD)
+        for sentence in sentences
+    ]
 
 
 def slices(gpus: Iterable[model.Gpu]) -> str:
@@ -77,7 +80,7 @@ def live_status(
         devices = (gpu.uuid, *gpu.mig_uuids)
         names = [pod for device in devices for pod in pods.get(device, ())]
         names += [str(each) for each in (result.processes or {}).get(gpu.uuid, ())]
-        users = messages.listed(list(dict.fromkeys(names)), most=_MOST_NAMED)
+        users = messages.listed(list(dict.fromkeys(names)), most=messages.MOST_AT_A_TERMINAL)
         name = f"GPU {gpu.index}"
         lines[name] = f"{name}: {slices([gpu])}, " + (f"in use by {users}" if users else "idle")
         if users:
@@ -85,21 +88,14 @@ def live_status(
     return "\n".join(blocks).rstrip(), lines
 
 
-def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
-    """Return a block about the unreachable GPUs, if any."""
-    lines = [
-        style.paint(style.wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
-        for gpu in gpus.unreachable
-    ]
-    return ["\n".join(lines)] if lines else []
-
-
 def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     """Draw a change, its counts and the affected pods."""
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.desired.keys(), style=style)
     ]
-    blocks += _unreachable(result.gpus, style)
+    if result.gpus.unreachable:
+        sentences = [gpu.sentence for gpu in result.gpus.unreachable]
+        blocks.append("\n".join(_problems(sentences, style)))
     if is_wide and not result.plan.is_empty:
         rows = [
             style.fitted(f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}")

@@ -3,7 +3,6 @@
 import shutil
 import textwrap
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from mig_manager.cli.toolkit import program
 
@@ -11,16 +10,8 @@ _WIDTH = 79
 _INDENT = "  "
 
 
-class Page(NamedTuple):
-    """The parts of a page of help, as argparse names them."""
-
-    usage: str
-    description: str
-    epilog: str
-
-
-def page(of: program.Program, command: str) -> Page:
-    """Return the help text around the options of a command, or of the program."""
+def page(of: program.Program, command: str) -> tuple[str, str, str]:
+    """Return usage, description and epilog of a command's help, or of the program's."""
     own = of.text(command)
     examples = [
         f"{_INDENT}{each.line}\n{wrapped(each.meaning, _INDENT * 3)}" for each in own.examples
@@ -38,11 +29,9 @@ def page(of: program.Program, command: str) -> Page:
         "environment": [wrapped(of.environment, _INDENT)] if of.environment else [],
         "exit status": meanings,
     }
-    return Page(
-        usage=usage(of, command),
-        description="\n\n".join(map(wrapped, own.paragraphs)),
-        epilog="\n\n".join(f"{title}:\n" + "\n".join(b) for title, b in blocks.items() if b),
-    )
+    description = "\n\n".join(map(wrapped, own.paragraphs))
+    epilog = "\n\n".join(f"{title}:\n" + "\n".join(b) for title, b in blocks.items() if b)
+    return usage(of, command), description, epilog
 
 
 def statuses(of: program.Program, command: str) -> Mapping[str, str]:

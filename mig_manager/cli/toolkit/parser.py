@@ -118,8 +118,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the options with the help text around them."""
-        page = help_pages.page(self._program, self._command)
-        self.usage, self.description, self.epilog = page
+        self.usage, self.description, self.epilog = help_pages.page(self._program, self._command)
         return super().format_help()
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager.core import bar, messages
 
-_MOST_NAMED = 8  # names in a list before it counts the rest
 _GAP, _NARROW_GAP = "   ", "  "
 _LEAST_LAST = 20  # columns of the last column, even if one of its words is longer
 _FIRST_HALF, _JOINT = re.compile(r"\b([0-9]+x|[0-9-]{10}) "), "\N{NO-BREAK SPACE}"
@@ -90,7 +89,7 @@ def _cell_lines(text: str, width: int) -> list[str]:
 
 def listing(title: str, names: Sequence[str], style: bar.Style) -> str:
     """Return a title and names; a long list ends with a count."""
-    return style.wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
+    return style.wrapped(f"{title}: {messages.listed(names, most=messages.MOST_AT_A_TERMINAL)}")
 
 
 def count(number: int, noun: str) -> str:
