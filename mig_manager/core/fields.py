@@ -1,10 +1,10 @@
 """Check the fields of a YAML tree; errors have the location."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.core import yaml_tree
+from mig_manager.core import messages, yaml_tree
 
 
 def fail(node: yaml_tree.Node, message: str) -> NoReturn:
@@ -50,7 +50,7 @@ def check_keys(node: yaml_tree.Mapping, known: Collection[str]) -> None:
     for entry in node.entries:
         if entry.key not in known:
             raise errors.ConfigError(
-                f"unexpected key '{entry.key}'{did_you_mean(entry.key, known)}"
+                f"unexpected key '{entry.key}'{messages.did_you_mean(entry.key, known)}"
                 f" (known here: {', '.join(known)})",
                 location=entry.location,
             )
@@ -95,13 +95,3 @@ def shown(node: yaml_tree.Node) -> str:
             return "a list" if node.items else "an empty list"
         case yaml_tree.Mapping():
             return "a mapping" if node.entries else "an empty mapping"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'a' or 'b'?`` with similar words, or nothing."""
-    import difflib  # noqa: PLC0415 - only needed after a mistake
-
-    by_folded = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(word.lower(), by_folded)
-    names = " or ".join(f"'{by_folded[each]}'" for each in close)
-    return f"; did you mean {names}?" if names else ""

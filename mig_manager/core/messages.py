@@ -29,6 +29,16 @@ def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
+    """Return ``; did you mean 'a' or 'b'?`` with similar words, or nothing."""
+    import difflib  # noqa: PLC0415 - only needed after a mistake
+
+    by_folded = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(word.lower(), by_folded, n=most)
+    names = " or ".join(f"'{by_folded[each]}'" for each in close)
+    return f"; did you mean {names}?" if names else ""
+
+
 def ranges(numbers: Iterable[int]) -> list[str]:
     """Render numbers for people, consecutive ones as a range: ``0-3``, ``6``."""
     runs: list[list[int]] = []

@@ -3,8 +3,8 @@
 import pkgutil
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import console, program, settings
-from mig_manager.core import options
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import messages, options
 
 ABOUT = """
 Every answer of '-o json' and '-o yaml', also by 'kubectl mig', has its schema's name in
@@ -49,8 +49,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         terminal.say("\n".join(KINDS))
         return console.DONE
     if name not in KINDS:
-        similar = program.closest(name, KINDS)
-        hint = f"; did you mean '{similar}'?" if similar else ""
+        hint = messages.did_you_mean(name, KINDS, most=1)
         raise errors.UsageError(
             f"unknown schema {name!r}{hint}", remedy="'mig-manager schema' lists the names."
         )

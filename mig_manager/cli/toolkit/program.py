@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.core import options
+from mig_manager.core import messages, options
 
 HELP = options.Option(name="help", short="h", help="show this help and exit", has_variable=False)
 VERSION = options.Option(
@@ -136,10 +136,8 @@ class Program:
         """Return a command; UnknownCommandError if the name is unknown."""
         known = self.commands
         if name not in known:
-            hint = closest(name, known)
-            raise errors.UnknownCommandError(
-                f"unknown command {name!r}" + (f"; did you mean '{hint}'?" if hint else "")
-            )
+            hint = messages.did_you_mean(name, known, most=1)
+            raise errors.UnknownCommandError(f"unknown command {name!r}{hint}")
         return known[name]
 
     def module(self, command: str) -> ModuleType:

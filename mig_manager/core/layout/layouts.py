@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import fields, model, yaml_tree
+from mig_manager.core import messages, model, yaml_tree
 
 VERSION = "v1"  # of the document
 FILTER_HELP = (
@@ -227,7 +227,7 @@ class Document:
         ]
         raise errors.LayoutError(
             f"{self.source} has no layout '{name}' among its {len(self.layouts)}"
-            f"{fields.did_you_mean(name, possible)}",
+            f"{messages.did_you_mean(name, possible)}",
             reason=errors.Reason.UNKNOWN_CONFIG,
         )
 
