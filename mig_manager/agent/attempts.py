@@ -55,19 +55,23 @@ class Attempts:
         )
         self._shared.publisher.save_on_host(self._record)
 
-    def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> None:
+    def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> bool:
         """Take over from an interrupted run; undo it unless the same layout is requested.
+
+        Returns:
+            False if pauses are left to another manager that runs: call again.
 
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
         deps, publisher = self._shared.deps, self._shared.publisher
         view = publisher.read()
-        journal = self.journal = recovery.find_journal(deps.node, publisher, view)
+        is_complete = not recovery.has_foreign_pauses(self._shared, view)
+        journal = self.journal = recovery.find_journal(self._shared, view)
         if self._record is None:
             self._record = recovery.find_record(deps.request_file, view, journal)
         if recovery.has_ended(journal, view):
-            return
+            return is_complete
         awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}
         self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
@@ -79,9 +83,10 @@ class Attempts:
         )
         if not is_resumed:
             self.undo()
-            return
+            return is_complete
         message = f"resuming {name} after an interruption"
         deps.node.emit(reason="Recovered", message=message, is_warning=False)
+        return is_complete
 
     @contextlib.contextmanager
     def begin(
@@ -194,7 +199,7 @@ def _new_job(
 
     def read() -> journals.Journal:
         view = shared.publisher.read()
-        return resume(recovery.find_journal(deps.node, shared.publisher, view))
+        return resume(recovery.find_journal(shared, view))
 
     job_status = run_status.RunStatus(deps, first)
     return jobs.Job(

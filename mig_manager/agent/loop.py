@@ -156,10 +156,9 @@ class Agent:
         self._telemetry.attempt_began(attempt)
         try:
             if not self.is_recovered:
-                self._reconciler.recover(request.name, request.custom)
-                self.is_recovered = True
+                self.is_recovered = self._reconciler.recover(request.name, request.custom)
             if request.name is None:
-                return self._reconciler.rest()
+                return self._reconciler.rest() or not self.is_recovered
             is_new = request.since > self._run_generation
             self._run_generation = request.generation
             outcome = self._reconciler.run(
@@ -179,7 +178,7 @@ class Agent:
             return True
         if not outcome.should_retry:
             self._outcome = outcome
-        return outcome.should_retry
+        return outcome.should_retry or not self.is_recovered
 
     def _note_unreachable(self, error: errors.ClusterError) -> None:
         """Note that a run could not publish its outcome; the next attempt reads its journal."""

@@ -56,17 +56,20 @@ class Reconciler:
         is_reported = limits.repair is not settings.Repair.OFF
         self.faults = faults.FaultReport(deps, self._shared.publisher, is_on=is_reported)
 
-    def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> None:
+    def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> bool:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
         If that run was for the layout ``name`` (for ``custom``: the same content), the next run
         resumes and must follow at once. Otherwise its change is undone here.
 
+        Returns:
+            False if pauses are left to another manager that runs: call again.
+
         Raises:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        self._attempts.recover(name, custom)
+        return self._attempts.recover(name, custom)
 
     def run(  # noqa: PLR0913 - each is named where it is called
         self,

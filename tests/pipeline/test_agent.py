@@ -72,6 +72,8 @@ class Pipeline(reconcile.Reconciler):
         self.looks = 0
         self.next_action = drift.Action.REST
         self.recovered: list[str | None] = []
+        self.pauses_left = 0
+        """How many times ``recover`` leaves pauses to another manager."""
         self.stopped = 0
         self.has_rested = threading.Event()
         self.restless = 0
@@ -81,8 +83,9 @@ class Pipeline(reconcile.Reconciler):
         self.capacity = self.reported = Capacity()
         self.node = self.condition = Condition()
 
-    def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> None:
+    def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> bool:
         self.recovered.append(name)
+        return len(self.recovered) > self.pauses_left
 
     def stop(self) -> None:
         self.stopped += 1
@@ -198,6 +201,17 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
     assert pipeline.recovered == ["a", "a"]
 
 
+def test_pauses_left_to_another_manager_are_looked_at_again() -> None:
+    box = labelled("a")
+    pipeline = Pipeline(box, Reason.ALREADY_APPLIED, Reason.ALREADY_APPLIED)
+    pipeline.pauses_left = 1
+
+    serve(box, pipeline)
+
+    assert pipeline.recovered == ["a", "a"]
+    assert pipeline.runs == [("a", 1), ("a", 2)]
+
+
 def test_checks_of_the_request_are_signs_of_life() -> None:
     now_s = 0.0
     silences_s: list[float] = []
@@ -230,10 +244,11 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
     pipeline = Pipeline(box, Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
 
-    def recover(name: str | None, _custom: custom_layouts.Custom | None = None) -> None:
+    def recover(name: str | None, _custom: custom_layouts.Custom | None = None) -> bool:
         pipeline.recovered.append(name)
         if locked:
             raise locked.pop()
+        return True
 
     pipeline.recover = recover  # type: ignore[method-assign]
     serve(box, pipeline)

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, journals
-from tests.node import gpu_values, scenes
+from tests.node import fakes, gpu_values, scenes
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])
@@ -92,6 +92,50 @@ def test_labels_that_another_manager_paused_are_restored() -> None:
     assert outcome.state is model.State.SUCCESS
     scenes.assert_restored(rig)
     assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
+
+
+def paused_beside_nvidias_manager() -> fakes.NodeRig:
+    rig = scenes.node(layout="all-balanced")
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+    return rig
+
+
+@pytest.mark.parametrize("layout", [None, "all-balanced", "all-1g.5gb"])
+def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> None:
+    rig = paused_beside_nvidias_manager()
+    agent = scenes.reconciler(rig)
+
+    assert not agent.recover(layout)
+    if layout is None:
+        agent.rest()
+    else:
+        scenes.run(rig, layout, by=agent)
+
+    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+
+
+def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
+    rig = paused_beside_nvidias_manager()
+    agent = scenes.reconciler(rig)
+    assert not agent.recover("all-1g.5gb")
+    outcome = scenes.run(rig, "all-1g.5gb", by=agent)
+    assert outcome.reason is errors.Reason.FOREIGN_MANAGER
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
+
+    assert agent.recover("all-1g.5gb")
+    scenes.assert_ends(rig, errors.Reason.APPLIED, layout="all-1g.5gb", by=agent)
+
+    scenes.assert_restored(rig)
+
+
+def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
+    rig = paused_beside_nvidias_manager()
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
+
+    assert scenes.reconciler(rig).recover(None)
+
+    assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> None:

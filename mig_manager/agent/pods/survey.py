@@ -9,7 +9,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent.pods import orders
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.node import client_table, clients, gpu_use, pod_object
+from mig_manager.core.node import client_table, clients, gpu_use, mig_managers, pod_object
 
 _log = structlog.get_logger()
 
@@ -119,6 +119,16 @@ def extra_clients(deps: ports.Dependencies) -> tuple[client_table.ExtraClient, .
     except errors.ConfigError as error:
         _log.warning("extra_clients_not_read", error=error.message)
         return ()
+
+
+def foreign_managers(
+    deps: ports.Dependencies, pods: Collection[pod_object.Pod]
+) -> tuple[str, ...]:
+    """Return the other programs that manage MIG on this node, by their pods."""
+    # Only these need the Node's annotations.
+    has_mode = any(map(mig_managers.is_vgpu_plugin, pods))
+    annotations = deps.node.latest().annotations if has_mode else {}
+    return mig_managers.others(pods, deps.own_pod_uid, annotations)
 
 
 def report_usage(

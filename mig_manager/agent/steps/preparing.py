@@ -15,7 +15,6 @@ from mig_manager.core.node import (
     client_table,
     clients,
     gpu_use,
-    mig_managers,
     pod_object,
     policies,
     strategies,
@@ -163,9 +162,7 @@ def _survey(job: jobs.Job, change: Change) -> Change:
         job.deps, change.gpus, change.order(job).undecided_pods, job.cancel
     )
     if not job.limits.allows_foreign_managers:
-        has_mode = any(map(mig_managers.is_vgpu_plugin, usage.pods))
-        annotations = job.deps.node.latest().annotations if has_mode else {}
-        others = mig_managers.others(usage.pods, job.deps.own_pod_uid, annotations)
+        others = survey.foreign_managers(job.deps, usage.pods)
         if others:
             raise errors.MigManagerError(
                 f"another program manages MIG on this node: {', '.join(others)}",

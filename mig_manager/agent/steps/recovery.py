@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, publish
+from mig_manager.agent import jobs
 from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.agent.steps import host
 from mig_manager.change import transaction
@@ -27,14 +27,12 @@ _MAX_KEPT_CHARACTERS = 16 * 1024
 _log = structlog.get_logger()
 
 
-def find_journal(
-    node: ports.Node, publisher: publish.Publisher, view: node_object.NodeView
-) -> journals.Journal:
+def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
     """Return the journal of an interrupted run.
 
     An invalid journal is set aside. Without a valid journal, paused labels and the taint are
-    recognized by their values. This also covers NVIDIA's manager, which keeps no journal. A cordon
-    is left to people.
+    recognized by their values. This also covers NVIDIA's manager, which keeps no journal, once it
+    no longer runs. A cordon is left to people.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -45,13 +43,13 @@ def find_journal(
             return journals.without_foreign_labels(journals.Journal.from_json(text), view)
         except ValueError as error:
             _log.warning("journal_unreadable", error=str(error))
-            publisher.annotate(
+            shared.publisher.annotate(
                 {
                     well_known.JOURNAL_ANNOTATION: None,
                     well_known.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
                 }
             )
-            node.emit(
+            shared.deps.node.emit(
                 reason="JournalUnreadable",
                 message=f"the journal of an interrupted run is invalid ({error}): labels and "
                 "taint that are marked as ours are restored; the text is kept in the annotation "
@@ -61,12 +59,35 @@ def find_journal(
     return journals.Journal(
         config="",
         hold_taint=well_known.HOLD_TAINT in view.taint_keys,
-        paused_labels={
-            key: "true"
-            for key, value in view.labels.items()
-            if key.startswith(well_known.DEPLOY_LABEL_PREFIX) and value == well_known.PAUSED_VALUE
-        },
+        paused_labels={}
+        if has_foreign_pauses(shared, view)
+        else dict.fromkeys(_paused_labels(view), "true"),
     )
+
+
+def has_foreign_pauses(shared: jobs.Shared, view: node_object.NodeView) -> bool:
+    """Check whether labels without a journal are paused while another manager runs.
+
+    It may be in mid-change, and NVIDIA's manager pauses with the same value.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
+    if shared.limits.allows_foreign_managers or journal or not _paused_labels(view):
+        return False
+    others = survey.foreign_managers(shared.deps, shared.deps.workloads.list())
+    if others:
+        _log.warning("pauses_left_to_foreign_manager", managers=others)
+    return bool(others)
+
+
+def _paused_labels(view: node_object.NodeView) -> list[str]:
+    return [
+        key
+        for key, value in view.labels.items()
+        if key.startswith(well_known.DEPLOY_LABEL_PREFIX) and value == well_known.PAUSED_VALUE
+    ]
 
 
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
