@@ -153,6 +153,7 @@ class VerifiedRequest(TypedDict):
     bootId: str
     owners: bool
     gpus: str  # fingerprint of the instances
+    listed: NotRequired[dict[str, str]]  # UUID -> name, of the GPUs that the driver listed
 
 
 class Repair(TypedDict):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import structlog
 
@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import device_plugin, survey
 from mig_manager.agent.steps import resolving
-from mig_manager.core import messages, model, steps
+from mig_manager.core import model, steps
 from mig_manager.core.node import node_object
 from mig_manager.core.records import readiness, requests
 
@@ -45,17 +45,12 @@ class Observation:
     is_file_unusable: bool = False
     """Whether the file is unusable or lacks the layout, which was verified before."""
     is_from_owner: bool = False  # whether the owner wrote the layout
-
-    def missing(self, outcome: outcomes.Outcome) -> tuple[model.Gpu, ...]:
-        """Return the GPUs of a run that the driver no longer lists, not even as unreachable."""
-        listed = {gpu.uuid for gpu in (*self.gpus, *self.gpus.unreachable)}
-        if not self.gpus or "" in listed:
-            return ()
-        return tuple(gpu for gpu in outcome.gpus if gpu.uuid not in listed)
+    missing: tuple[str, ...] = ()
+    """Names of the GPUs that the driver listed when the layout was verified, and no longer."""
 
     def is_active(self, outcome: outcomes.Outcome) -> bool | None:
         """Return whether the layout of a run is active; None: unknown."""
-        if self.missing(outcome):
+        if self.missing:
             return False
         if self.plan is not None:
             return self.plan.is_empty
@@ -88,7 +83,11 @@ def observe(job: jobs.Job) -> Observation:
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         failed = Observation(
-            gpus=job.status.gpus, plan=None, error=error.reason, message=error.message
+            gpus=job.status.gpus,
+            plan=None,
+            error=error.reason,
+            message=error.message,
+            missing=resolving.missing(job),
         )
         verified = job.journal.record.verified
         if verified is None or not resolving.is_about_file(job, error):
@@ -97,7 +96,12 @@ def observe(job: jobs.Job) -> Observation:
         return dataclasses.replace(
             failed, is_file_unusable=True, is_from_owner=verified.is_from_owner
         )
-    return Observation(gpus=gpus, plan=plan, is_from_owner=resolved.is_from_owner)
+    return Observation(
+        gpus=gpus,
+        plan=plan,
+        is_from_owner=resolved.is_from_owner,
+        missing=resolving.missing(job),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +149,7 @@ def act(
     was_unknown = memory.failed_checks >= _MOST_FAILED_CHECKS and not memory.has_phantoms
     memory = dataclasses.replace(memory, is_drifted=not is_active, failed_checks=0)
     if memory.is_drifted:
-        missing = observation.missing(outcome)
-        action = _handle_drift(job, observation, missing, is_new=not was_drifted)
-        return action, memory
+        return _handle_drift(job, observation, is_new=not was_drifted), memory
     if was_drifted or was_unknown:
         # The layout is active again, and this agent did not apply it.
         job.deps.telemetry.drift_found(is_drifted=False)
@@ -188,11 +190,8 @@ def _count_failure(
     return dataclasses.replace(memory, failed_checks=failed_checks)
 
 
-def _handle_drift(
-    job: jobs.Job, observation: Observation, missing: Sequence[model.Gpu], *, is_new: bool
-) -> Action:
-    affected, plan = "", observation.plan
-    # After a run on the other GPUs, the loss of one would no longer be reported.
+def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
+    affected, plan, missing = "", observation.plan, observation.missing
     if job.limits.heals_drift and plan is not None and not missing:
         try:
             affected = survey.name_users(job.deps, plan, observation.gpus, job.cancel)
@@ -206,8 +205,7 @@ def _handle_drift(
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
         message = (
-            f"the driver no longer lists {messages.listed([*map(str, missing)])}, "
-            f"which it listed when layout {job.status.title} was verified"
+            outcomes.missing_message(job.status.title, missing)
             if missing
             else outcomes.drift_message(job.status.title, affected)
         )

@@ -1,6 +1,7 @@
 """The outcome of a run."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.core import messages, model
@@ -66,3 +67,11 @@ def drift_message(name: str, pods: str) -> str:
     why = f"; it is not restored while pods use devices that would be removed: {pods}"
     why = why if pods else ""
     return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
+
+
+def missing_message(name: str, gpus: Sequence[str]) -> str:
+    """Say that GPUs are gone, which had the layout when it was verified."""
+    return (
+        f"the driver no longer lists {messages.listed(gpus)}, "
+        f"which it listed when layout {name} was verified"
+    )

@@ -88,6 +88,7 @@ class RunStatus:
             boot_id=self._deps.boot_id,
             is_from_owner=is_from_owner,
             gpus=requests.fingerprint(self.gpus),
+            listed={gpu.uuid: str(gpu) for gpu in self.gpus},
         )
 
     def success(

@@ -375,6 +375,42 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, *, heals:
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, "two-gpus"])
+def test_a_restarted_agent_reports_a_gpu_that_vanished(layout: str) -> None:
+    rig = scenes.node()
+    assert scenes.run(rig, layout, TWO_GPUS).state is model.State.SUCCESS
+    rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
+    before, rig.gpus = rig.gpus, rig.gpus[:1]
+    agent = scenes.reconciler(rig, TWO_GPUS, heals_drift=True)
+    agent.recover(layout)
+
+    text = f"the driver no longer lists {before[1]}"
+    ended = assert_ends(rig, Reason.DRIFTED, text, layout=layout, by=agent)
+
+    assert agent.check_drift(layout, ended) is drift.Action.REST
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert well_known.APPLIED_LABEL not in rig.labels
+    assert "workloads.evict" not in rig.log
+    rig.gpus = before
+    assert agent.check_drift(layout, ended) is drift.Action.REST
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+
+
+@pytest.mark.parametrize("ends", ["reboot", "new request"])
+def test_a_gpu_that_vanished_is_no_drift_after(ends: str) -> None:
+    rig = scenes.node()
+    scenes.run(rig, "all-balanced")
+    rig.gpus = rig.gpus[:1]
+    if ends == "reboot":
+        rig.host.boot_id = "next-boot"
+    agent = scenes.reconciler(rig)
+    agent.recover("all-balanced")
+
+    outcome = scenes.run(rig, "all-balanced", by=agent, is_new=ends == "new request")
+
+    assert outcome.state is model.State.SUCCESS
+
+
 UNUSABLE_FILES = {
     "typo": scenes.CONFIG.replace(f"{scenes.LAYOUT}:", "one-slice-chnged:"),
     "invalid": scenes.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",

@@ -24,7 +24,13 @@ REQUEST = requests.Request(
     annotation_hash="0123456789ab",
     origin=requests.Origin.PARTITIONER,
     may_evict=False,
-    verified=requests.Verified(config_hash="h", boot_id="boot-1", is_from_owner=True, gpus="f"),
+    verified=requests.Verified(
+        config_hash="h",
+        boot_id="boot-1",
+        is_from_owner=True,
+        gpus="f",
+        listed={"GPU-1": "GPU 0 (A100, GPU-1)"},
+    ),
     rebooted_hash="h",
 )
 AT = "2026-03-01T12:00:00+00:00"

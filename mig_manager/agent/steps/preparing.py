@@ -72,11 +72,16 @@ def plan_change(job: jobs.Job, target: resolving.Target) -> Change:
         ConfigError: A file of the owner cannot be read or is invalid.
         HardwareError: No GPU can be observed; GPU_NEEDS_RESET: one must be repaired first.
         LayoutError: The layout is impossible on these GPUs.
+        MigManagerError: DRIFTED: the driver no longer lists a GPU of the verified layout.
     """
     extra_clients = job.deps.extra_clients()
     services = job.deps.service_names()
     job.hooks.load()
     gpus = resolving.observe_once(job, target)
+    if not job.request.repairs and (missing := resolving.missing(job)):
+        raise errors.MigManagerError(
+            outcomes.missing_message(job.status.title, missing), reason=errors.Reason.DRIFTED
+        )
     recovery.restore_persistence(job, gpus)
     desired = target.select(gpus)
     others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in desired)

@@ -248,3 +248,9 @@ def observe_at_end(job: jobs.Job) -> model.ObservedGpus:
         return observe(job)
     except errors.HardwareError:
         return model.NO_GPUS
+
+
+def missing(job: jobs.Job) -> tuple[str, ...]:
+    """Name the GPUs that the driver no longer lists since the layout was verified."""
+    verified = job.journal.record.verified
+    return verified.missing(job.status.gpus, job.deps.boot_id) if verified else ()

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mig_manager.core import json_text, model
 from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
@@ -36,6 +36,18 @@ class Verified:
     boot_id: str = ""
     is_from_owner: bool = False  # whether the owner is known to have written the layout
     gpus: str = ""  # fingerprint of the instances on all GPUs; empty: unknown
+    listed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """UUID -> the GPU as messages name it, of all reachable GPUs; empty: unknown."""
+
+    def missing(self, gpus: model.ObservedGpus, boot_id: str) -> tuple[str, ...]:
+        """Name the GPUs that the driver no longer lists, not even as unreachable.
+
+        After a reboot none is missing: a machine may come back with other GPUs.
+        """
+        uuids = {gpu.uuid for gpu in (*gpus, *gpus.unreachable)}
+        if boot_id != self.boot_id or not gpus or "" in uuids:
+            return ()
+        return tuple(name for uuid, name in self.listed.items() if uuid not in uuids)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +142,7 @@ class Request:
                 "bootId": verified.boot_id,
                 "owners": verified.is_from_owner,
                 "gpus": verified.gpus,
+                "listed": dict(verified.listed),
             },
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
@@ -158,6 +171,9 @@ class Request:
                     boot_id=str(verified["bootId"]),
                     is_from_owner=verified["owners"] is True,
                     gpus=str(verified["gpus"]),
+                    listed={
+                        str(uuid): str(name) for uuid, name in verified.get("listed", {}).items()
+                    },
                 ),
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
