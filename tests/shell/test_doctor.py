@@ -274,6 +274,20 @@ def test_the_lock_is_reported_with_its_owner_and_not_taken(patient: Patient) -> 
     assert (before.verdict("lock"), after.verdict("lock")) == (OK, OK)
 
 
+def test_journal_of_persistence_mode_is_no_unfinished_change(patient: Patient) -> None:
+    patient.born()
+    journal = patient.folder / "j"
+    entries = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",))
+    journal.write_text(entries.to_json())
+
+    result = patient.examine("--journal-file", str(journal))
+
+    assert result.verdict("journal-file") is WARN
+    assert "has not finished" not in result.text("journal-file")
+    assert "persistence mode of GPU-1" in result.text("journal-file")
+    assert "nvidia-smi -pm 1" in result.remedies("journal-file")
+
+
 def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
     patient.born()
     layouts, verified, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))

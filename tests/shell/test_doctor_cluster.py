@@ -152,6 +152,23 @@ def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: Cluste
     assert "interrupted-run" in examine("failed").failing
 
 
+@pytest.mark.parametrize("state", ["success", "failed"])
+def test_journal_of_persistence_mode_is_no_interrupted_run(
+    cluster_rig: Cluster, state: str
+) -> None:
+    journal = journals.Journal(config="all-1g.5gb", persistent_gpus=("GPU-1",)).to_json()
+    annotations = {well_known.JOURNAL_ANNOTATION: journal}
+    labels = {well_known.STATE_LABEL: state}
+    cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
+
+    result = cluster_rig.examine()
+
+    assert result.verdict("interrupted-run") is WARN
+    assert "no interrupted run" in result.text("interrupted-run")
+    assert "persistence mode of GPU-1" in result.text("interrupted-run")
+    assert "nvidia-smi -pm 1" in result.remedies("interrupted-run")
+
+
 def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> None:
     patient.born()
     missing = patient.examine(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import node as kube_node
 from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, adding_to
-from mig_manager.cli.commands.doctor_report import Finding, fail, ok, warn
+from mig_manager.cli.commands.doctor_report import Finding, fail, ok, persistence_off, warn
 from mig_manager.core import model
 from mig_manager.core.node import (
     claims,
@@ -180,7 +180,9 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     text = node.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.parse_or_none(text)
     is_success = node.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
-    if text and not (is_success and journal and journal.is_waiting):
+    if journal and journal.has_only_persistence:
+        yield persistence_off(journal.persistent_gpus)
+    elif text and not (is_success and journal and journal.is_waiting):
         traces.append("there is a journal")
     if well_known.HOLD_TAINT in node.taint_keys:
         traces.append(f"the node has the taint {well_known.HOLD_TAINT}")

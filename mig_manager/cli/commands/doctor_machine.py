@@ -8,7 +8,14 @@ from typing import TypeVar
 from mig_manager import errors
 from mig_manager.adapters.host import files, lock_file, procfs
 from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, adding_to
-from mig_manager.cli.commands.doctor_report import Finding, fail, ok, skipped, warn
+from mig_manager.cli.commands.doctor_report import (
+    Finding,
+    fail,
+    ok,
+    persistence_off,
+    skipped,
+    warn,
+)
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_recovery, journals
@@ -280,6 +287,8 @@ def _journal_file(facts: Facts) -> Iterator[Finding]:
     journal = _record(path, files.JournalFile(path).read, journals.Journal.from_json)
     if journal is None:
         yield ok(f"{path}: no change is in progress")
+    elif journal.has_only_persistence:
+        yield persistence_off(journal.persistent_gpus)
     else:
         yield warn(f"{path}: the change to layout {journal.config!r} has not finished")
 

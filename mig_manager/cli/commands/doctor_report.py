@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.core import bar, messages
@@ -35,6 +35,15 @@ ok = functools.partial(Finding, Verdict.OK)
 warn = functools.partial(Finding, Verdict.WARN)
 fail = functools.partial(Finding, Verdict.FAIL)
 skipped = functools.partial(Finding, Verdict.SKIPPED)
+
+
+def persistence_off(gpus: Sequence[str]) -> Finding:
+    """Say that a reset switched off a persistence mode that could not be restored."""
+    return warn(
+        f"the persistence mode of {messages.listed(gpus)}, which a reset switched off, "
+        "could not be restored yet",
+        "Run 'nvidia-smi -pm 1 -i UUID', or let the next change of the GPUs switch it on.",
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,11 @@ class Journal:
         return self.is_restored and not (self.stale_files or self.persistent_gpus)
 
     @property
+    def has_only_persistence(self) -> bool:
+        """Whether the change has ended, and only persistence mode is to be switched on again."""
+        return bool(self.persistent_gpus) and self.is_restored and not self.stale_files
+
+    @property
     def is_restored(self) -> bool:
         """Whether there is nothing to restore: no run was interrupted."""
         return not (
