@@ -100,6 +100,20 @@ def test_the_eviction_of_a_pod_that_has_gone_is_done(
     assert workloads.list() == ()
 
 
+def test_a_bound_pod_does_not_stay_unschedulable(kube: api.KubeApi) -> None:
+    spec = {"containers": [{"name": "main", "image": "app:1"}], "schedulerName": "nobody"}
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    kube.post(PODS, {"metadata": {"name": "train"}, "spec": spec})
+    kube.patch_lists(f"{PODS}/train/status", {"status": {"conditions": [refused]}})
+
+    target = {"apiVersion": "v1", "kind": "Node", "name": NAME}
+    kube.post(f"{PODS}/train/binding", {"metadata": {"name": "train"}, "target": target})
+
+    (condition,) = kube.get(f"{PODS}/train")["status"]["conditions"]
+    assert (condition["type"], condition["status"]) == ("PodScheduled", "True")
+    assert not condition.get("reason")
+
+
 @pytest.mark.parametrize(
     ("budgets", "phase", "words"),
     [

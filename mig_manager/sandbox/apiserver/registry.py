@@ -174,9 +174,16 @@ class Registry:
                     f"pod {target.name} is already assigned to node {present!r}",
                     details={"name": target.name, "kind": "pods/binding"},
                 )
-            spec = pod["spec"] | {"nodeName": node}
-            bound = pod | {"metadata": dict(pod["metadata"]), "spec": spec}
-            self._store.write(target.key, bound)
+            # In place of the scheduler's earlier refusal.
+            others = resources.at(pod, "status", "conditions", default=())
+            conditions = [each for each in others if each["type"] != "PodScheduled"]
+            conditions.append({"type": "PodScheduled", "status": "True"})
+            bound = {
+                "metadata": dict(pod["metadata"]),
+                "spec": pod["spec"] | {"nodeName": node},
+                "status": (pod.get("status") or {}) | {"conditions": conditions},
+            }
+            self._store.write(target.key, pod | bound)
         return resources.success()
 
 
