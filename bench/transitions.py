@@ -207,7 +207,7 @@ def _run(transition: matrix.Transition, path: pathlib.Path, start: states.Machin
     The workers are started ahead, as in the pipeline: before the config is read, and while the
     node is drained. ``start_up_s`` measures their start.
     """
-    nvml_faults.SharedState(path).update(lambda _: (start, None))
+    nvml_faults.SharedState(path).update(lambda _: start)
     counts = Counts()
     gpus = nvml_worker.WorkerGpus(
         command=nvml_worker.worker_command(program=simulated_worker.program(path)),

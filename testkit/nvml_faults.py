@@ -116,7 +116,7 @@ class SharedState(state_file.SharedState):
 
     def set_options(self, options: states.Options) -> None:
         """Replace the options of a running node."""
-        self._edit_node(lambda node: dataclasses.replace(node, options=options))
+        self.update(lambda node: dataclasses.replace(node, options=options))
 
     def reset_gpu(self, index: int) -> states.Code:
         """Reset one GPU as ``nvidia-smi --gpu-reset`` does; return SUCCESS or its refusal."""
@@ -136,7 +136,7 @@ class SharedState(state_file.SharedState):
                 back = dataclasses.replace(back, is_enabled=False, is_pending=False)
             return node.with_gpu(index, dataclasses.replace(back, is_lost=False))
 
-        self._edit_node(change)
+        self.update(change)
 
     def strike(self, function: str, gpu: int | None) -> tuple[Fault, ...]:
         """Count a call; return the faults that strike it."""
@@ -166,23 +166,14 @@ class SharedState(state_file.SharedState):
     def _instruments(self) -> Instruments:
         file = self.beside(_FAULTS)
         try:
-            stat = file.stat()
-            return _parse(file, (stat.st_mtime_ns, stat.st_ino, stat.st_size))
+            return _parse(file, state_file.version_of(file.stat()))
         except FileNotFoundError:
             return Instruments()
 
     def _edit_instruments(self, change: Callable[[Instruments], Instruments]) -> None:
-        file, fresh = self.beside(_FAULTS), self.beside(f"{_FAULTS}.new")
         with self._exclusively(f"{_FAULTS}.lock"):
-            fresh.write_text(json.dumps(dataclasses.asdict(change(self._instruments()))), "utf-8")
-            # The time stamp always grows, because it is the version.
-            last = file.stat().st_mtime_ns if file.exists() else 0
-            stamp = max(time.time_ns(), last + 1)
-            os.utime(fresh, ns=(stamp, stamp))
-            fresh.replace(file)
-
-    def _edit_node(self, change: Callable[[states.MachineState], states.MachineState]) -> None:
-        self.update(lambda node: (change(node), None))
+            changed = change(self._instruments())
+            state_file.replace(self.beside(_FAULTS), dataclasses.asdict(changed))
 
 
 class InstrumentedLibrary(library.SimulatedLibrary):
@@ -227,32 +218,27 @@ class InstrumentedLibrary(library.SimulatedLibrary):
         super()._run(attempt)
 
 
-class CountingLibrary(InstrumentedLibrary):
-    """A simulated library that counts the calls of this process, also failed ones."""
-
-    def __init__(self, state: SharedState) -> None:
-        super().__init__(state)
-        self.counts: collections.Counter[str] = collections.Counter()
-        self._counts_lock = threading.Lock()
-
-    def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
-        with self._counts_lock:
-            self.counts[name] += 1
-        return super()._call(name, function, arguments)
-
-
 Alteration = Callable[..., int]
 """Makes a call otherwise: takes the driver's own function, then the arguments."""
 
 
-class AlteredLibrary(CountingLibrary):
-    """A library of a driver that does some things otherwise, by the C function's name."""
+class CountingLibrary(InstrumentedLibrary):
+    """A simulated library that counts the calls of this process, also failed ones.
 
-    def __init__(self, state: SharedState, alterations: Mapping[str, Alteration]) -> None:
+    ``alterations`` are of a driver that does some things otherwise, by the C function's name.
+    """
+
+    def __init__(
+        self, state: SharedState, alterations: Mapping[str, Alteration] | None = None
+    ) -> None:
         super().__init__(state)
-        self._alterations = alterations
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._counts_lock = threading.Lock()
+        self._alterations = alterations or {}
 
     def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
+        with self._counts_lock:
+            self.counts[name] += 1
         own = super()._call
         alter = self._alterations.get(name)
         if alter is None:
@@ -264,7 +250,7 @@ def install(
     path: pathlib.Path, alterations: Mapping[str, Alteration] | None = None
 ) -> CountingLibrary:
     """Replace pynvml's library in this process by a simulated one that counts its calls."""
-    counting = AlteredLibrary(SharedState(path), alterations or {})
+    counting = CountingLibrary(SharedState(path), alterations)
     library.load(counting)
     return counting
 
@@ -278,7 +264,7 @@ def read_calls(path: pathlib.Path) -> tuple[Call, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _parse(file: pathlib.Path, _version: tuple[int, int, int]) -> Instruments:
+def _parse(file: pathlib.Path, _version: state_file.Version) -> Instruments:
     raw = json.loads(file.read_text("utf-8"))
     faults = (ArmedFault(**{**each, "fault": Fault(**each["fault"])}) for each in raw["faults"])
     return Instruments(faults=tuple(faults), logs_calls=raw["logs_calls"])

@@ -186,7 +186,7 @@ class Node:
         if simulated_rig.geometry(gpus) != simulated_rig.geometry(start):
             waiting.until(lambda: not gpus.read().clients, "idle GPUs")
             before = start.read().gpus
-            gpus.update(lambda node: (dataclasses.replace(node, gpus=before), None))
+            gpus.update(lambda node: dataclasses.replace(node, gpus=before))
             self._delete_pods(nvidia_manager.NAMESPACE, {"app": nvidia_manager.PLUGIN})
         cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{_PLUGIN_LABEL}=true")
         waiting.until(self._is_back, "the plugin's devices", within_s=_START_WITHIN_S)

@@ -75,8 +75,7 @@ def _surveyed(
             virtualization=_VIRTUALIZATIONS[model.Virtualization(virtualization)]
         )
         library.create("+".join(product.key for product in products), path, options=options)
-        state = state_file.SharedState(path)
-        state.update(lambda node: (_in_modes(node, captured), None))
+        state_file.SharedState(path).update(lambda node: _in_modes(node, captured))
         command = client.worker_command(program=worker.program(path))
         return client.WorkerGpus(command=command, timeout_s=timeout_s).survey()
 

@@ -224,15 +224,15 @@ def test_every_gpu_unreachable_is_an_error_that_names_each(boot: Boot) -> None:
 class OneUuid(simulated.SimulatedLibrary):
     """A library that reports one UUID for every GPU."""
 
-    def __getattr__(self, name: str) -> simulated.EntryPoint:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name != "nvmlDeviceGetUUID":
             return super().__getattr__(name)
 
-        def write(arguments: tuple[Any, ...]) -> int:
-            arguments[1].value = b"GPU-00000000-0000-0000-0000-000000000000"
+        def write(_handle: Any, buffer: Any, _length: Any) -> int:
+            buffer.value = b"GPU-00000000-0000-0000-0000-000000000000"
             return int(states.Code.SUCCESS)
 
-        return simulated.EntryPoint(write)
+        return write
 
 
 def test_gpus_with_one_uuid_are_an_error_that_names_both(boot: Boot) -> None:
@@ -375,7 +375,7 @@ def test_a_gpu_that_others_change_meanwhile_is_reachable(
             is_struck, is_on = True, mode is nvml_rig.ON
             (gpu,) = node.state.read().gpus
             gone = dataclasses.replace(gpu, instances=(), is_enabled=is_on, is_pending=is_on)
-            node.state.update(lambda machine: (machine.with_gpu(0, gone), None))
+            node.state.update(lambda machine: machine.with_gpu(0, gone))
         return call(*arguments)
 
     node = boot(alterations={function: remove_first})

@@ -44,7 +44,7 @@ class Node:
         )
 
     def restore(self) -> None:
-        self.state.update(lambda _: (self._start, None))
+        self.state.update(lambda _: self._start)
 
 
 @pytest.fixture

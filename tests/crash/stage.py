@@ -91,9 +91,8 @@ class Stage(agent_stage.Stage):
         self.state = nvml_faults.SharedState(self.state_file)
         if (start := self._start_with) is not None:
             self.state.update(
-                lambda now: (
-                    dataclasses.replace(now, gpus=start.gpus, next_serial=start.next_serial),
-                    None,
+                lambda now: dataclasses.replace(
+                    now, gpus=start.gpus, next_serial=start.next_serial
                 )
             )
             for fault in self.scenario.faults:

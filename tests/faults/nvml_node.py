@@ -94,7 +94,7 @@ class Node:
 
     def begin(self) -> None:
         """Bring everything back to the start of the scenario."""
-        self.state.update(lambda _node: (self._start, None))
+        self.state.update(lambda _node: self._start)
         # A new one, because a fault may have left the session open.
         nvml_faults.install(self.state.path)
         self.cluster = rig = simulated_rig.SimulatedRig(self.state)

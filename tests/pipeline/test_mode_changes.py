@@ -303,7 +303,7 @@ def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot:
         dataclasses.replace(gpu, is_enabled=False, is_pending=False)
         for gpu in node.state.read().gpus
     )
-    node.state.update(lambda now: (dataclasses.replace(now, gpus=stuck), None))
+    node.state.update(lambda now: dataclasses.replace(now, gpus=stuck))
 
     for _ in range(3):
         node.assert_ends("all", Reason.REBOOT_REQUIRED)

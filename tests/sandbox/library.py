@@ -112,7 +112,7 @@ def served(
     assert not server.errors, server.errors
 
 
-class _Library(nvml_faults.AlteredLibrary):
+class _Library(nvml_faults.CountingLibrary):
     """The simulated driver with CUDA's functions, by their C names."""
 
     def cuInit(self, _flags: int) -> int:  # noqa: N802 - see above

@@ -96,7 +96,7 @@ class Patient:
             dataclasses.replace(gpu, is_enabled=is_enabled, is_pending=is_pending)
             for gpu in self.state.read().gpus
         )
-        self.state.update(lambda node: (dataclasses.replace(node, gpus=gpus), None))
+        self.state.update(lambda node: dataclasses.replace(node, gpus=gpus))
 
 
 def gpus(*there: model.Gpu) -> dict[str, object]:

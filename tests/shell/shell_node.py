@@ -86,7 +86,7 @@ class Node:
 
     def set_options(self, options: states.Options) -> None:
         """Have another driver on the node from now on; the GPUs stay as they are."""
-        self.state.update(lambda node: (dataclasses.replace(node, options=options), None))
+        self.state.update(lambda node: dataclasses.replace(node, options=options))
 
     def hang_in(self, function: str, *, first: int = 1) -> None:
         self.state.add_fault(nvml_faults.Fault(function=function, first=first, hang_s=FOREVER_S))

@@ -11,6 +11,7 @@ at once.
 import ctypes
 import dataclasses
 import enum
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -247,7 +248,7 @@ class Session:
         self._targets: dict[int, Target] = {}
         self._handles: dict[Target, int] = {}
         self._event_sets: dict[int, EventSet] = {}
-        self._next_event_set = self._FIRST_EVENT_SET
+        self._event_set_handles = itertools.count(self._FIRST_EVENT_SET, self._STEP)
 
     @property
     def is_open(self) -> bool:
@@ -271,8 +272,7 @@ class Session:
     def new_event_set(self) -> int:
         """Return the handle of a new event set."""
         with self._lock:
-            handle = self._next_event_set
-            self._next_event_set += self._STEP
+            handle = next(self._event_set_handles)
             self._event_sets[handle] = EventSet()
             return handle
 

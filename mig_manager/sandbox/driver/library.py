@@ -47,18 +47,6 @@ def load(library: "SimulatedLibrary | None") -> None:
         pynvml._nvmlLib_refcount = 0  # noqa: SLF001 - the refcount of another library
 
 
-class EntryPoint:
-    """One C function as ctypes returns it: callable, with a result type that may be set."""
-
-    def __init__(self, run: Callable[[tuple[Any, ...]], Any]) -> None:
-        self._run = run
-        self.restype: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Make the call with raw C arguments."""
-        return self._run(arguments)
-
-
 class SimulatedLibrary:
     """A loaded NVML library over the state of a simulated node.
 
@@ -70,16 +58,16 @@ class SimulatedLibrary:
         self.state = state
         self._session = calls.Session()
 
-    def __getattr__(self, name: str) -> EntryPoint:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name == "nvmlErrorString":
-            return EntryPoint(lambda arguments: device_functions.error_text(*arguments))
+            return device_functions.error_text
         function = calls.FUNCTIONS.get(name)
         with contextlib.suppress(FileNotFoundError):
             if name in self.state.read().options.absent_functions:
                 function = None
         if function is None:
             raise AttributeError(f"undefined symbol: {name}")
-        return EntryPoint(lambda arguments: self._call(name, function, arguments))
+        return lambda *arguments: self._call(name, function, arguments)
 
     def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
         return self._answer(Attempt(name, function, arguments))
@@ -119,11 +107,11 @@ class SimulatedLibrary:
             threading.Event().wait(seconds)
 
     def _change(self, attempt: "Attempt") -> None:
-        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
+        def change(node: states.MachineState) -> states.MachineState:
             assert attempt.target is not None  # noqa: S101 - changes take a handle
             index = attempt.target.gpu
             gpu = attempt.function.body(self._view(node, attempt.target), *attempt.rest)
-            return (node if gpu == node.gpus[index] else node.with_gpu(index, gpu)), None
+            return node if gpu == node.gpus[index] else node.with_gpu(index, gpu)
 
         self.state.update(change)
 

@@ -17,16 +17,15 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states, transitions
 
-T = TypeVar("T")
 _FIRST_PID = 4001
 
-_Version = tuple[int, int, int]
+Version = tuple[int, int, int]
 _COUNTER = struct.Struct("=Q")
 _GOOD_S = 0.001
 """How long a cached state is good without a counted write: a writer may be killed between writing
@@ -37,7 +36,7 @@ and counting."""
 class _Cached:
     """The last state read or written."""
 
-    version: _Version
+    version: Version
     node: states.MachineState
     writes: int
     good_until_s: float
@@ -96,18 +95,18 @@ class SharedState:
     def read_uncached(self) -> states.MachineState:
         """Return the present state, past the cache; FileNotFoundError: the file is missing."""
         writes = self._count_writes()
-        version = _version(self.path.stat())
+        version = version_of(self.path.stat())
         cached = self._cached
         if cached is not None and cached.version == version:
             node = cached.node
         else:
             with self.path.open(encoding="utf-8") as file:
-                version = _version(os.fstat(file.fileno()))
+                version = version_of(os.fstat(file.fileno()))
                 node = _decode(json.load(file))
         self._keep(version, node, writes)
         return _living(node)
 
-    def _keep(self, version: _Version, node: states.MachineState, writes: int) -> None:
+    def _keep(self, version: Version, node: states.MachineState, writes: int) -> None:
         good_s = time.monotonic() + _GOOD_S
         self._cached = _Cached(version=version, node=node, writes=writes, good_until_s=good_s)
 
@@ -126,18 +125,20 @@ class SharedState:
                 self._writes = mmap.mmap(file.fileno(), _COUNTER.size)
         return self._writes
 
-    def update(self, change: Callable[[states.MachineState], tuple[states.MachineState, T]]) -> T:
-        """Replace the state; ``change`` returns the new state and the result of this call.
+    def update(
+        self, change: Callable[[states.MachineState], states.MachineState]
+    ) -> states.MachineState:
+        """Replace the state by the one that ``change`` returns, and return it.
 
         ``change`` runs under the lock. If it raises, or returns the same state, nothing is
         written.
         """
         with self._exclusively("lock"):
             before = self.read_uncached()
-            after, result = change(before)
+            after = change(before)
             if after is not before:
                 self._write(after)
-            return result
+            return after
 
     @contextlib.contextmanager
     def gpu_lock(self, index: int) -> Iterator[None]:
@@ -172,7 +173,7 @@ class SharedState:
             LookupError: No such device.
         """
 
-        def change(node: states.MachineState) -> tuple[states.MachineState, states.Client]:
+        def add(node: states.MachineState) -> states.MachineState:
             device = transitions.find_device(node, device_uuid)
             if device is None:
                 raise LookupError(f"the simulated node has no device {device_uuid}")
@@ -188,78 +189,75 @@ class SharedState:
                 is_process=is_process,
             )
             clients, serial = (*node.clients, client), node.next_serial + 1
-            return dataclasses.replace(node, clients=clients, next_serial=serial), client
+            return dataclasses.replace(node, clients=clients, next_serial=serial)
 
-        return self.update(change)
+        return self.update(add).clients[-1]
 
     def remove_client(self, client: states.Client) -> None:
         """Remove a client, if it exists."""
-
-        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
-            kept = tuple(c for c in node.clients if c.client_id != client.client_id)
-            return dataclasses.replace(node, clients=kept), None
-
-        self.update(change)
+        self.update(
+            lambda node: dataclasses.replace(
+                node, clients=tuple(c for c in node.clients if c.client_id != client.client_id)
+            )
+        )
 
     def lose_gpu(self, index: int) -> None:
         """Let a GPU fall off the bus, with its instances."""
-
-        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
-            lost = dataclasses.replace(node.gpus[index], is_lost=True)
-            return node.with_gpu(index, lost), None
-
-        self.update(change)
+        self.update(
+            lambda node: node.with_gpu(index, dataclasses.replace(node.gpus[index], is_lost=True))
+        )
 
     def fail_gpu(self, index: int, *, action: int = 0, xid: int | None = None) -> None:
         """Let the driver report a recovery action of a GPU, and an Xid."""
 
-        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
+        def fail(node: states.MachineState) -> states.MachineState:
             gpu = node.gpus[index]
             xids = gpu.xids if xid is None else (*gpu.xids, xid)
             # No change of MIG, which ``with_gpu`` would count.
             failed = dataclasses.replace(gpu, recovery_action=action, xids=xids)
             gpus = (*node.gpus[:index], failed, *node.gpus[index + 1 :])
-            return dataclasses.replace(node, gpus=gpus), None
+            return dataclasses.replace(node, gpus=gpus)
 
-        self.update(change)
+        self.update(fail)
 
     def reset_gpus(self, indices: Sequence[int]) -> transitions.ResetResult:
         """Reset GPUs as ``nvidia-smi --gpu-reset`` does in one command."""
+        result = transitions.ResetResult()
+
+        def reset(node: states.MachineState) -> states.MachineState:
+            nonlocal result
+            after, result = transitions.reset_gpus(node, indices)
+            return after
+
         with contextlib.ExitStack() as stack:
             # With one lock for all GPUs, the first is enough.
             is_shared = self.read().options.serialise_all_gpus
             for index in sorted(set(indices))[: 1 if is_shared else None]:
                 stack.enter_context(self.gpu_lock(index))
-            return self.update(lambda node: transitions.reset_gpus(node, indices))
+            self.update(reset)
+        return result
 
     def reboot(self) -> None:
         """Reboot the node, which drops clients and instances, and MIG mode unless it persists."""
 
-        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
+        def boot(node: states.MachineState) -> states.MachineState:
             gpus = tuple(
                 dataclasses.replace(
                     transitions.reboot(board, gpu), is_lost=False, recovery_action=0, xids=()
                 )
                 for board, gpu in zip(self.boards, node.gpus, strict=True)
             )
-            after = dataclasses.replace(node, gpus=gpus, clients=(), boots=node.boots + 1)
-            return after, None
+            return dataclasses.replace(node, gpus=gpus, clients=(), boots=node.boots + 1)
 
-        self.update(change)
+        self.update(boot)
 
     def beside(self, suffix: str) -> pathlib.Path:
         """Return the path of a file beside the state file."""
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     def _write(self, node: states.MachineState) -> None:
-        """Replace the file; its time stamp always grows, because it tells versions apart."""
-        fresh = self.beside("new")
-        fresh.write_text(json.dumps(_encode(node)), encoding="utf-8")
-        last = self.path.stat().st_mtime_ns if self.path.exists() else 0
-        stamp = max(time.time_ns(), last + 1)
-        os.utime(fresh, ns=(stamp, stamp))
-        version = _version(fresh.stat())
-        fresh.replace(self.path)
+        """Replace the file, and count that."""
+        version = replace(self.path, _encode(node))
         writes = self._count_writes() + 1
         _COUNTER.pack_into(self._counter(), 0, writes)
         self._keep(version, node, writes)
@@ -269,6 +267,18 @@ class SharedState:
         with self.beside(suffix).open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def replace(path: pathlib.Path, data: Any) -> Version:
+    """Replace a JSON file, whose time stamp always grows, because it tells versions apart."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(data), encoding="utf-8")
+    last = path.stat().st_mtime_ns if path.exists() else 0
+    stamp = max(time.time_ns(), last + 1)
+    os.utime(fresh, ns=(stamp, stamp))
+    version = version_of(fresh.stat())
+    fresh.replace(path)
+    return version
 
 
 def _living(node: states.MachineState) -> states.MachineState:
@@ -291,7 +301,8 @@ def _shown(spec: str) -> str:
     return "of another capture" if spec.startswith("[") else repr(spec)
 
 
-def _version(stat: os.stat_result) -> _Version:
+def version_of(stat: os.stat_result) -> Version:
+    """Return the version of a file that ``replace`` wrote."""
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 

@@ -147,4 +147,4 @@ def add_behind_back(state: nvml_faults.SharedState, number: int, *, is_orphan: b
 
 
 def _put(state: nvml_faults.SharedState, index: int, gpu: states.GpuState) -> None:
-    state.update(lambda node: (node.with_gpu(index, gpu), None))
+    state.update(lambda node: node.with_gpu(index, gpu))
