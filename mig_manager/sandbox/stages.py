@@ -134,7 +134,7 @@ class Stage:
 
         def have_devices() -> bool:
             views = (self.cluster.node(name) or {} for name in self._names)
-            return all(sum(objects.allocatable_devices(view).values()) > 0 for view in views)
+            return all(sum(objects.devices(view).values()) > 0 for view in views)
 
         self.wait(have_devices, "the device plugin's devices")
         exits.callback(self.stop_agent)
@@ -216,7 +216,7 @@ class Stage:
 
     def allocatable(self) -> dict[str, int]:
         """Return the allocatable GPU resources of the first node."""
-        return {name: n for name, n in objects.allocatable_devices(self.node()).items() if n}
+        return {name: n for name, n in objects.devices(self.node()).items() if n}
 
     def status(self) -> Mapping[str, Any]:
         """Return the status annotation of the first node; empty before its agent's first run."""

@@ -95,7 +95,7 @@ class Timeline:
             is_gate = key.startswith(well_known.DEPLOY_LABEL_PREFIX)
             if is_gate and self._is_new(key, value, initial="true"):
                 self.add("agent", f"sets {key}={value}")
-        allocatable = objects.allocatable_devices(node)
+        allocatable = objects.devices(node)
         listed = ", ".join(f"{name}: {n}" for name, n in sorted(allocatable.items()) if n)
         if self._is_new("allocatable", listed):
             self.add("kubelet", f"allocatable: {listed or 'no GPU resources'}")

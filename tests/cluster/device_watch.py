@@ -5,6 +5,7 @@ import dataclasses
 import threading
 from collections.abc import Collection, Iterator, Mapping
 
+from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import device_manager, device_plugin
 
 _PERIOD_S = 0.02
@@ -16,7 +17,7 @@ class Node:
     """What there is on a node, and what its kubelet has given to pods."""
 
     name: str
-    gpus: device_plugin.SimulatedGpus
+    state: state_file.SharedState
     kubelet: device_manager.DeviceManager
 
 
@@ -33,9 +34,8 @@ class DeviceWatch:
         """Compare the devices of pods with those of the drivers."""
         for node in self._nodes:
             before = _devices(node.kubelet)
-            seen = node.gpus.observe()
-            there = {gpu.uuid for gpu in seen}
-            there |= {device.uuid for gpu in seen for device in gpu.mig_devices}
+            seen = device_plugin.observe(node.state)
+            there = {uuid for gpu in seen for uuid in (gpu.uuid, *gpu.mig_devices)}
             # Without those that came or went meanwhile.
             after = _devices(node.kubelet)
             for pod in before.keys() & after.keys():

@@ -14,11 +14,10 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import machines
-from mig_manager.sandbox.driver import library, states
+from mig_manager.sandbox.driver import library, state_file, states
 from mig_manager.sandbox.node import (
     cluster_view,
     control_plane,
-    device_plugin,
     objects,
     sandbox_node,
 )
@@ -76,7 +75,7 @@ class Nodes:
         return [
             device_watch.Node(
                 name=machine.name,
-                gpus=device_plugin.SimulatedGpus(machine.state_file),
+                state=state_file.SharedState(machine.state_file),
                 kubelet=self.sandboxes[machine.name].devices,
             )
             for machine in self.machines
@@ -181,4 +180,4 @@ def running(real: clusters.Real, shape: Shape) -> Iterator[Nodes]:
 
 def _has_devices(view: cluster_view.ClusterView, name: str) -> bool:
     node = view.node(name)
-    return node is not None and sum(objects.allocatable_devices(node).values()) > 0
+    return node is not None and sum(objects.devices(node).values()) > 0

@@ -12,6 +12,7 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import claims, device_classes, well_known
+from mig_manager.sandbox.driver import state_file
 from mig_manager.sandbox.node import cluster_view, device_plugin, objects
 from tests import dra_driver, waiting
 from tests.cluster import clusters, sandbox_nodes
@@ -37,14 +38,14 @@ class Scene:
         self.real = real
         self.nodes = nodes
         (machine,) = nodes.machines
-        self._gpus = device_plugin.SimulatedGpus(machine.state_file)
+        self._state = state_file.SharedState(machine.state_file)
         self._driver = dra_driver.Driver(nodes.view, real.kube, self._devices, node=NODE)
 
     def _devices(self) -> list[dict[str, Any]]:
         return [
-            dra_driver.device(f"mig-{each.uuid[-12:].lower()}", each.uuid, each.profile)
-            for gpu in self._gpus.observe()
-            for each in gpu.mig_devices
+            dra_driver.device(f"mig-{uuid[-12:].lower()}", uuid, profile)
+            for gpu in device_plugin.observe(self._state)
+            for uuid, profile in gpu.mig_devices.items()
         ]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:

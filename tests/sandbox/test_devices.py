@@ -80,7 +80,7 @@ def client(manager: device_manager.DeviceManager) -> Iterator[pod_resources.PodR
     # A test's own directory has too long a name for a socket.
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
-        with device_manager.PodResourcesServer(path, manager):
+        with device_manager.serving_pod_resources(path, manager):
             assert path.is_socket()
             yield pod_resources.PodResources(str(path))
         assert not path.exists()
@@ -106,5 +106,6 @@ def test_the_socket_lists_the_devices_of_pods_and_all_healthy_ones(
 
 
 def test_a_path_that_no_socket_can_have_is_refused(manager: device_manager.DeviceManager) -> None:
-    with pytest.raises(errors.UsageError, match="107 bytes"):
-        device_manager.PodResourcesServer(pathlib.Path("/" + "x" * 107), manager)
+    serving = device_manager.serving_pod_resources(pathlib.Path("/" + "x" * 107), manager)
+    with pytest.raises(errors.UsageError, match="107 bytes"), serving:
+        pass

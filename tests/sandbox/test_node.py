@@ -55,7 +55,7 @@ class Rig:
         return next((p for p in self.pods() if objects.name(p) == name), {})
 
     def allocatable(self) -> dict[str, int]:
-        return objects.allocatable_devices(self.node())
+        return objects.devices(self.node())
 
     def patch(self, change: dict[str, object]) -> None:
         self.api.patch("/api/v1/nodes/n1", change)
@@ -79,8 +79,8 @@ class Rig:
         return [client.kind.value for client in clients if name in client.name]
 
     def uuids(self) -> frozenset[str]:
-        gpus = device_plugin.SimulatedGpus(self.state_file).observe()
-        return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
+        gpus = device_plugin.observe(nvml_faults.SharedState(self.state_file))
+        return frozenset(uuid for gpu in gpus for uuid in gpu.mig_devices)
 
     def phase(self, name: str) -> str:
         pod = self.pod(name)

@@ -3,16 +3,16 @@ import pathlib
 import pynvml
 import pytest
 
-from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
+from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import device_plugin
 from tests.node import nvml_rig
 
 
 @pytest.fixture
-def state_file(start: nvml_rig.Start) -> pathlib.Path:
+def path(start: nvml_rig.Start) -> pathlib.Path:
     """A node with MIG off on one GPU, and whole and partial compute instances on another."""
     library = start("2xa100-sxm4-40gb")
     handle = nvml_rig.enabled(1)
@@ -23,39 +23,44 @@ def state_file(start: nvml_rig.Start) -> pathlib.Path:
     return library.state.path
 
 
-def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
+def test_programs_see_what_nvml_reports(path: pathlib.Path) -> None:
     reported = nvml_adapter.NvmlGpus(clock=host.SystemClock()).observe()
 
-    seen = device_plugin.SimulatedGpus(state_file).observe()
+    seen = device_plugin.observe(state_file.SharedState(path))
 
-    assert [(g.index, g.uuid, g.name, g.memory_mib) for g in seen] == [
-        (g.index, g.uuid, g.name, g.memory_mib) for g in reported
-    ]
-    assert [g.is_mig_capable for g in seen] == [g.is_mig_capable for g in reported]
+    assert [(g.index, g.uuid) for g in seen] == [(g.index, g.uuid) for g in reported]
     assert [g.is_mig_enabled for g in seen] == [
         g.current_mode is model.MigMode.ENABLED for g in reported
     ]
-    assert [{(d.uuid, d.profile) for d in g.mig_devices} for g in seen] == [
-        {(c.uuid, c.profile) for i in g.gpu_instances for c in i.compute_instances}
-        for g in reported
+    assert [g.mig_devices for g in seen] == [
+        {c.uuid: c.profile for i in g.gpu_instances for c in i.compute_instances} for g in reported
     ]
     assert len(seen[1].mig_devices) == 4
 
 
-def test_program_uses_its_device_until_released_and_is_listed(state_file: pathlib.Path) -> None:
-    gpus = device_plugin.SimulatedGpus(state_file)
-    whole, partitioned = gpus.observe()
-    let_go = gpus.hold(partitioned.mig_devices[0].uuid, process="train", computes=True)
-    gpus.hold(whole.uuid, process="monitor", computes=False)
+def a_user(
+    state: state_file.SharedState, uuid: str, kind: states.ClientKind
+) -> device_plugin.DeviceUser:
+    return device_plugin.DeviceUser(state=state, name="p", device_ids=lambda: [uuid], kind=kind)
+
+
+def test_program_uses_its_device_until_it_stops_and_is_listed(path: pathlib.Path) -> None:
+    state = state_file.SharedState(path)
+    whole, partitioned = device_plugin.observe(state)
+    train = a_user(state, next(iter(partitioned.mig_devices)), states.ClientKind.COMPUTE)
+    train.start(0.0)
+    a_user(state, whole.uuid, states.ClientKind.MONITOR).start(0.0)
     listed = pynvml.nvmlDeviceGetComputeRunningProcesses
     assert [len(listed(nvml_rig.gpu(index))) for index in range(2)] == [0, 1]
-    let_go()
-    let_go()
+    train.stop()
+    train.stop()
 
     assert listed(nvml_rig.gpu(1)) == []
     assert pynvml.nvmlDeviceSetMigMode(nvml_rig.gpu(0), 1) == pynvml.NVML_ERROR_IN_USE
 
 
-def test_a_device_that_does_not_exist_cannot_be_used(state_file: pathlib.Path) -> None:
-    with pytest.raises(errors.HardwareError, match="MIG-gone"):
-        device_plugin.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
+def test_a_device_that_does_not_exist_cannot_be_used(path: pathlib.Path) -> None:
+    user = a_user(state_file.SharedState(path), "MIG-gone", states.ClientKind.COMPUTE)
+
+    with pytest.raises(device_plugin.NotStartedError, match="MIG-gone"):
+        user.start(0.0)

@@ -219,16 +219,11 @@ def test_a_layout_is_refused_where_the_plugin_exits(strategy: strategies.Strateg
             device_plugin.Gpu(
                 index=index,
                 uuid=f"GPU-{index}",
-                name="A100",
-                memory_mib=40960,
-                is_mig_capable=True,
                 is_mig_enabled=names is not None,
-                mig_devices=tuple(
-                    device_plugin.MigDevice(
-                        uuid=f"MIG-{index}-{number}", profile=profile_name.parse(name)
-                    )
+                mig_devices={
+                    f"MIG-{index}-{number}": profile_name.parse(name)
                     for number, name in enumerate(names or ())
-                ),
+                },
             )
             for index, names in enumerate(layouts)
         ]

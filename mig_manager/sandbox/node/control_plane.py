@@ -76,7 +76,7 @@ def refusal(
             return f"untolerated taint {taint['key']}"
     if not objects.matches(pod["spec"].get("nodeSelector"), node):
         return "node selector does not match"
-    free = objects.allocatable_devices(node)
+    free = objects.devices(node)
     for other in pods:
         if objects.node_name(other) == objects.name(node) and not objects.is_finished(other):
             for resource, count in objects.gpu_requests(other).items():

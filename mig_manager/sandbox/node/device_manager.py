@@ -1,6 +1,6 @@
 """Kubelet's device manager: the devices that plugins registered, and the pods that have them.
 
-``PodResourcesServer`` serves both as kubelet's PodResources v1 on a unix socket.
+``serving_pod_resources`` serves both as kubelet's PodResources v1 on a unix socket.
 """
 
 import concurrent.futures
@@ -10,8 +10,8 @@ import pathlib
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import grpc
 
@@ -170,45 +170,34 @@ _LONGEST_PATH = 107
 _STOP_S = 5.0
 
 
-class PodResourcesServer:
-    """Serves List and GetAllocatableResources; a context manager.
+@contextlib.contextmanager
+def serving_pod_resources(path: pathlib.Path, manager: DeviceManager) -> Iterator[None]:
+    """Serve List and GetAllocatableResources during the context.
 
     It creates the socket's directory and replaces an old socket.
 
     Raises:
         UsageError: The path is too long for a unix socket.
     """
-
-    def __init__(self, path: pathlib.Path, manager: DeviceManager) -> None:
-        if len(str(path.absolute()).encode()) > _LONGEST_PATH:
-            raise errors.UsageError(
-                f"the path of a unix socket has at most {_LONGEST_PATH} bytes: {path}"
-            )
-        self._path = path.absolute()
-        self._manager = manager
-        self._exits = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        """Start to serve."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.unlink(missing_ok=True)
-        with contextlib.ExitStack() as undo:
-            pool = undo.enter_context(
-                concurrent.futures.ThreadPoolExecutor(
-                    max_workers=1, thread_name_prefix="sandbox-podresources"
-                )
-            )
-            server = grpc.server(pool)
-            server.add_generic_rpc_handlers((_handlers(self._manager),))
-            server.add_insecure_port(f"unix:{urllib.parse.quote(str(self._path))}")
-            undo.callback(self._path.unlink, missing_ok=True)
-            undo.callback(lambda: server.stop(grace=0).wait(_STOP_S))
-            server.start()
-            self._exits = undo.pop_all()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._exits.close()
+    path = path.absolute()
+    if len(str(path).encode()) > _LONGEST_PATH:
+        raise errors.UsageError(
+            f"the path of a unix socket has at most {_LONGEST_PATH} bytes: {path}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(
+        max_workers=1, thread_name_prefix="sandbox-podresources"
+    ) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers((_handlers(manager),))
+        server.add_insecure_port(f"unix:{urllib.parse.quote(str(path))}")
+        server.start()
+        try:
+            yield
+        finally:
+            server.stop(grace=0).wait(_STOP_S)
+            path.unlink(missing_ok=True)
 
 
 def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:

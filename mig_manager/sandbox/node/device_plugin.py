@@ -8,18 +8,12 @@ layouts make it exit, which kubelet turns into CrashLoopBackOff.
 import contextlib
 import dataclasses
 import enum
-import functools
-import logging
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from mig_manager import errors
 from mig_manager.core import model, profile_name
 from mig_manager.sandbox.driver import state_file, states, transitions
 from mig_manager.sandbox.node import device_manager
-
-_log = logging.getLogger(__name__)
 
 _GPU = "nvidia.com/gpu"
 
@@ -33,81 +27,41 @@ class Strategy(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MigDevice:
-    """A MIG device in the device plugin's enumeration."""
-
-    uuid: str
-    profile: model.Profile
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU in the device plugin's enumeration."""
 
     index: int
     uuid: str
-    name: str
-    memory_mib: int
-    is_mig_capable: bool
     is_mig_enabled: bool
-    mig_devices: tuple[MigDevice, ...]
-    """By GPU instance id, then compute instance id; a bare GPU instance has none."""
+    mig_devices: Mapping[str, model.Profile]
+    """By UUID; ordered by GPU instance id, then compute instance id. A bare GPU instance has
+    none."""
 
 
-class SimulatedGpus:
-    """GPUs as a device plugin or a CUDA process uses them, over the simulated NVML's file."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._state = state_file.SharedState(path)
-
-    def observe(self) -> tuple[Gpu, ...]:
-        """Return the GPUs except lost ones, ascending by index."""
-        node = self._state.read()
-        return tuple(
-            Gpu(
-                index=board.index,
-                uuid=board.uuid,
-                name=board.product.name,
-                memory_mib=board.product.memory_mib,
-                is_mig_capable=board.product.is_mig_capable,
-                is_mig_enabled=gpu.is_enabled,
-                mig_devices=tuple(
-                    _mig_device(board, instance, compute)
-                    for instance, compute in transitions.mig_devices(gpu)
-                ),
-            )
-            for board, gpu in zip(self._state.boards, node.gpus, strict=True)
-            if not gpu.is_lost
+def observe(state: state_file.SharedState) -> tuple[Gpu, ...]:
+    """Return the GPUs as a program in a pod sees them: except lost ones, ascending by index."""
+    node = state.read()
+    return tuple(
+        Gpu(
+            index=board.index,
+            uuid=board.uuid,
+            is_mig_enabled=gpu.is_enabled,
+            mig_devices={
+                board.mig_uuid(instance, compute): _profile(board, instance, compute)
+                for instance, compute in transitions.mig_devices(gpu)
+            },
         )
-
-    def hold(self, uuid: str, *, process: str, computes: bool) -> Callable[[], None]:
-        """Become a client of a GPU or MIG device; return the release, which may be repeated.
-
-        A client that computes prevents the destruction of its instance; a client that only
-        watches prevents a change of MIG mode.
-
-        Raises:
-            HardwareError: The device does not exist.
-        """
-        kind = states.ClientKind.COMPUTE if computes else states.ClientKind.MONITOR
-        try:
-            client = self._state.add_client(uuid, name=process, kind=kind)
-        except LookupError as error:
-            raise errors.HardwareError(str(error), reason=errors.Reason.NVML_ERROR) from error
-        return functools.partial(self._state.remove_client, client)
-
-    def reboot(self) -> None:
-        """Reboot the machine, which drops clients and MIG devices."""
-        self._state.reboot()
+        for board, gpu in zip(state.boards, node.gpus, strict=True)
+        if not gpu.is_lost
+    )
 
 
-def _mig_device(
+def _profile(
     board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
-) -> MigDevice:
+) -> model.Profile:
     row = board.row(instance.profile_id)
     slices = next(c.slices for c in row.compute if c.profile_id == compute.profile_id)
-    profile = dataclasses.replace(profile_name.parse(row.name), compute_slices=slices)
-    return MigDevice(uuid=board.mig_uuid(instance, compute), profile=profile)
+    return dataclasses.replace(profile_name.parse(row.name), compute_slices=slices)
 
 
 class ExitedError(Exception):
@@ -142,7 +96,8 @@ class Program(Protocol):
 class DeviceUser:
     """A process that uses devices from start to stop: a CUDA workload, or a monitor.
 
-    Every start calls ``device_ids``.
+    A client that computes prevents the destruction of its instance; a client that only watches
+    prevents a change of MIG mode. Every start calls ``device_ids``.
     """
 
     next_at = None
@@ -150,15 +105,15 @@ class DeviceUser:
     def __init__(
         self,
         *,
-        gpus: SimulatedGpus,
+        state: state_file.SharedState,
         name: str,
         device_ids: Callable[[], Iterable[str]],
-        computes: bool,
+        kind: states.ClientKind,
     ) -> None:
-        self._gpus = gpus
+        self._state = state
         self._name = name
         self._device_ids = device_ids
-        self._computes = computes
+        self._kind = kind
         self._clients = contextlib.ExitStack()
 
     def start(self, now: float) -> None:
@@ -169,10 +124,9 @@ class DeviceUser:
         """
         try:
             for uuid in self._device_ids():
-                self._clients.callback(
-                    self._gpus.hold(uuid, process=self._name, computes=self._computes)
-                )
-        except errors.HardwareError as error:
+                client = self._state.add_client(uuid, name=self._name, kind=self._kind)
+                self._clients.callback(self._state.remove_client, client)
+        except LookupError as error:
             self._clients.close()
             raise NotStartedError(str(error)) from error
 
@@ -190,12 +144,12 @@ class Plugin:
     def __init__(
         self,
         *,
-        gpus: SimulatedGpus,
+        state: state_file.SharedState,
         manager: device_manager.DeviceManager,
         strategy: Strategy,
         start_s: float,
     ) -> None:
-        self._gpus = gpus
+        self._state = state
         self._manager = manager
         self._strategy = strategy
         self._start_s = start_s
@@ -218,19 +172,18 @@ class Plugin:
             return
         self.next_at = None
         try:
-            gpus = self._gpus.observe()
-            enumeration = enumerate_devices(gpus, self._strategy)
+            gpus = observe(self._state)
+            resources = enumerate_devices(gpus, self._strategy)
             for gpu in gpus:
-                self._clients.callback(
-                    self._gpus.hold(gpu.uuid, process="nvidia-device-plugin", computes=False)
+                client = self._state.add_client(
+                    gpu.uuid, name="nvidia-device-plugin", kind=states.ClientKind.MONITOR
                 )
-        except errors.HardwareError as error:
+                self._clients.callback(self._state.remove_client, client)
+        except LookupError as error:
             self._clients.close()
             raise ExitedError(str(error)) from error
-        for warning in enumeration.warnings:
-            _log.warning("device plugin: %s", warning)
-        self._manager.register(enumeration.resources)
-        self._registered = tuple(enumeration.resources)
+        self._manager.register(resources)
+        self._registered = tuple(resources)
 
     def stop(self) -> None:
         """Release the GPUs and disconnect from kubelet."""
@@ -241,34 +194,25 @@ class Plugin:
         self._registered = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Enumeration:
-    """The plugin's resources, and its warnings."""
+def enumerate_devices(gpus: Sequence[Gpu], strategy: Strategy) -> dict[str, tuple[str, ...]]:
+    """Return device ids by resource name; if there are none, the plugin registers nothing.
 
-    resources: Mapping[str, tuple[str, ...]]
-    """Device ids by resource name; empty: the plugin waits and registers nothing."""
-    warnings: tuple[str, ...] = ()
-
-
-def enumerate_devices(gpus: Sequence[Gpu], strategy: Strategy) -> Enumeration:
-    """Turn GPUs and MIG devices into resources; ExitedError: they make the plugin exit."""
+    Raises:
+        ExitedError: These GPUs make the plugin exit.
+    """
     resources: dict[str, list[str]] = {}
-    warnings: list[str] = []
     if strategy is Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
         _check_single(gpus)
-        resources[_GPU] = [device.uuid for gpu in gpus for device in gpu.mig_devices]
+        resources[_GPU] = [uuid for gpu in gpus for uuid in gpu.mig_devices]
     elif strategy is Strategy.MIXED:
         for gpu in gpus:
             if not gpu.is_mig_enabled:
                 resources.setdefault(_GPU, []).append(gpu.uuid)
-            elif not gpu.mig_devices:
-                warnings.append(f"MIG is enabled on GPU {gpu.index} without any MIG device")
-            for device in gpu.mig_devices:
-                resources.setdefault(_resource_of(device.profile), []).append(device.uuid)
+            for uuid, profile in gpu.mig_devices.items():
+                resources.setdefault(_resource_of(profile), []).append(uuid)
     else:
         resources[_GPU] = [gpu.uuid for gpu in gpus]
-    filled = {name: tuple(ids) for name, ids in resources.items() if ids}
-    return Enumeration(resources=filled, warnings=tuple(warnings))
+    return {name: tuple(ids) for name, ids in resources.items() if ids}
 
 
 def _check_single(gpus: Sequence[Gpu]) -> None:
@@ -279,7 +223,7 @@ def _check_single(gpus: Sequence[Gpu]) -> None:
         raise ExitedError(
             f"strategy single: MIG is enabled without any MIG device on GPU {', '.join(empty)}"
         )
-    profiles = {device.profile for gpu in gpus for device in gpu.mig_devices}
+    profiles = {profile for gpu in gpus for profile in gpu.mig_devices.values()}
     if len(profiles) > 1:
         names = ", ".join(sorted(map(str, profiles)))
         raise ExitedError(f"strategy single: MIG devices differ: {names}")

@@ -237,17 +237,11 @@ def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return listed
 
 
-def allocatable_devices(node: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of healthy devices in a node's status, by GPU resource."""
-    return _devices(node, "allocatable")
+def devices(node: Mapping[str, Any], field: str = "allocatable") -> dict[str, int]:
+    """Return the number of devices in a node's status, by GPU resource.
 
-
-def capacity(node: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of devices in a node's status, by GPU resource; unhealthy ones count."""
-    return _devices(node, "capacity")
-
-
-def _devices(node: Mapping[str, Any], field: str) -> dict[str, int]:
+    In the field ``capacity`` unhealthy ones count too.
+    """
     counts = (node.get("status") or {}).get(field) or {}
     return {
         key: int(value)

@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from mig_manager import errors
+from mig_manager.catalogue import hardware
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import store
+from mig_manager.sandbox.driver import state_file, states
 from mig_manager.sandbox.node import (
     cluster_view,
     control_plane,
@@ -65,7 +67,7 @@ class SandboxNode:
 
     Args:
         server: URL of the API server, or a connection to it, which is closed at the end.
-        state_file: Of the simulated NVML.
+        path: The state file of the simulated NVML.
         options: How the node behaves.
         cluster: An open view of the cluster; None: open another one.
     """
@@ -73,7 +75,7 @@ class SandboxNode:
     def __init__(
         self,
         server: cluster_view.Server,
-        state_file: pathlib.Path,
+        path: pathlib.Path,
         *,
         options: NodeOptions,
         cluster: cluster_view.ClusterView | None = None,
@@ -82,7 +84,7 @@ class SandboxNode:
         self.devices = device_manager.DeviceManager()
         self._server = server
         self._shared_cluster = cluster
-        self._gpus = device_plugin.SimulatedGpus(state_file)
+        self._state = state_file.SharedState(path)
         self._exits = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -131,14 +133,14 @@ class SandboxNode:
             cluster=cluster,
             manager=self.devices,
             program_of=self._program_of,
-            node_labels=_node_labels(self._gpus.observe(), options),
+            node_labels=_node_labels([board.product for board in self._state.boards], options),
         )
         kubelet.register()
         daemon_set = objects.plugin_daemon_set(options.deploy_style)
         cluster.create(cluster_view.Kind.DAEMON_SET, daemon_set)
         if options.pod_resources_socket is not None:
             undo.enter_context(
-                device_manager.PodResourcesServer(options.pod_resources_socket, self.devices)
+                device_manager.serving_pod_resources(options.pod_resources_socket, self.devices)
             )
         undo.callback(cluster.listen(lambda *_: self._wake.set()))
         thread = threading.Thread(
@@ -154,7 +156,7 @@ class SandboxNode:
     ) -> device_plugin.Program:
         if objects.is_plugin(pod):
             return device_plugin.Plugin(
-                gpus=self._gpus,
+                state=self._state,
                 manager=self.devices,
                 strategy=self.options.strategy,
                 start_s=self.options.plugin_start_s,
@@ -163,14 +165,14 @@ class SandboxNode:
 
         def device_ids() -> list[str]:
             if is_monitor:
-                return [gpu.uuid for gpu in self._gpus.observe()]
+                return [gpu.uuid for gpu in device_plugin.observe(self._state)]
             return sorted(allocation.device_ids)
 
         return device_plugin.DeviceUser(
-            gpus=self._gpus,
+            state=self._state,
             name=f"{objects.namespace(pod)}/{objects.name(pod)}",
             device_ids=device_ids,
-            computes=not is_monitor,
+            kind=states.ClientKind.MONITOR if is_monitor else states.ClientKind.COMPUTE,
         )
 
     def _run(self, cluster: cluster_view.ClusterView, kubelet: "Kubelet") -> None:
@@ -184,7 +186,7 @@ class SandboxNode:
                     waiting.append(self._reboots.get())
                     kubelet.stop()
                     self.devices.lose_power()
-                    self._gpus.reboot()
+                    self._state.reboot()
                     tick_at = now
                 try:
                     if now >= tick_at:
@@ -205,7 +207,7 @@ class SandboxNode:
             kubelet.stop()
 
 
-def _node_labels(gpus: Sequence[device_plugin.Gpu], options: NodeOptions) -> dict[str, str]:
+def _node_labels(gpus: Sequence[hardware.Product], options: NodeOptions) -> dict[str, str]:
     """Return the labels by kubelet and GPU feature discovery, and the extra labels.
 
     Feature discovery follows a change of layout up to a minute late; labels that depend on the
@@ -218,7 +220,7 @@ def _node_labels(gpus: Sequence[device_plugin.Gpu], options: NodeOptions) -> dic
             "nvidia.com/gpu.count": str(len(gpus)),
             "nvidia.com/gpu.product": gpus[0].name.replace(" ", "-"),
             "nvidia.com/gpu.memory": str(gpus[0].memory_mib),
-            "nvidia.com/mig.capable": str(any(g.is_mig_capable for g in gpus)).lower(),
+            "nvidia.com/mig.capable": str(any(gpu.is_mig_capable for gpu in gpus)).lower(),
             "nvidia.com/mig.strategy": options.strategy.value,
         }
         if options.deploy_style is objects.DeployStyle.GPU_OPERATOR:
@@ -295,7 +297,9 @@ class Kubelet:
         if self._cluster.node(self._opts.name) is None:
             self.register()
         node = self._cluster.node(self._opts.name)
-        status = objects.node_status(*self._manager.status(objects.capacity(node or {})))
+        status = objects.node_status(
+            *self._manager.status(objects.devices(node or {}, "capacity"))
+        )
         have = (node or {}).get("status") or {}
         # Others write conditions too, and the API server adds times and empty fields to ours.
         (ready,), conditions = status["conditions"], have.get("conditions") or ()
