@@ -101,7 +101,7 @@ def test_the_eviction_of_a_pod_that_has_gone_is_done(
 
 
 def test_a_bound_pod_does_not_stay_unschedulable(kube: api.KubeApi) -> None:
-    spec = {"containers": [{"name": "main", "image": "app:1"}], "schedulerName": "nobody"}
+    spec = {"containers": [{"name": "main", "image": "app:1"}], "schedulerName": "another"}
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     kube.post(PODS, {"metadata": {"name": "train"}, "spec": spec})
     kube.patch_lists(f"{PODS}/train/status", {"status": {"conditions": [refused]}})
