@@ -43,18 +43,11 @@ _MUTABLE_POD_SPEC = (
 
 def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
     """Validate an object that replaces ``old``: 400 for wrong types, 422 with every cause."""
-    spec = obj.get("spec") or {}
     causes = list(_metadata(obj["metadata"]))
-    if resource is resources.NODES:
-        causes += _taints(spec)
-    elif resource is resources.PODS:
-        causes += _pod(spec) if old is None else _pod_update(spec, old.get("spec") or {})
-    elif resource is resources.EVENTS:
-        causes += _event(obj)
-    elif resource is resources.LEASES:
-        causes += _lease(spec)
-    elif resource is resources.BUDGETS:
-        causes += _budget(spec)
+    if rule := _RULES.get(resource.plural):
+        causes += rule(obj, obj.get("spec") or {})
+    if old is not None and resource is resources.PODS:
+        causes += _pod_update(obj.get("spec") or {}, old.get("spec") or {})
     if causes:
         raise resource.invalid(obj["metadata"]["name"], causes)
 
@@ -62,10 +55,6 @@ def check(resource: resources.Resource, obj: Object, old: Object | None = None) 
 def _wrong(field: str, value: object, rule: str) -> Object:
     shown = f'"{value}"' if isinstance(value, str) else str(value)
     return resources.cause("FieldValueInvalid", f"Invalid value: {shown}: {rule}", field=field)
-
-
-def _required(field: str) -> Object:
-    return resources.cause("FieldValueRequired", "Required value", field=field)
 
 
 def _metadata(metadata: Object) -> Iterator[Object]:
@@ -122,7 +111,7 @@ def _label_value(field: str, value: str) -> Iterator[Object]:
                      "alphanumeric character")  # fmt: skip
 
 
-def _taints(spec: Object) -> Iterator[Object]:
+def _node(_obj: Object, spec: Object) -> Iterator[Object]:
     identities = set()
     for index, taint in enumerate(spec.get("taints") or ()):
         field = f"spec.taints[{index}]"
@@ -130,7 +119,7 @@ def _taints(spec: Object) -> Iterator[Object]:
         yield from _label_value(f"{field}.value", taint.get("value", ""))
         effect = taint.get("effect", "")
         if not effect:
-            yield _required(f"{field}.effect")
+            yield resources.cause("FieldValueRequired", "Required value", field=f"{field}.effect")
         elif effect not in _EFFECTS:
             supported = ", ".join(f'"{each}"' for each in _EFFECTS)
             yield resources.cause(
@@ -142,16 +131,6 @@ def _taints(spec: Object) -> Iterator[Object]:
         if identity in identities:
             yield resources.cause("FieldValueDuplicate", f"Duplicate value: {taint}", field=field)
         identities.add(identity)
-
-
-def _pod(spec: Object) -> Iterator[Object]:
-    if not spec.get("containers"):
-        yield _required("spec.containers")
-    for index, container in enumerate(spec.get("containers") or ()):
-        if not container.get("name"):
-            yield _required(f"spec.containers[{index}].name")
-        if not container.get("image"):
-            yield _required(f"spec.containers[{index}].image")
 
 
 def _pod_update(spec: Object, old: Object) -> Iterator[Object]:
@@ -172,7 +151,7 @@ def _pod_update(spec: Object, old: Object) -> Iterator[Object]:
         yield resources.cause("FieldValueForbidden", message, field="spec")
 
 
-def _event(event: Object) -> Iterator[Object]:
+def _event(event: Object, _spec: Object) -> Iterator[Object]:
     for field in ("firstTimestamp", "lastTimestamp", "eventTime"):
         value = event.get(field)
         if value is not None and not _RFC_3339.fullmatch(str(value)):
@@ -182,19 +161,12 @@ def _event(event: Object) -> Iterator[Object]:
             )
     involved = (event.get("involvedObject") or {}).get("namespace", "")
     namespace = event["metadata"].get("namespace", "")
-    # Events of cluster-wide objects, such as a Node, are in "default"; with the new API's
-    # eventTime also in "kube-system".
-    allowed = ("default", "kube-system") if event.get("eventTime") else ("default",)
-    if namespace not in ((involved,) if involved else allowed):
+    # Events of cluster-wide objects, such as a Node, are in "default".
+    if namespace != (involved or "default"):
         yield _wrong("involvedObject.namespace", involved, "does not match event.namespace")
-    if event.get("eventTime"):
-        for field in ("reportingComponent", "reportingInstance", "action", "reason"):
-            if not event.get(field):
-                # The real server names the field of events.k8s.io.
-                yield _required(field.replace("reportingComponent", "reportingController"))
 
 
-def _lease(spec: Object) -> Iterator[Object]:
+def _lease(_obj: Object, spec: Object) -> Iterator[Object]:
     for field in ("acquireTime", "renewTime"):
         # Go's MicroTime takes exactly six digits of a second.
         if spec.get(field) is not None and not _MICRO_TIME.match(str(spec[field])):
@@ -209,7 +181,7 @@ def _lease(spec: Object) -> Iterator[Object]:
             yield _wrong(f"spec.{field}", amount, f"must be {bound}")
 
 
-def _budget(spec: Object) -> Iterator[Object]:
+def _budget(_obj: Object, spec: Object) -> Iterator[Object]:
     for field in ("minAvailable", "maxUnavailable"):
         amount = spec.get(field) or 0
         is_amount = isinstance(amount, int) and amount >= 0
@@ -221,6 +193,15 @@ def _budget(spec: Object) -> Iterator[Object]:
             yield _wrong(field, each.get("operator"), "not a valid selector operator")
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
         yield _wrong("spec", spec, "minAvailable and maxUnavailable cannot be both set")
+
+
+_RULES = {
+    "nodes": _node,
+    "events": _event,
+    "leases": _lease,
+    "poddisruptionbudgets": _budget,
+}
+"""By plural: a function of an object and its spec."""
 
 
 # -- patches ----------------------------------------------------------------------------------

@@ -56,9 +56,6 @@ class Registry:
         resource = target.resource
         obj = _identified(target, body)
         metadata = obj["metadata"]
-        if metadata.get("resourceVersion"):
-            message = "resourceVersion should not be set on objects to be created"
-            raise resources.ApiError(500, message, reason="")
         for field in (*_SERVER_OWNED, "resourceVersion"):
             metadata.pop(field, None)
         if not metadata.get("name"):
@@ -161,9 +158,7 @@ class Registry:
 
     def bind(self, target: Target, body: Any) -> Object:
         """Assign an unassigned pod to a node, as the scheduler does."""
-        node = (body.get("target") or {}).get("name", "") if isinstance(body, dict) else ""
-        if not node:
-            raise resources.bad_request("target.name: Required value")
+        node = body["target"]["name"]
         with self._store.lock:
             pod = self.get(target)
             present = pod["spec"].get("nodeName")

@@ -49,10 +49,8 @@ class Renderer:
 
     def bookmark(self, version: int) -> Object:
         """Return the object of a BOOKMARK event: only a resourceVersion."""
-        metadata: Object = {"resourceVersion": str(version)}
-        if self.is_table:
-            return self._table([], metadata)
         kind, api_version = self.resource.kind, self.resource.api_version
+        metadata = {"resourceVersion": str(version)}
         return {"kind": kind, "apiVersion": api_version, "metadata": metadata}
 
     def _table(self, objects: Sequence[Object], metadata: Object) -> Object:
@@ -120,8 +118,6 @@ def list_collection(objects: store.Store, info: request.RequestInfo, form: Rende
     if limit and len(items) > limit:
         last = json.dumps([version, *_position(items[limit - 1])])
         metadata["continue"] = base64.urlsafe_b64encode(last.encode()).decode()
-        if selection.is_everything:
-            metadata["remainingItemCount"] = len(items) - limit
         items = items[:limit]
     return form.collection(items, metadata)
 

@@ -109,8 +109,6 @@ class Selection:
     namespace: str
     labels: LabelMatcher
     fields: Callable[[Object], bool]
-    is_everything: bool
-    """Whether it has neither a label nor a field selector."""
 
     def matches(self, obj: Object | None) -> bool:
         """Return whether an object is in the selection; None is not."""
@@ -121,14 +119,12 @@ class Selection:
 
 def selection(info: RequestInfo) -> Selection:
     """Return the selection of a list or watch; 400 for a malformed selector."""
-    labels, fields = info.query.get("labelSelector", ""), info.query.get("fieldSelector", "")
     plural = info.target.resource.plural
     return Selection(
         plural=plural,
         namespace=info.target.namespace,
-        labels=_parse_labels(labels),
-        fields=_parse_fields(fields, plural),
-        is_everything=not labels and not fields,
+        labels=_parse_labels(info.query.get("labelSelector", "")),
+        fields=_parse_fields(info.query.get("fieldSelector", ""), plural),
     )
 
 
@@ -168,17 +164,13 @@ def _parse_labels(text: str) -> LabelMatcher:
 
 
 def _expression(key: str, operator: str, values: list[str]) -> LabelMatcher:
-    match operator:
-        case "In":
-            return lambda labels: labels.get(key) in values
-        case "NotIn":
-            return lambda labels: labels.get(key) not in values
-        case "Exists":
-            return lambda labels: key in labels
-        case "DoesNotExist":
-            return lambda labels: key not in labels
-        case _:
-            raise resources.bad_request(f'"{operator}" is not a valid label selector operator')
+    matchers: Mapping[str, LabelMatcher] = {
+        "In": lambda labels: labels.get(key) in values,
+        "NotIn": lambda labels: labels.get(key) not in values,
+        "Exists": lambda labels: key in labels,
+        "DoesNotExist": lambda labels: key not in labels,
+    }
+    return matchers[operator]
 
 
 def compile_selector(selector: Object | None) -> LabelMatcher:

@@ -58,12 +58,12 @@ class ApiServer:
         for name in ("default", "kube-system"):
             target = request.Target(resource=resources.NAMESPACES)
             rules.create(target, {"metadata": {"name": name}})
-        self._feed = store.Feed(self.store)
+        self._watchers: set[store.Watcher] = set()
         self._application = middleware(
             _Application(
                 rules=rules,
                 objects=self.store,
-                feed=self._feed,
+                watchers=self._watchers,
                 bookmark_period_s=bookmark_period_s,
             )
         )
@@ -153,7 +153,8 @@ class ApiServer:
         # A listener that is closed between accept and the transport leaks the connection:
         # asyncio's Server takes none once it is closed.
         self._loop.remove_reader(self._socket)
-        self._feed.close()
+        for watcher in self._watchers:
+            watcher.stop()
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(tasks, timeout=_END_TIMEOUT_S)
         listener.close()
@@ -183,7 +184,8 @@ class _Application:
 
     rules: registry.Registry
     objects: store.Store
-    feed: store.Feed
+    watchers: set[store.Watcher]
+    """The open watches."""
     bookmark_period_s: float
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
@@ -232,10 +234,7 @@ class _Application:
             case "patch":
                 return rules.patch(target, call.content_type, call.content())
             case _:
-                options = call.json()
-                if not isinstance(options, dict):
-                    raise resources.bad_request("the object provided is no DeleteOptions")
-                return rules.delete(target, options)
+                return rules.delete(target, call.json())
 
     def _answer_other(self, call: "_Call") -> responses.Response:
         """Answer a review, or a request for discovery or health."""
@@ -265,8 +264,10 @@ class _Application:
         selection, since = request.selection(info), request.number(info.query, "resourceVersion")
         request.number(info.query, "timeoutSeconds")
         start = {"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS}
+        watcher = store.Watcher(self.objects, selection)
+        self.watchers.add(watcher)
         try:
-            with self.feed.open(selection, since) as (watcher, present):
+            with watcher.open(since) as present:
                 await send(start)
                 # After the body, the next message can only be the disconnect.
                 disconnect = asyncio.ensure_future(http.receive())
@@ -280,6 +281,8 @@ class _Application:
             # As the real server answers from its watch cache.
             await send(start)
             await send(_chunk(_line("ERROR", error.to_status())))
+        finally:
+            self.watchers.discard(watcher)
         await send(_chunk(b"", is_last=True))
 
     async def _events(

@@ -207,23 +207,40 @@ def _at_version(obj: Object, version: int) -> Object:
 
 
 class Watcher:
-    """An open watch; only the queue may be used outside the event loop."""
+    """An open watch, for one event loop; changes arrive from any thread."""
 
-    def __init__(self, selection: request.Selection) -> None:
+    def __init__(self, objects: Store, selection: request.Selection) -> None:
+        self._store = objects
         self._selection = selection
         self._queue: collections.deque[Record] = collections.deque()
+        self._loop = asyncio.get_running_loop()
         self.awake = asyncio.Event()
         self.is_stopped = False
 
-    def enqueue(self, record: Record) -> bool:
-        """Queue a change if it concerns this watch; return whether it does."""
+    @contextlib.contextmanager
+    def open(self, since: int) -> Iterator[list[Object]]:
+        """Queue the changes after version ``since``, without losing or repeating one.
+
+        Yields:
+            The present objects, if ``since`` is 0.
+
+        Raises:
+            ApiError: 410: the history does not go back to that version.
+        """
+        present: list[Object] = []
         selection = self._selection
-        is_relevant = selection.namespace in ("", record.key[1]) and (
-            selection.matches(record.obj) or selection.matches(record.before)
-        )
-        if is_relevant:
-            self._queue.append(record)
-        return is_relevant
+        with self._store.lock:
+            if since:
+                for record in self._store.since(since):
+                    self._receive(record)
+            else:
+                objects = self._store.select(selection.plural, namespace=selection.namespace)
+                present = [each for each in objects if selection.matches(each)]
+            unsubscribe = self._store.subscribe(self._receive)
+        try:
+            yield present
+        finally:
+            unsubscribe()
 
     @property
     def is_empty(self) -> bool:
@@ -247,55 +264,14 @@ class Watcher:
         self.is_stopped = True
         self.awake.set()
 
-
-class Feed:
-    """Delivers the changes of a store to its watches."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._watchers: dict[str, set[Watcher]] = collections.defaultdict(set)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._unsubscribe = store.subscribe(self._deliver)
-
-    def close(self) -> None:
-        """End all watches; only in the event loop."""
-        self._unsubscribe()
-        for watchers in self._watchers.values():
-            for watcher in watchers:
-                watcher.stop()
-
-    @contextlib.contextmanager
-    def open(
-        self, selection: request.Selection, since: int
-    ) -> Iterator[tuple[Watcher, list[Object]]]:
-        """Begin a watch without losing or repeating a change; only in the event loop.
-
-        Yields:
-            The watch after version ``since``; with 0, also the present objects.
-
-        Raises:
-            ApiError: 410: the history does not go back to that version.
-        """
-        self._loop = asyncio.get_running_loop()
-        watcher = Watcher(selection)
-        watchers = self._watchers[selection.plural]
-        present: list[Object] = []
-        with self._store.lock:
-            if since:
-                for record in self._store.since(since):
-                    if record.key[0] == selection.plural:
-                        watcher.enqueue(record)
-            else:
-                objects = self._store.select(selection.plural, namespace=selection.namespace)
-                present = [each for each in objects if selection.matches(each)]
-            watchers.add(watcher)
-        try:
-            yield watcher, present
-        finally:
-            with self._store.lock:
-                watchers.discard(watcher)
-
-    def _deliver(self, record: Record) -> None:
-        for watcher in self._watchers.get(record.key[0], ()):
-            if watcher.enqueue(record) and self._loop is not None:
-                self._loop.call_soon_threadsafe(watcher.awake.set)
+    def _receive(self, record: Record) -> None:
+        """Queue a change if it concerns this watch."""
+        selection, (plural, namespace, _) = self._selection, record.key
+        if (
+            plural == selection.plural
+            and selection.namespace in ("", namespace)
+            and (selection.matches(record.obj) or selection.matches(record.before))
+            and not self.is_stopped
+        ):
+            self._queue.append(record)
+            self._loop.call_soon_threadsafe(self.awake.set)
