@@ -8,7 +8,7 @@ and impersonation.
 import dataclasses
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import rest
@@ -71,22 +71,19 @@ class Moment:
     count: int = 1
 
 
-class Transport(Protocol):
-    """Sends requests to the API server.
+Get = Callable[..., dict[str, Any]]
+"""Gets an object or a list: takes a path and, by default none, a query.
 
-    Every method raises ``ClusterError`` if the API refuses or does not answer: with reason
-    FORBIDDEN for 401 and 403; ``status`` shows a 404.
-    """
-
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Get an object or a list."""
+It raises ``ClusterError`` if the API refuses or does not answer: with reason FORBIDDEN for 401 and
+403; ``status`` shows a 404.
+"""
 
 
 class ClusterReader:
     """Reads through a transport; its methods raise the transport's errors."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._get = transport.get
+    def __init__(self, get: Get) -> None:
+        self._get = get
 
     def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> Search:
         """Report on the named nodes, or else on the nodes that ``selected`` returns.
@@ -218,7 +215,7 @@ class ClusterReader:
 
 
 def agent_events(
-    get: Callable[..., dict[str, Any]],
+    get: Get,
     node_name: str,
     parse: Callable[[Mapping[str, Any]], _Event],
 ) -> tuple[_Event, ...]:

@@ -40,7 +40,7 @@ class Kubectl:
     ``kubectl get --raw`` sends one GET and prints the response unchanged, so the plugin does not
     need the Kubernetes library, which is many times as large as the rest of it.
 
-    Every request raises ``ClusterError`` as ``cluster_reader.Transport``, also if kubectl cannot
+    Every request raises ``ClusterError`` as ``cluster_reader.Get``, also if kubectl cannot
     connect.
     """
 

@@ -71,7 +71,7 @@ def _values(option: options.Option, line: completion.Line) -> Iterable[str]:
             note=lambda _: None,
             timeout_s=_COMPLETION_TIMEOUT_S,
         )
-        reader = cluster_reader.ClusterReader(cluster)
+        reader = cluster_reader.ClusterReader(cluster.get)
         match option.metavar:
             case options.LAYOUT:
                 return reader.document(None).layouts

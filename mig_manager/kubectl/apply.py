@@ -124,7 +124,7 @@ def apply(
         well_known.CUSTOM_LAYOUT,
         [report],
         document=layouts.Document(source=layout.origin, layouts={}),
-        pods=cluster_reader.ClusterReader(api).pods([report.node.name]),
+        pods=cluster_reader.ClusterReader(api.get).pods([report.node.name]),
         layout=layout,
     )
     notes = (*plans.nodes[0].notes, *_notes(report.node))
@@ -181,7 +181,8 @@ def _request(
                 raise
         else:
             return
-        node = cluster_reader.ClusterReader(api).find([node.name], None, now=now).reports[0].node
+        found = cluster_reader.ClusterReader(api.get).find([node.name], None, now=now)
+        node = found.reports[0].node
         if _basis(node) != _basis(report.node):
             break
     raise errors.ClusterError(

@@ -20,7 +20,7 @@ class ClusterCommand:
         self._chosen = chosen
         self._terminal = terminal
         self.kubectl = kubectl.Kubectl(chosen.kubectl, note=terminal.note)
-        self.reader = cluster_reader.ClusterReader(self.kubectl)
+        self.reader = cluster_reader.ClusterReader(self.kubectl.get)
 
     @property
     def style(self) -> bar.Style:

@@ -296,7 +296,6 @@ def _use_whole_gpus(stage: stages.Stage) -> None:
 def _play_first(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     pods = {name for name, ids in stage.devices_by_pod().items() if ids}
     _request(stage, layout, say)
-    stage.wait_for_end(layout)
     evicted = f"the pods that used whole GPUs were evicted: {', '.join(sorted(pods))}"
     return _is_active(stage, layout) | {evicted: pods.isdisjoint(stage.workloads())}
 
@@ -320,14 +319,12 @@ def pod_name(resource: str) -> str:
 def _play_one_slice(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod()
     _request(stage, layout, say)
-    stage.wait_for_end(layout)
     return _is_active(stage, layout) | _only_affected_evicted(stage, before)
 
 
 def _play_refusal(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod(), stage.gpus.observe()
-    _request(stage, layout, say)
-    state = stage.wait_for_end(layout)
+    state = _request(stage, layout, say)
     is_refused = state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit"
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
     return {
@@ -346,8 +343,7 @@ def _fill_and_guard(stage: stages.Stage) -> None:
 
 def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod(), stage.gpus.observe()
-    _request(stage, layout, say)
-    state = stage.wait_for_end(layout)
+    state = _request(stage, layout, say)
     status = stage.status()
     is_named = status["reason"] == "DrainTimeout" and stages.BUDGET in str(status["message"])
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
@@ -392,10 +388,12 @@ def _only_evicted(
     }
 
 
-def _request(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> None:
+def _request(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> model.State:
+    """Request a layout as a person does; return the state at the end of the run."""
     label = f"{well_known.CONFIG_LABEL}={layout}"
     say(f"kubectl label node {stages.NODE_NAME} {label} --overwrite")
     stage.label(layout)
+    return stage.wait_for_end(layout)
 
 
 def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:

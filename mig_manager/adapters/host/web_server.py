@@ -9,11 +9,12 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from mig_manager import errors
+from mig_manager.core import liveness
 
 TEXT = "text/plain; charset=utf-8"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -122,19 +123,9 @@ class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                         connection.shutdown(socket.SHUT_RDWR)
 
 
-class Probed(Protocol):
-    """A program that kubelet probes."""
-
-    def why_dead(self) -> str:
-        """Return why only a restart helps; empty: it is alive."""
-
-    def why_unready(self) -> str:
-        """Return why requests are not served now; empty: they are."""
-
-
 @contextlib.contextmanager
 def served(
-    health: Probed, exposition: Callable[[], bytes], *, address: str, port: int
+    health: liveness.Health, exposition: Callable[[], bytes], *, address: str, port: int
 ) -> Iterator[int]:
     """Serve ``/healthz``, ``/readyz`` and ``/metrics``; yield the port (0: any free one).
 

@@ -70,7 +70,7 @@ class DeviceClaims:
             kube,
             f"{_GROUP}/resourceslices",
             claims.parse_slice,
-            self._slice_changed,
+            lambda *_: on_change(),
             selector=_OF_DRIVER,
             times=times,
         )
@@ -124,7 +124,4 @@ class DeviceClaims:
         if now is not None and not self._slices.is_started:
             self._slices.start()
             self._claims.start()
-        self._on_change()
-
-    def _slice_changed(self, _before: claims.Slice | None, _now: claims.Slice | None) -> None:
         self._on_change()

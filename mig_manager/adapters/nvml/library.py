@@ -8,7 +8,7 @@ import ctypes
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pynvml
@@ -62,6 +62,14 @@ WHOLE_DRIVER = frozenset(
 )
 """Answers about library, driver or caller, not about the GPU (nvml.h)."""
 
+_OTHER_ERRORS: Mapping[type[Exception], int] = {
+    # For a function that the library lacks.
+    pynvml.NVMLLibraryMismatchError: pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    # The binding takes every text for UTF-8; the path of a process need not be.
+    UnicodeDecodeError: pynvml.NVML_ERROR_UNKNOWN,
+}
+"""Codes of the binding's errors that are no NVMLError."""
+
 _MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 
@@ -110,16 +118,8 @@ def call(function: Callable[..., Any], *args: object) -> Any:
     last_calls.RECORDER.began(function.__name__, since)
     try:
         return function(*args)
-    except pynvml.NVMLError as error:
-        code = error.value
-        raise from_code(error.value, operation=function.__name__) from error
-    except pynvml.NVMLLibraryMismatchError as error:
-        # The binding's error for a function that the library lacks, which is no NVMLError.
-        code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        raise from_code(code, operation=function.__name__) from error
-    except UnicodeDecodeError as error:
-        # The binding takes every text for UTF-8; the path of a process need not be.
-        code = pynvml.NVML_ERROR_UNKNOWN
+    except (pynvml.NVMLError, *_OTHER_ERRORS) as error:
+        code = _OTHER_ERRORS.get(type(error)) or error.value
         raise from_code(code, operation=function.__name__) from error
     finally:
         last_calls.RECORDER.returned()

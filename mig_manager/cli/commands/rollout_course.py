@@ -117,7 +117,7 @@ def _preview(
         )
     if goal.layout is not None:
         listed_layouts.require_layout(nodes, document, goal.layout)
-    pods = cluster_reader.ClusterReader(kube).gpu_pods([node.name for node in nodes])
+    pods = cluster_reader.ClusterReader(kube.get).gpu_pods([node.name for node in nodes])
     previews = [
         preview.of_rollout(goal, node, document, pods.get(node.name, ())) for node in nodes
     ]
@@ -140,7 +140,7 @@ def _document(
     if chosen.config_file is not None:
         file = files.ConfigFile(chosen.config_file)
         return config.parse(file.read(), source=file.name, is_lenient=chosen.is_lenient)
-    reader = cluster_reader.ClusterReader(kube)
+    reader = cluster_reader.ClusterReader(kube.get)
     try:
         return reader.document(chosen.config_map, is_lenient=chosen.is_lenient)
     except errors.ClusterError as error:
