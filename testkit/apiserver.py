@@ -153,11 +153,7 @@ class RequestLog:
 
 
 class ApiServer(stored_objects.StoredObjects, server.ApiServer):
-    """The server with a request log and fault injection; safe to use from any thread.
-
-    With ``refuses_expired_watches`` it answers a watch of an expired version with HTTP 410 in
-    place of an ERROR event in the stream; real servers do both.
-    """
+    """The server with a request log and fault injection; safe to use from any thread."""
 
     def __init__(
         self,
@@ -165,12 +161,10 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
         authorizer: authorization.Authorizer = lambda _access: True,
         bookmark_period_s: float = 60,
         history_limit: int = 10_000,
-        refuses_expired_watches: bool = False,
     ) -> None:
         self.log = RequestLog()
         self._faults_lock = threading.Lock()
         self._faults: list[_InjectedFault] = []
-        self.refuses_expired_watches = refuses_expired_watches
         self.closing = asyncio.Event()
         self._watches: set[_OpenWatch] = set()
         super().__init__(
@@ -314,8 +308,7 @@ class _Middleware:
     async def _watch(self, call: "_Call") -> None:
         watch = _OpenWatch()
         self._watches.add(watch)
-        send = _RefusesExpired(call) if self._server.refuses_expired_watches else call.send
-        running = asyncio.ensure_future(call.forward(send))
+        running = asyncio.ensure_future(call.forward(call.send))
         stopped = asyncio.ensure_future(watch.stopped.wait())
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -421,31 +414,6 @@ class _Call:
 
     async def write(self, chunk: bytes, *, is_last: bool = False) -> None:
         await self.send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
-
-
-class _RefusesExpired:
-    """Sends the messages of a watch, and HTTP 410 if its stream begins with an ERROR."""
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-        self._start: types.Message | None = None
-        self._is_refused = False
-
-    async def __call__(self, message: types.Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message
-            return
-        if self._start is not None:
-            start, self._start = self._start, None
-            if message["body"].startswith(b'{"type":"ERROR"'):
-                self._is_refused = True
-                error = resources.ApiError(410, json.loads(message["body"])["object"]["message"])
-                respond = server.status_response(error)
-                await respond(self._call.http.scope, self._call.receive, self._call.send)
-                return
-            await self._call.send(start)
-        if not self._is_refused:
-            await self._call.send(message)
 
 
 def _logged(http: requests.Request) -> LoggedRequest:

@@ -107,12 +107,8 @@ def test_after_an_orderly_end_the_watch_goes_on_at_the_last_bookmark(
     assert server.log.count("list", "nodes") == 1
 
 
-@pytest.mark.parametrize("is_refused", [True, False], ids=["as status", "in the stream"])
-def test_an_expired_version_leads_to_a_new_list(*, is_refused: bool) -> None:
-    with (
-        watch_rig.serving(refuses_expired_watches=is_refused) as server,
-        following(server) as follower,
-    ):
+def test_an_expired_version_leads_to_a_new_list(server: apiserver.ApiServer) -> None:
+    with following(server) as follower:
         assert follower.layout() == "one"
         wait_for_watch(server)
         # No watch, old or new, may see the change before the history with it is gone.

@@ -43,11 +43,8 @@ def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
 
 
 @contextlib.contextmanager
-def serving(*, refuses_expired_watches: bool = False) -> Iterator[apiserver.ApiServer]:
-    server = apiserver.ApiServer(
-        refuses_expired_watches=refuses_expired_watches, bookmark_period_s=0.05
-    )
-    with apiserver.serve(server) as running:
+def serving() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve(apiserver.ApiServer(bookmark_period_s=0.05)) as running:
         running.create(a_node())
         yield running
 

@@ -5,10 +5,10 @@ the agent reads the note if the worker does not answer. A note costs a few micro
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import mmap
 import os
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -16,19 +16,28 @@ from collections.abc import Iterator
 _SLOTS = 128
 """Threads that can note calls: one for each GPU, the main thread, and plenty to spare."""
 
-_GPU = struct.Struct("=ii48s")
-"""NVML index and device minor number, -1 if unknown, and UUID (40 bytes in nvml.h's form)."""
-_CALL = struct.Struct("=Q80s")
-"""Its start, in nanoseconds, and its name; the longest that we call has 50 letters."""
-
-_GPU_AT = 1
-"""After the state, which is one of the two below, and 0 in an unused slot."""
-_CALL_AT = _GPU_AT + _GPU.size
-_SLOT_BYTES = _CALL_AT + _CALL.size
-
 _RUNNING = 1
 _RETURNED = 2
 _UNKNOWN = -1
+_UUID_BYTES = 48  # 40 in nvml.h's form
+_NAME_BYTES = 80  # the longest name that we call has 50 letters
+
+
+class _Slot(ctypes.Structure):
+    """The last call of one thread."""
+
+    _fields_ = (
+        ("state", ctypes.c_ubyte),  # one of the two above; 0: unused
+        ("index", ctypes.c_int),  # of NVML, and the device's minor number: -1 if unknown
+        ("minor", ctypes.c_int),
+        ("uuid", ctypes.c_char * _UUID_BYTES),
+        ("since_ns", ctypes.c_uint64),
+        ("function", ctypes.c_char * _NAME_BYTES),
+    )
+
+
+_Slots = _Slot * _SLOTS
+_BYTES = ctypes.sizeof(_Slots)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +63,8 @@ class LastCalls:
     def __init__(self) -> None:
         self.fd = os.memfd_create("nvml-last-calls", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.fd, _SLOTS * _SLOT_BYTES)
-            self._memory = mmap.mmap(self.fd, _SLOTS * _SLOT_BYTES)
+            os.ftruncate(self.fd, _BYTES)
+            self._memory = mmap.mmap(self.fd, _BYTES)
         except BaseException:
             os.close(self.fd)
             raise
@@ -63,21 +72,18 @@ class LastCalls:
     def read(self) -> tuple[Call, ...]:
         """Return each thread's last call, the oldest first, also after a crash of the worker."""
         calls = []
-        for slot in range(0, _SLOTS * _SLOT_BYTES, _SLOT_BYTES):
-            state = self._memory[slot]
-            if state not in (_RUNNING, _RETURNED):
+        for slot in _Slots.from_buffer_copy(self._memory):
+            if slot.state not in (_RUNNING, _RETURNED):
                 continue
-            index, minor, uuid_field = _GPU.unpack_from(self._memory, slot + _GPU_AT)
-            since_ns, function = _CALL.unpack_from(self._memory, slot + _CALL_AT)
-            uuid = _text(uuid_field)
-            gpu = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
+            uuid = _text(slot.uuid)
+            gpu = f"GPU {slot.index} ({uuid})" if uuid else f"GPU {slot.index}"
             calls.append(
                 Call(
-                    function=_text(function),
-                    gpu="" if index < 0 else gpu,
-                    minor=None if minor < 0 else minor,
-                    since_s=since_ns / 1e9,
-                    is_running=state == _RUNNING,
+                    function=_text(slot.function),
+                    gpu="" if slot.index < 0 else gpu,
+                    minor=None if slot.minor < 0 else slot.minor,
+                    since_s=slot.since_ns / 1e9,
+                    is_running=slot.state == _RUNNING,
                 )
             )
         return tuple(sorted(calls, key=lambda call: call.since_s))
@@ -92,8 +98,7 @@ def _text(data: bytes) -> str:
     """Return the text in a field, which a crash may have overwritten."""
     from mig_manager.core import messages  # noqa: PLC0415 - for the agent's side only
 
-    text = data.split(b"\0", maxsplit=1)[0].decode("ascii", errors="replace")
-    return messages.printable(text)
+    return messages.printable(data.decode("ascii", errors="replace"))
 
 
 class Recorder:
@@ -103,16 +108,16 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+        self._unused: Iterator[_Slot] = iter(())
         self._lock = threading.Lock()
-        self._used_slots = 0
         self._local = threading.local()
         self._totals: dict[str, tuple[int, float]] = {}
         self._trace: list[tuple[str, int, float]] | None = None
 
     def attach(self, fd: int) -> None:
         """Note calls in the memory of ``LastCalls`` from now on; close the descriptor."""
-        self._memory = mmap.mmap(fd, _SLOTS * _SLOT_BYTES)
+        self._unused = iter(_Slots.from_buffer(mmap.mmap(fd, _BYTES)))
+        self._local = threading.local()
         os.close(fd)
 
     @contextlib.contextmanager
@@ -127,20 +132,21 @@ class Recorder:
     def set_gpu(self, index: int, uuid: str = "", minor: int | None = None) -> None:
         """Note more about the GPU that the calls of this thread concern."""
         if (slot := self._slot()) is not None:
-            known_minor = _UNKNOWN if minor is None else minor
-            _GPU.pack_into(slot, _GPU_AT, index, known_minor, uuid.encode())
+            slot.index, slot.minor = index, _UNKNOWN if minor is None else minor
+            slot.uuid = uuid.encode()[:_UUID_BYTES]
 
     def began(self, function: str, since_s: float) -> None:
         """Note that this thread is about to call a function."""
         if (slot := self._slot()) is not None:
-            _CALL.pack_into(slot, _CALL_AT, int(since_s * 1e9), function.encode())
+            slot.since_ns = int(since_s * 1e9)
+            slot.function = function.encode()[:_NAME_BYTES]
             # Last: it makes the rest valid.
-            slot[0] = _RUNNING
+            slot.state = _RUNNING
 
     def returned(self) -> None:
         """Note that this thread's function has returned."""
         if (slot := self._slot()) is not None:
-            slot[0] = _RETURNED
+            slot.state = _RETURNED
 
     def count(self, function: str, seconds: float, code: int) -> None:
         """Add a call and NVML's answer to the totals."""
@@ -175,18 +181,14 @@ class Recorder:
         finally:
             self.returned()
 
-    def _slot(self) -> memoryview | None:
-        if self._memory is None:
-            return None
+    def _slot(self) -> _Slot | None:
         try:
-            slot: memoryview | None = self._local.slot
+            slot: _Slot | None = self._local.slot
         except AttributeError:
             with self._lock:
-                number, self._used_slots = self._used_slots, self._used_slots + 1
-            slot = None
-            if number < _SLOTS:
-                slot = memoryview(self._memory)[number * _SLOT_BYTES :][:_SLOT_BYTES]
-                _GPU.pack_into(slot, _GPU_AT, _UNKNOWN, _UNKNOWN, b"")
+                slot = next(self._unused, None)
+            if slot is not None:
+                slot.index = slot.minor = _UNKNOWN
             self._local.slot = slot
         return slot
 
