@@ -249,7 +249,7 @@ class _Worker:
     next_at: float | None
     """When the stage ends, in monotonic seconds."""
     restarts: int = 0
-    stopping_since: float | None = None
+    stopping_since: float = 0.0
     status: objects.JsonObject | None = None
     """The status to publish; None: published."""
 
@@ -335,7 +335,7 @@ class Kubelet:
             if worker is None:
                 continue
             self._advance(worker, pod, now)
-            if worker.status is not None and worker.stage is not _Stage.STOPPED:
+            if worker.status is not None:
                 self._cluster.patch_status(cluster_view.Kind.POD, pod, worker.status)
                 worker.status = None
 
@@ -383,11 +383,11 @@ class Kubelet:
             return
         is_due = worker.next_at is not None and now >= worker.next_at
         try:
-            if worker.stage is _Stage.RUNNING:
-                if is_due:
-                    self._complete(worker, pod)
-                else:
-                    worker.program.poll(now)
+            if worker.stage is _Stage.RUNNING and is_due:
+                self._end(worker)
+                worker.status = objects.succeeded(pod)
+            elif worker.stage is _Stage.RUNNING:
+                worker.program.poll(now)
             elif worker.stage is _Stage.WAITING and is_due:
                 worker.program.start(now)
                 run_s = objects.annotations(pod).get(objects.RUN_SECONDS)
@@ -398,12 +398,6 @@ class Kubelet:
             self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
         except device_plugin.ExitedError as error:
             self._back_off(worker, pod, now, reason="CrashLoopBackOff", message=str(error))
-
-    def _complete(self, worker: _Worker, pod: objects.JsonObject) -> None:
-        worker.program.stop()
-        self._cluster.patch_status(cluster_view.Kind.POD, pod, objects.succeeded(pod))
-        worker.stage, worker.next_at = _Stage.STOPPED, None
-        self._end(worker)
 
     def _back_off(
         self, worker: _Worker, pod: objects.JsonObject, now: float, *, reason: str, message: str
@@ -418,10 +412,8 @@ class Kubelet:
         )
 
     def _terminate(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
-        if worker.stopping_since is None:
-            is_running = worker.stage is _Stage.RUNNING
-            worker.stopping_since = now
-            worker.stage = _Stage.STOPPING if is_running else _Stage.STOPPED
+        if worker.stage is _Stage.RUNNING:
+            worker.stage, worker.stopping_since = _Stage.STOPPING, now
         if worker.stage is _Stage.STOPPING:
             # Computed every time: a second deletion may shorten the grace period.
             grace_s = pod["metadata"]["deletionGracePeriodSeconds"]
@@ -429,10 +421,11 @@ class Kubelet:
             worker.next_at = worker.stopping_since + min(float(own_s), float(grace_s))
             if now < worker.next_at:
                 return
-        worker.stage, worker.next_at = _Stage.STOPPED, None
         self._end(worker)
+        worker.status = None
         self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
 
     def _end(self, worker: _Worker) -> None:
+        worker.stage, worker.next_at = _Stage.STOPPED, None
         worker.program.stop()
         self._manager.release(worker.uid)
