@@ -70,21 +70,14 @@ class Machine:
         name: The node's name.
         folder: Where its files are.
         options: How the node behaves; name and socket are set here.
-        log_folder: Where the agent's log is; None: ``folder``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        folder: pathlib.Path,
-        options: sandbox_node.NodeOptions,
-        *,
-        log_folder: pathlib.Path | None = None,
-    ) -> None:
+    def __init__(self, name: str, folder: pathlib.Path, options: sandbox_node.NodeOptions) -> None:
         self.name = name
         self.state_file = folder / f"{name}.json"
         """The simulated GPUs, to be created before ``start``."""
-        self.log = (log_folder or folder) / f"{name}.log"
+        self.log = folder / f"{name}.log"
+        """The agent's log, which may be moved before its start."""
         self.socket = folder / f"{name}.sock"
         self._options = dataclasses.replace(options, name=name, pod_resources_socket=self.socket)
         self.agent: Process | None = None

@@ -31,15 +31,6 @@ _QUICK = sandbox_node.NodeOptions(tick_s=0.25)
 """A real kubelet's status tick is ten seconds: too long for a demonstration."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """Kubeconfig files for an API server that runs elsewhere."""
-
-    people: pathlib.Path
-    """With every right: for people and for the simulated cluster components."""
-    agent: pathlib.Path
-
-
 class Stage:
     """The nodes of a cluster, with an agent on every one; a context manager.
 
@@ -49,13 +40,9 @@ class Stage:
         latency: Durations of the driver's calls.
         agent_options: Further options of the agents.
         node_options: How the nodes behave; name and socket are set here.
-        credentials: For an API server that runs already; None: the stage starts ``server``.
         server: The API server to start; None: a plain one.
         names: Of the nodes. The methods without a machine are about the first one.
     """
-
-    server: api_server.ApiServer
-    """The server that the stage started; absent with credentials."""
 
     def __init__(  # noqa: PLR0913 - the differences between stages
         self,
@@ -65,7 +52,6 @@ class Stage:
         latency: states.Latency,
         agent_options: Sequence[str] = (),
         node_options: sandbox_node.NodeOptions = _QUICK,
-        credentials: Credentials | None = None,
         server: api_server.ApiServer | None = None,
         names: Sequence[str] = (NODE_NAME,),
     ) -> None:
@@ -75,9 +61,7 @@ class Stage:
         self._latency = latency
         self._agent_options = agent_options
         self._node_options = node_options
-        self._credentials = credentials
-        if credentials is None:
-            self.server = server or api_server.ApiServer()
+        self.server = server or api_server.ApiServer()
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
         self._failure: Exception | None = None
@@ -144,16 +128,11 @@ class Stage:
             machine.start_agent(self._arguments(machine), self.group)
 
     def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
-        """Start or reach the API server; return it for the simulated components."""
-        credentials = self._credentials
-        if credentials is None:
-            exits.enter_context(api_server.serve(self.server))
-            self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
-            self.api = api.KubeApi.at(self.server.url)
-            return self.server.url
-        self.kubeconfig = credentials.agent
-        self.api = api.KubeApi.connect(kubeconfig=str(credentials.people))
-        return api.KubeApi.connect(kubeconfig=str(credentials.people))
+        """Start the API server; return it for the simulated components."""
+        exits.enter_context(api_server.serve(self.server))
+        self.kubeconfig = self.server.kubeconfig(folder / "kubeconfig")
+        self.api = api.KubeApi.at(self.server.url)
+        return self.server.url
 
     def agent_arguments(self) -> list[str]:
         """Return the command line of the first node's agent, from its first option on."""
@@ -246,14 +225,14 @@ class Stage:
         change = {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
         self.cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
-    def wait_for_end(self, layout: str, *, timeout_s: float = 120.0) -> model.State:
+    def wait_for_end(self, layout: str) -> model.State:
         """Wait for the end of a run for ``layout``, and return its state."""
 
         def has_ended() -> bool:
             status = self.status()
             return status.get("config") == layout and "finishedAt" in status
 
-        self.wait(has_ended, f"end of the run for {layout}", timeout_s=timeout_s)
+        self.wait(has_ended, f"end of the run for {layout}", timeout_s=120.0)
         return model.State(str(self.status()["state"]))
 
     def guard(self, selector: Mapping[str, Any]) -> None:

@@ -118,10 +118,10 @@ class Embedded:
         self._server: apiserver.ApiServer | None = None
 
     @contextlib.contextmanager
-    def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
+    def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[agent_stage.Credentials]:
         """Give the agent these rights and no other; what came into being goes at the end."""
         with apiserver.serve(apiserver.ApiServer(authorizer=rights.authorize)) as self._server:
-            yield stages.Credentials(
+            yield agent_stage.Credentials(
                 people=self._server.kubeconfig(folder / "people"),
                 agent=self._server.kubeconfig(folder / "agent", token=AGENT_TOKEN),
             )
@@ -158,11 +158,11 @@ class Real:
         self.kube.close()
 
     @contextlib.contextmanager
-    def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
+    def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[agent_stage.Credentials]:
         self.grant(rights)
         try:
             agent = self.kubeconfig(folder / "agent", rights.account, node=NODE)
-            yield stages.Credentials(people=self._people, agent=agent)
+            yield agent_stage.Credentials(people=self._people, agent=agent)
         finally:
             self.clear()
 

@@ -65,9 +65,11 @@ class Nodes:
         others = dataclasses.replace(shape.options, controllers=())
         first = dataclasses.replace(shape.options, controllers=_CONTROLLERS)
         self.machines = [
-            machines.Machine(name, folder, others if number else first, log_folder=shape.folder)
+            machines.Machine(name, folder, others if number else first)
             for number, name in enumerate(shape.names)
         ]
+        for machine in self.machines:
+            machine.log = (shape.folder or folder) / machine.log.name
         self.sandboxes: dict[str, sandbox_node.SandboxNode] = {}
 
     def watched(self) -> list[device_watch.Node]:

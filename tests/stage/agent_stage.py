@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import parser
 
+from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config
@@ -31,6 +32,15 @@ QUICK = sandbox_node.NodeOptions(
 )
 """Each thing still takes a moment of its own, only a shorter one than people like to watch."""
 NODE_PATH = f"/api/v1/nodes/{stages.NODE_NAME}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Kubeconfig files for an API server that runs elsewhere."""
+
+    people: pathlib.Path
+    """With every right: for people and for the simulated cluster components."""
+    agent: pathlib.Path
 
 
 class Stage(stages.Stage):
@@ -57,7 +67,7 @@ class Stage(stages.Stage):
         node_options: sandbox_node.NodeOptions = QUICK,
         has_library: bool = False,
         stderr: int | None = None,
-        credentials: stages.Credentials | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         super().__init__(
             spec,
@@ -65,12 +75,20 @@ class Stage(stages.Stage):
             latency=states.Latency(),
             agent_options=(*IMPATIENT, *agent_options),
             node_options=node_options,
-            credentials=credentials,
-            server=None if credentials else apiserver.ApiServer(),
+            server=apiserver.ApiServer(),
         )
+        self._credentials = credentials
         self._has_library = has_library
         self._stderr = stderr
         self._driver = contextlib.ExitStack()
+
+    def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+        if self._credentials is None:
+            return super()._connect(exits, folder)
+        self.kubeconfig = self._credentials.agent
+        people = str(self._credentials.people)
+        self.api = api.KubeApi.connect(kubeconfig=people)
+        return api.KubeApi.connect(kubeconfig=people)
 
     @property
     def library(self) -> pathlib.Path:

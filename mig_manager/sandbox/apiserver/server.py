@@ -67,8 +67,6 @@ class ApiServer:
                 bookmark_period_s=bookmark_period_s,
             )
         )
-        # asyncio disables Nagle only for sockets of IPPROTO_TCP: 42 ms a request otherwise.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._state = uvicorn.server.ServerState()
         self._ready = threading.Event()
         self._thread = threading.Thread(
@@ -87,6 +85,8 @@ class ApiServer:
 
     def start(self) -> None:
         """Listen on a free port; return when the server answers."""
+        # asyncio disables Nagle only for sockets of IPPROTO_TCP: 42 ms a request otherwise.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(self.address)
         self._socket.listen(_BACKLOG)
         self.address = self._socket.getsockname()
