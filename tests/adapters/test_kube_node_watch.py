@@ -13,6 +13,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import responses, watch
+from mig_manager.core import timing
 from mig_manager.core.node import node_object, well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -150,7 +151,7 @@ def test_the_watch_recovers_from_any_response(
 
 def test_a_silent_watch_is_replaced(server: apiserver.ApiServer) -> None:
     server.inject(apiserver.Fault(verb="watch", stall=True))
-    times = watch.Times(watch_s=0.2, stall_s=0.3, steady_s=0.0, first_wait_s=0.01)
+    times = watch.Times(watch_s=0.2, stall_s=0.3, steady_s=0.0, pauses=watch_rig.BRISK.pauses)
     with following(server, times=times) as follower:
         assert follower.layout() == "one"
         label(server, "two")
@@ -173,7 +174,8 @@ def test_a_server_that_ends_each_watch_at_once_causes_backoff(
     else:
         server.inject(apiserver.Fault(verb="watch", status=503, times=None))
     begun_s = time.monotonic()
-    with following(server, times=watch.Times(first_wait_s=0.1, longest_wait_s=60)):
+    pauses = timing.Backoff(first_s=0.1, max_s=60, factor=2.0)
+    with following(server, times=watch.Times(pauses=pauses)):
         waiting.until(lambda: server.log.count("watch", "nodes") >= 3)
         # Before the third one are the pauses after two failures, at half of their length.
         assert time.monotonic() - begun_s >= (0.1 + 0.2) / 2
@@ -229,7 +231,7 @@ def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
 def test_run_ends_soon_during(server: apiserver.ApiServer, fault: apiserver.Fault | None) -> None:
     if fault:
         server.inject(fault)
-    times = watch.Times(first_wait_s=600, longest_wait_s=600)
+    times = watch.Times(pauses=timing.Backoff(first_s=600, max_s=600))
     with following(server, times=times, request_timeout_s=600) as follower:
         waiting.until(lambda: server.log.count("list", "nodes") == 1)
         if not fault:

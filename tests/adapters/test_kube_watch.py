@@ -105,13 +105,6 @@ def test_a_fleet_reports_trouble_after_an_unexpected_error(
         )
 
 
-def test_the_backoff_grows_to_its_limit_and_is_half_random() -> None:
-    times = watch.Times(first_wait_s=1, longest_wait_s=30)
-    longest = {1: 1, 2: 2, 3: 4, 6: 30, 10_000: 30}
-    assert {failures: times.backoff_s(failures, 1.0) for failures in longest} == longest
-    assert times.backoff_s(3, 0.0) == 2
-
-
 # -- the watch of a node's pods ---------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters.kubernetes import api, responses, watch
+from mig_manager.core import timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -15,7 +16,9 @@ from tests.stage import apirig
 
 SOON_S = 20.0
 
-BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
+BRISK = watch.Times(
+    watch_s=300, steady_s=0.0, pauses=timing.Backoff(first_s=0.01, max_s=0.05, factor=2.0)
+)
 
 
 class FaultyApi(api.KubeApi):

@@ -50,10 +50,8 @@ REQUEST_TIMEOUT_S = 15.0
 SILENCE_TIMEOUT_S = 0.7
 """In its place where the silence itself is what is tried."""
 _LONGEST_SLEEP_S = 0.02
-_WATCH = watch.Times(
-    watch_s=1.0, stall_s=1.7, steady_s=0.0, first_wait_s=0.02, longest_wait_s=0.05
-)
 _BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)
+_WATCH = watch.Times(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOFF)
 
 GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 

@@ -15,7 +15,7 @@ from typing import Any
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.agent import main, settings
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, ports, standbys
+from mig_manager.core import model, ports, standbys, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
@@ -24,7 +24,7 @@ from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0
-_WATCH_TIMES = watch.Times(first_wait_s=0.05, longest_wait_s=0.2)
+_WATCH_TIMES = watch.Times(pauses=timing.Backoff(first_s=0.05, max_s=0.2))
 
 
 def names(count: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, timing
 from mig_manager.core.fleet import demand
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import device_classes, resources, well_known
@@ -27,7 +27,9 @@ from tests.shell import commandline
 from tests.stage import apirig
 from tests.unit import samples
 
-BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
+BRISK = watch.Times(
+    watch_s=300, steady_s=0.0, pauses=timing.Backoff(first_s=0.01, max_s=0.05, factor=2.0)
+)
 BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TERM_S = 70.0
 """After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""

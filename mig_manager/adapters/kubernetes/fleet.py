@@ -12,12 +12,16 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node, watch
+from mig_manager.core import timing
 from mig_manager.core.fleet import marks
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import well_known
 
 _TIMES = watch.Times(
-    watch_s=30.0, stall_s=40.0, steady_s=5.0, first_wait_s=0.2, longest_wait_s=10.0
+    watch_s=30.0,
+    stall_s=40.0,
+    steady_s=5.0,
+    pauses=timing.Backoff(first_s=0.2, max_s=10.0, factor=2.0),
 )
 """Short, because a connection that died unnoticed shows an old state until the watch is over."""
 

@@ -16,12 +16,14 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, responses
+from mig_manager.core import timing
 from mig_manager.core.node import api_values, node_object
 
 _JOIN_S = 1.0
 _SPREAD = 0.2
 """Random part of the watch's length, so that not all nodes of a cluster renew together."""
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
+_PAUSES = timing.Backoff(first_s=0.5, max_s=30.0, factor=2.0)
 _chance = random.random
 
 _log = structlog.get_logger()
@@ -38,13 +40,8 @@ class Times:
     (KEP-956); without bookmarks each silence costs one request, and no list."""
     steady_s: float = 10.0
     """A watch that ends earlier counts as a failure, or it would be renewed without a pause."""
-    first_wait_s: float = 0.5
-    longest_wait_s: float = 30.0
-
-    def backoff_s(self, failures: int, chance: float) -> float:
-        """Return the pause after consecutive failures; ``chance`` varies its second half."""
-        doubled = self.first_wait_s * 2.0 ** min(failures - 1, 16)
-        return min(doubled, self.longest_wait_s) * (1 + chance) / 2
+    pauses: timing.Backoff = _PAUSES
+    """After consecutive failures; the second half of each is random."""
 
 
 class Watch(abc.ABC):
@@ -150,7 +147,7 @@ class Watch(abc.ABC):
                         self.lost(error)
             was_steady = time.monotonic() - self._opened_s >= self._times.steady_s
             failures = 1 if was_steady else failures + 1
-            self._stop.wait(self._times.backoff_s(failures, _chance()))
+            self._stop.wait(self._times.pauses.delay_s(failures - 1) * (1 + _chance()) / 2)
 
     def _list_and_watch(self) -> None:
         if not self._version:

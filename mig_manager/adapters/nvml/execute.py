@@ -23,8 +23,7 @@ _MODES = {
     model.MigMode.ENABLED: pynvml.NVML_DEVICE_MIG_ENABLE,
 }
 
-_FIRST_RETRY_S = 0.05
-_LONGEST_RETRY_S = 1.0
+_PAUSES = timing.Backoff(first_s=0.05, max_s=1.0, factor=2.0)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
@@ -88,10 +87,9 @@ class Executor:
         self._compute.clear()
 
     def _perform_once_idle(self, step: steps.Step) -> None:
-        delay_s = _FIRST_RETRY_S
-        while True:
+        for attempt in itertools.count():
             try:
-                return self._perform(step)
+                self._perform(step)
             except errors.HardwareError as error:
                 self._clear()
                 now_s = self.clock.monotonic()
@@ -100,8 +98,9 @@ class Executor:
                 self._give_up_s = self._give_up_s or now_s + self.in_use_timeout_s
                 if now_s >= self._give_up_s:
                     raise
-            self.clock.wait(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+            else:
+                return
+            self.clock.wait(_PAUSES.delay_s(attempt))
 
     def _perform(self, step: steps.Step) -> None:
         match step:

@@ -14,11 +14,17 @@ from typing import Any, Self
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, watch
+from mig_manager.core import timing
 from mig_manager.sandbox.node import objects
 
 _log = logging.getLogger(__name__)
 
-_TIMES = watch.Times(watch_s=5.0, stall_s=7.0, steady_s=1.0, first_wait_s=0.01, longest_wait_s=0.2)
+_TIMES = watch.Times(
+    watch_s=5.0,
+    stall_s=7.0,
+    steady_s=1.0,
+    pauses=timing.Backoff(first_s=0.01, max_s=0.2, factor=2.0),
+)
 """Short, because tests stall watches and the simulated components must go on within seconds."""
 _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
 """Identifies the requests of the simulated node, as opposed to those of the agent."""
