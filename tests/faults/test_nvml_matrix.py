@@ -102,6 +102,17 @@ believe(
 # It is in use; the process may end.
 believe(" ".join(nvml_codes.CHANGES), [IN_USE])
 
+AGAIN = {
+    (function, code)
+    for function in (
+        *("nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetGpuInstanceId"),
+        *("nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetComputeInstances"),
+        "nvmlGpuInstanceGetInfo",
+    )
+    for code in (NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED)
+}
+"""Answers as of an instance that another program has just removed: the GPU is observed again."""
+
 NO_MIG = ("nvmlDeviceGetMigMode", NOT_SUPPORTED)
 """With ``devices: all`` a GPU that says so is left out, and the others have the layout."""
 
@@ -132,6 +143,8 @@ def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> Non
     reason, message = ended.outcome.reason, ended.outcome.message
     believed = BELIEVED.get((site.function, code))
     if believed is not None and (ended.is_good or reason in believed):
+        return
+    if ended.is_good and (site.function, code) in AGAIN:
         return
     assert not ended.is_good, "nothing says that this may be borne"
     assert reason is library.from_code(code, operation="").reason

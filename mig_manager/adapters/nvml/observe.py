@@ -34,6 +34,16 @@ EMPTY_INDEX = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_
 
 _CHANGING = EMPTY_INDEX | {pynvml.NVML_ERROR_NOT_SUPPORTED}
 """Answers about an instance, or a MIG mode, that another program has just removed."""
+_OF_INSTANCES = frozenset(
+    {
+        "nvmlComputeInstanceGetInfo",
+        "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetGpuInstances",
+        "nvmlGpuInstanceGetComputeInstances",
+        "nvmlGpuInstanceGetInfo",
+    }
+)
+"""Functions that give such an answer; from any other one it means something else."""
 
 
 def gpu(
@@ -59,7 +69,7 @@ def gpu(
                 last_calls.RECORDER.set_gpu(index, uuid, device.minor())
             return in_full(index, uuid, device)
     except errors.HardwareError as error:
-        if retries and error.code in _CHANGING:
+        if retries and error.code in _CHANGING and error.operation in _OF_INSTANCES:
             return gpu(index, notes_minor=notes_minor, retries=retries - 1)
         # A container without a GPU's device node gets no handle. A container that lacks only the
         # privilege to list instances gets one, and an unreachable GPU would hide the cause.
