@@ -36,7 +36,7 @@ _CHANGING = EMPTY_INDEX | {pynvml.NVML_ERROR_NOT_SUPPORTED}
 """Answers about an instance, or a MIG mode, that another program has just removed."""
 _OF_INSTANCES = frozenset(
     {
-        "nvmlComputeInstanceGetInfo",
+        "nvmlComputeInstanceGetInfo_v2",
         "nvmlDeviceGetGpuInstanceId",
         "nvmlDeviceGetGpuInstances",
         "nvmlGpuInstanceGetComputeInstances",
