@@ -111,6 +111,10 @@ def _run(
     scope: plans.Scope,
 ) -> plans.Applied:
     points.load()
+    is_mode_only = scope is plans.Scope.MODE_ONLY
+    if is_mode_only:
+        # ``boot`` names what it restores, and these GPUs need not have the layout's instances.
+        target = dataclasses.replace(target, name=f"{target.name} (MIG mode only)")
     with local.hold_lock(deps, f"{verb} {target.name}"):
         observed = local.observe(deps)
         journal = local.open_journal(deps, observed, config=target.name)
@@ -120,7 +124,7 @@ def _run(
             points=points,
             journal=journal,
             interrupted=journal.entries,
-            may_stay_pending=scope is plans.Scope.MODE_ONLY and not deps.may_reset,
+            may_stay_pending=is_mode_only and not deps.may_reset,
         )
         return change.run(observed)
 
@@ -259,7 +263,7 @@ class _Change:
         executed: tuple[steps.Plan, ...],
     ) -> plans.Applied:
         return plans.Applied(
-            layout=self.target.name,
+            layout=first.layout,
             gpus=gpus,
             rounds=tuple(dataclasses.replace(first, plan=each) for each in executed),
             overlooked=first.overlooked,

@@ -109,6 +109,10 @@ class Node(fakes.NodeRig):
             self.set_up(start)
 
     @property
+    def kept(self) -> journals.VerifiedLayout:
+        return journals.VerifiedLayout.from_json(self.boot_layout.text or "")
+
+    @property
     def shape(self) -> list[object]:
         """What a rollback restores."""
         return list(gpu_values.geometry(self.gpus).values())
@@ -252,10 +256,6 @@ mig-configs:
         self.steps = 0
         self.host.boot_id = f"{self.host.boot_id}+"
         self.notes.clear()
-
-    @property
-    def kept(self) -> journals.VerifiedLayout:
-        return journals.VerifiedLayout.from_json(self.boot_layout.text or "")
 
     def is_restored(self) -> bool:
         return self.shape == self.before and self.journal.text is None

@@ -95,9 +95,12 @@ def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     node, full = Node("off"), with_layout("balanced")
     mode_only = plans.Scope.MODE_ONLY
 
-    node.apply(layout("balanced"), scope=mode_only)
+    applied = node.apply(layout("balanced"), scope=mode_only)
     full.apply(layout("small"), scope=mode_only)
 
+    assert applied.layout == "balanced"
+    assert node.kept.config == "balanced (MIG mode only)"
+    assert full.kept.config == "small (MIG mode only)"
     assert [gpu.current_mode for gpu in node.gpus] == [model.MigMode.ENABLED] * 2
     assert [gpu.gpu_instances for gpu in node.gpus] == [(), ()]
     assert has(node, "balanced", scope=mode_only)
