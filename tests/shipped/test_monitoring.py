@@ -33,6 +33,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 TARGET_LABELS = frozenset({"node", "job"})
 """Which the scrape adds; PodMonitor and Prometheus' operator see to them."""
+KUBE_STATE_LABELS = frozenset({"deployment"})
+"""Of ``kube_deployment_status_replicas_available`` (kube-state-metrics, deployment-metrics.md)."""
 
 
 class Scrape(NamedTuple):
@@ -215,7 +217,9 @@ def test_an_expression_has_metrics_labels_and_values_that_exist(
     states, reasons = ({each.value for each in kind} for kind in (model.State, errors.Reason))
     values = {"state": states, "reason": reasons}
     used = re.findall(r"\b(?:mig_manager_\w+|up)\b", expression)
-    known = TARGET_LABELS.union(*(scrape.labels[name] for name in used if name != "up"))
+    known = (TARGET_LABELS | KUBE_STATE_LABELS).union(
+        *(scrape.labels[name] for name in used if name != "up")
+    )
     grouped = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", expression))))
 
     assert used
@@ -258,6 +262,8 @@ def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> No
 
 LEADER, AGE = "mig_manager_partitioner_leader", "mig_manager_partitioner_api_contact_age_seconds"
 UP = 'up{job="mig-manager/mig-manager-partitioner"}'
+AVAILABLE = "kube_deployment_status_replicas_available"
+PODS = AVAILABLE + '{deployment="mig-manager-partitioner"}'
 FAILURES = 'mig_manager_gpu_repairs_total{node="n",result="failure"}'
 
 
@@ -271,7 +277,9 @@ FAILURES = 'mig_manager_gpu_repairs_total{node="n",result="failure"}'
         ({UP: "1x20", f'{LEADER}{{pod="a"}}': "1x20", f'{LEADER}{{pod="b"}}': "0x20"}, None),
         ({UP: "0x20"}, "MigManagerPartitionerDown"),
         ({UP: "1x20", LEADER: "0x20"}, "MigManagerPartitionerDown"),
-        ({UP: "1x20", LEADER: "1x20", AGE: "0+60x20"}, None),
+        ({UP: "1x20", LEADER: "1x20", AGE: "0+60x20", PODS: "1x20"}, None),
+        ({AVAILABLE + '{deployment="another"}': "0x20"}, None),
+        ({PODS: "0x20"}, "MigManagerPartitionerDown"),
         ({UP: "1x20", LEADER: "1x20", AGE: "700+60x20"}, "MigManagerPartitionerDown"),
     ],
 )
