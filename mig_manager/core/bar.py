@@ -16,8 +16,9 @@ from mig_manager.core import messages
 WIDTH = 100  # columns of pictures and sentences outside a terminal
 _LEAST_WIDTH, _MOST_WIDTH = 60, 120
 """Pictures break below the least; eyes lose the line above the most."""
-_QUOTED = re.compile(r"(?<!\w)'[^']+'(?!\w)")
+_WHOLE = re.compile(r"(?<!\w)'[^']+'(?!\w)|\b[0-9]+x ")
 _JOINT = "\N{NO-BREAK SPACE}"
+"""Stands for a space that may not end a line: in a quoted command, after a count of a profile."""
 _OUTSIDE = 12  # columns of a picture beside its slices: labels and borders
 
 
@@ -67,15 +68,15 @@ class Style:
         """Columns of tables; None without a limit."""
         return None if self.columns is None else max(self.columns, _LEAST_WIDTH)
 
-    def wrapped(self, text: str, *, indent: str = "", further: str = "", margin: int = 0) -> str:
-        """Return a sentence in lines that fit the page, beside a margin of so many columns."""
-        return _filled(text, self.width - margin, indent, f"{indent}{further or '  '}")
+    def wrapped(self, text: str, *, indent: str = "", further: str = "") -> str:
+        """Return a sentence in lines that fit the page."""
+        return filled(text, self.width, indent, f"{indent}{further or '  '}")
 
     def fitted(self, line: str, *, further: str = "    ") -> str:
         """Return a line that programs may parse: wrapped at a terminal only."""
         if self.table_width is None or len(line) <= self.table_width:
             return line
-        return _filled(line, self.table_width, "", further)
+        return filled(line, self.table_width, "", further)
 
     def paint(self, text: str, tone: Tone) -> str:
         """Return the text in the colour of the tone, or as it is."""
@@ -88,9 +89,9 @@ class Style:
         return text if self.unicode else text.translate(_ASCII)
 
 
-def _filled(text: str, width: int, first: str, further: str) -> str:
+def filled(text: str, width: int, first: str = "", further: str = "") -> str:
     """Wrap a text; paths, labels and quoted commands stay whole, because people copy them."""
-    joined = _QUOTED.sub(lambda match: match[0].replace(" ", _JOINT), text)
+    joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINT), text)
     return textwrap.fill(
         joined,
         width,

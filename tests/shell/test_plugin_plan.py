@@ -24,10 +24,10 @@ def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Vi
 
     assert answer.status == 1
     rows = {line.split()[0]: line for line in answer.out.splitlines()[1:6]}
-    assert "yes    nothing" in rows["gpu-1"]
+    assert "yes   nothing" in rows["gpu-1"]
     assert rows["gpu-2"].split()[1] == "no"
     assert "instances destroyed" in rows["gpu-3"]
-    assert "1 GPU reset   1 evicted" in rows["gpu-4"]
+    assert "1 GPU reset  1 evicted" in rows["gpu-4"]
     assert "config:8:" in answer.out
     assert "GPU 0 (NVIDIA A30" in answer.out
     assert "presumed not partitioned" in answer.out

@@ -118,7 +118,7 @@ def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> N
     assert "applied at least since 20" in good.out
     assert "3h ago" in good.out
     assert "at least since" not in bad.out
-    assert "UnknownProfile   GPU 0 has no profile 1g.5gb" in bad.out
+    assert "UnknownProfile  GPU 0 has no profile 1g.5gb" in bad.out
 
 
 def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:

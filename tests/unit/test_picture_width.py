@@ -89,15 +89,21 @@ def test_a_table_fits_the_terminal_and_loses_no_character(
     assert sorted(shown.replace(" ", "")) == sorted(expected.replace(" ", ""))
 
 
-def test_a_table_at_80_columns_breaks_no_word_of_a_cluster() -> None:
+@pytest.mark.parametrize(("columns", "fold"), [(80, 4), (120, 6)])
+def test_a_table_of_long_names_stays_a_table(columns: int, fold: int) -> None:
     head = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
-    row = ("gpu-1.compute.internal", "applied", "AlreadyApplied", "5m", *2 * ["all-balanced"])
+    facts = ("applied", "AlreadyApplied", "5m", *2 * ["all-balanced"], "16x 1g.10gb, 8x 2g.20gb")
+    rows = [(f"ip-10-0-12-{n}.eu-central-1.compute.internal", *facts) for n in range(10, 50)]
 
-    lines = tables.columns(head, [[*row, "16x 1g.10gb, 8x 2g.20gb"]], style=bar.Style(columns=80))
+    lines = tables.columns(head, rows, style=bar.Style(columns=columns))
 
-    # Seven columns have no room for whole words: a node's name, its labels and its reason.
-    assert [line.split()[0] for line in lines] == list(head)
-    assert {*row, "1g.10gb,"} <= set(" ".join(lines).split())
+    assert len(lines) == 2 * 41
+    for first, second, cells in zip(lines[::2], lines[1::2], [head, *rows], strict=True):
+        assert first.split() == list(cells[:fold])
+        assert second.split(maxsplit=6 - fold) == list(cells[fold:])
+        assert first.index(cells[1]) == lines[0].index("STATE")
+        assert second.index(cells[-1]) == lines[1].index("SLICES")
+    assert max(map(len, lines)) <= columns
 
 
 def test_table_breaks_a_word_at_a_hyphen_only_if_it_must() -> None:
@@ -108,12 +114,16 @@ def test_table_breaks_a_word_at_a_hyphen_only_if_it_must() -> None:
     assert {"'all-balancd'", "'all-balanced'?"} <= set(shown.split())
 
 
-def test_a_time_stays_in_its_line_beside_a_word_that_does_not_fit() -> None:
-    row = ("2026-11-23 14:16:12Z", "RepartitioningRequested", f"{'x' * 40} is new")
+def test_the_last_cell_is_wrapped_beside_others_or_gets_its_own_line() -> None:
+    head, row = ("TIME", "WHAT", "MESSAGE"), ("2026-11-23 14:16:12Z", "Requested", "word " * 20)
 
-    lines = tables.columns(("TIME", "WHAT", "MESSAGE"), [row], style=bar.Style(columns=80))
+    beside = tables.columns(head, [row], style=bar.Style(columns=80))
+    own = tables.columns(head, [row], style=bar.Style(columns=60))
 
-    assert lines[1].startswith("2026-11-23 14:16:12Z  RepartitioningRequested  xxx")
+    assert beside[1].startswith("2026-11-23 14:16:12Z  Requested  word word")
+    assert beside[2].index("word") == beside[0].index("MESSAGE")
+    assert own[:2] == ["TIME                  WHAT", "  MESSAGE"]
+    assert own[2:4] == ["2026-11-23 14:16:12Z  Requested", f"  {'word ' * 11}".rstrip()]
 
 
 def test_the_count_of_a_profile_stays_in_its_line() -> None:
@@ -124,18 +134,9 @@ def test_the_count_of_a_profile_stays_in_its_line() -> None:
         assert not [line for line in lines if line.endswith("x")]
 
 
-def test_columns_of_a_table_stay_aligned_beside_wrapped_cells() -> None:
-    rows = [["a", "-", "-"], ["b", "word " * 20, "end"]]
-
-    lines = tables.columns(("NAME", "TEXT", "LAST"), rows, style=bar.Style(columns=60))
-
-    assert lines[1].index("-") == lines[2].index("word") == lines[3].index("word")
-    assert lines[1].rindex("-") == lines[2].index("end") == lines[0].index("LAST")
-
-
 def test_a_table_is_as_wide_as_its_text_without_a_terminal() -> None:
     row = ["x" * 90, "y" * 90]
-    assert tables.columns(("A", "B"), [row], style=bar.Style())[1] == f"{'   '.join(row)}"
+    assert tables.columns(("A", "B"), [row], style=bar.Style())[1] == "  ".join(row)
 
 
 def test_block_erases_its_last_drawing() -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, messages
 
 if TYPE_CHECKING:
@@ -89,19 +90,12 @@ _TONES: Mapping[Verdict, bar.Tone] = {
 
 def table(report: Report, *, style: bar.Style) -> str:
     """Return the findings for people, with remedies below the problems."""
-    wide = max(len(check) for check, _ in report.findings)
-    margin = " " * (wide + 11)
-    lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]
+    rows: list[Sequence[str | tuple[str, bar.Tone]]] = []
     for check, finding in report.findings:
-        parts = [finding.text] + ([f"remedy: {finding.remedy}"] if finding.remedy else [])
         # Names from the API and from processes must not control the terminal.
-        first, *more = [
-            row
-            for part in parts
-            for row in style.wrapped(messages.printable(part, " "), margin=len(margin)).split("\n")
-        ]
-        verdict = style.paint(f"{finding.verdict.value:<7}", _TONES[finding.verdict])
-        lines.append(f"{check:<{wide}}  {verdict}  {first}")
-        lines += [f"{margin}{text}" for text in more]
+        found, remedy = (messages.printable(text, " ") for text in (finding.text, finding.remedy))
+        rows.append((check, (finding.verdict.value, _TONES[finding.verdict]), found))
+        rows += [("", "", f"remedy: {remedy}")] if remedy else []
+    lines = tables.columns(("CHECK", "VERDICT", "FOUND"), rows, style=style)
     counts = [f"{n} {verdict.value}" for verdict in Verdict if (n := report.count(verdict))]
     return "\n".join([*lines, "", ", ".join(counts)])

@@ -14,7 +14,7 @@ from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import console, settings, tables
 from mig_manager.core import bar, messages, node_settings
 from mig_manager.core.fleet import listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
@@ -42,6 +42,7 @@ _VERDICTS: Mapping[preview.NodeFit, bar.Tone] = {
     preview.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
     preview.NodeFit.UNKNOWN: bar.Tone.WARN,
 }
+_COSTS = ("KEPT", "DESTROYED", "CREATED", "RESET", "EVICTED")
 _LISTED = (
     rollout.NodeProgressState.FAILED,
     rollout.NodeProgressState.TIMED_OUT,
@@ -352,35 +353,35 @@ def _data(decision: rollout.RolloutDecision, goal: rollout.Goal) -> "answers.Rol
 
 
 def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
-    """Return the previews of a dry run, node by node."""
-    wide = max((len(node.name) for node in previews), default=4)
-    layouts = {node.layout for node in previews}
-    room = max(map(len, (*layouts, "LAYOUT"))) + 2 if len(layouts) > 1 else 0
-    head = f"{'NODE':<{wide}}  {'LAYOUT'[:room]:<{room}}{'VERDICT':<12}"
-    lines = [style.fitted(f"{head}  KEPT  DESTROYED  CREATED  RESET  EVICTED")]
+    """Return the previews of a dry run, a line for every node, and explanations below."""
+    # The title has the layout of a rollout; an undo has one for every node.
+    is_undo = len({node.layout for node in previews}) > 1
+    rows, notes = [], []
     for node in previews:
         data = node.to_data()
-        counts, reset = data["instances"], ",".join(map(str, data["resets"])) or "-"
         evicted = [_named(node.evicted)] if node.evicted else []
         evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
-        rest = (
-            f"{counts['kept']:>4}  {counts['destroyed']:>9}  {counts['created']:>7}  "
-            f"{reset:>5}  {'; '.join(evicted) or '-'}"
+        rows.append(
+            (
+                node.name,
+                *((node.layout or "-",) if is_undo else ()),
+                (node.feasibility.value, _VERDICTS.get(node.feasibility, bar.Tone.PLAIN)),
+                *(str(count) if node.planned else "-" for count in data["instances"].values()),
+                ",".join(map(str, data["resets"])) or "-",
+                "; ".join(evicted) or "-",
+            )
         )
         if node.message:
-            rest = f"{node.reason}: {messages.printable(node.message, ' ')}"
-        verdict = f"{node.feasibility.value:<12}"
-        start = f"{node.name:<{wide}}  {(node.layout or '-')[:room]:<{room}}"
-        line = style.fitted(f"{start}{verdict}  {rest}".rstrip())
-        painted = style.paint(verdict, _VERDICTS.get(node.feasibility, bar.Tone.PLAIN))
-        # A line wrapped before the verdict is not coloured.
-        lines.append(line.replace(f"{start}{verdict}", f"{start}{painted}", 1))
+            why = f"{node.reason}: {messages.printable(node.message, ' ')}"
+            notes.append(style.wrapped(f"{node.name}: {why}"))
+    head = ("NODE", *(("LAYOUT",) if is_undo else ()), "VERDICT", *_COSTS)
+    lines = tables.columns(head, rows, style=style)
     totals = [
         f"{sum(node.feasibility is each for node in previews)} {each.value.replace('-', ' ')}"
         for each in preview.NodeFit
     ]
     total = style.fitted(f"{title}: {', '.join(totals)}. Nothing was changed.")
-    return "\n".join([*lines, "", total])
+    return "\n".join([*lines, "", *notes, total])
 
 
 def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
