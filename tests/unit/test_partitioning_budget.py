@@ -4,9 +4,11 @@ import datetime as dt
 import json
 from typing import Any
 
-from mig_manager.core.fleet import waiting
+import pytest
+
+from mig_manager.core.fleet import changes, partitioned, waiting
 from mig_manager.core.node import well_known
-from tests.unit.partitions import EMPTY, NOW, decided, node, pod, why
+from tests.unit.partitions import EMPTY, NOW, decided, node, pod, seen, why
 
 Wait = waiting.Wait
 LATER = NOW + dt.timedelta(seconds=400)
@@ -65,3 +67,38 @@ def test_agent_that_died_in_a_run_does_not_block_other_nodes() -> None:
         return bool(decided([working, node("b", EMPTY)], pods, max_unavailable="1").changes)
 
     assert [served(age_s) for age_s in (10, 3500, 4000)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("state", "ready_after_s", "expected"),
+    [
+        ("pending", (), [True, True, False, False]),
+        ("pending", (200,), [True, True, True, True, False]),
+        ("rebooting", (), [True, True, True, False]),
+    ],
+)
+def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
+    state: str, ready_after_s: tuple[int, ...], expected: list[bool]
+) -> None:
+    report = {"config": "custom", "state": state, "startedAt": NOW.isoformat()}
+    sightings = partitioned.Sightings()
+
+    def counts(after_s: int) -> bool:
+        (changing,), _ = seen(
+            [
+                node(
+                    "a",
+                    EMPTY,
+                    labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: state},
+                    annotations={well_known.STATUS_ANNOTATION: json.dumps(report)},
+                    is_ready=after_s in ready_after_s,
+                )
+            ],
+            (),
+        )
+        now = NOW + dt.timedelta(seconds=after_s)
+        (dated,) = sightings.on_own_clock([changing], now=now)
+        return changes.is_under_change(dated, now=now)
+
+    at_s = (0, *ready_after_s, 290, 310, 3700)
+    assert [counts(after_s) for after_s in at_s] == expected

@@ -139,9 +139,13 @@ class Changes:
 def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> bool:
     """Return whether a node counts as under change: its agent works, or soon will.
 
-    An agent that has been silent for long must not keep all other nodes from a change.
+    An agent that has been silent for long must not keep all other nodes from a change. A node
+    that is not ready is given up when Kubernetes evicts its pods (``DefaultTolerationSeconds``,
+    300 s), but a reboot by its agent may take longer.
     """
     since, longest_s = node.requested_at, _SILENCE_S
+    if since is None and not node.is_rebooting:
+        since = node.unready_at
     if since is None:
         since, longest_s = node.started_at, _LONGEST_RUN_S
     is_silent = since and (now - since).total_seconds() > longest_s

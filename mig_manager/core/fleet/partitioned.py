@@ -42,6 +42,8 @@ class PartitionedNode:
     unusable: str = ""
     """Why it cannot be repartitioned now; empty if it can."""
     is_changing: bool = False  # whether its agent has not finished with a request
+    is_rebooting: bool = False  # whether its agent has rebooted it for a change
+    unready_at: dt.datetime | None = None  # since when it is not ready; set by ``Sightings``
     requested_at: dt.datetime | None = None
     """Time of a request that its agent has not responded to; None: none, or time unknown."""
     started_at: dt.datetime | None = None  # start of its agent's last run
@@ -103,6 +105,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         mismatch=mismatch,
         devices=demand.to_amounts(devices),
         is_changing=bool(changing),
+        is_rebooting=node.state == model.State.REBOOTING.value,
         requested_at=None if node.has_responded else node.requested_at,
         started_at=published.started_at if published else None,
         is_published=bool(gpus),
@@ -195,7 +198,9 @@ class Sightings:
 
     def _dated(self, node: PartitionedNode, now: dt.datetime) -> PartitionedNode:
         reported, dated = self._before.get(node.name, (None, None))
-        requested_at = started_at = finished_at = None
+        requested_at = started_at = finished_at = unready_at = None
+        if not node.is_ready:
+            unready_at = (dated and dated.unready_at) or now
         if node.requested_at:
             # Another request does not restart a silent agent's time.
             requested_at = (dated and dated.requested_at) or now
@@ -210,7 +215,11 @@ class Sightings:
             # when. At worst a cooldown is too short or starts now.
             finished_at = min(node.finished_at, now)
         return dataclasses.replace(
-            node, requested_at=requested_at, started_at=started_at, finished_at=finished_at
+            node,
+            requested_at=requested_at,
+            started_at=started_at,
+            finished_at=finished_at,
+            unready_at=unready_at,
         )
 
 
