@@ -206,6 +206,7 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) 
             outcome = run(rig, "all-disabled", by=agent, attempt=2)
 
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
+        assert published(rig) == {gpu.uuid for gpu in rig.gpus}, index
         assert_restored(rig)
     assert failed > 0
 

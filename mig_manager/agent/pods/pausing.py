@@ -33,12 +33,14 @@ def pause(
     listed: _Pods,
     extra_clients: tuple[client_table.ExtraClient, ...] = (),
     *,
+    surveyed: _Pods = (),
     drain_late: Callable[[_Pods], object] = lambda _pods: None,
 ) -> advertising.Paused:
     """Pause the clients that must not see the change, and wait until they have stopped.
 
-    ``listed`` are the node's pods now. ``drain_late`` is called with the node's pods before the
-    DRA driver is paused, while pods with claims can end.
+    ``listed`` are the node's pods now, ``surveyed`` those before our taint, which keeps the
+    successor of a driver away that ended since. ``drain_late`` is called with the node's pods
+    before the DRA driver is paused, while pods with claims can end.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -46,6 +48,7 @@ def pause(
         Superseded: Another layout is requested, or the agent stops.
     """
     pods = tuple(pod for pod in listed if not pod.is_finished)
+    _note_awaited(job, (*surveyed, *pods))
     choose = functools.partial(_choose, pods, plan, extra_clients)
     view = job.deps.node.latest()
     first = _pause(job, functools.partial(choose, is_driver=False), view)
@@ -128,8 +131,6 @@ def _pause(
         names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
         names += [pod.key for pod in pause.to_delete]
         stopped = advertising.owners((*pause.label_managed, *pause.to_delete))
-        deleted = {each.deploy_label for each in advertising.owners(pause.to_delete)}
-        job.journal.note_awaited(job.journal.record.awaited | deleted)
         served: dict[str, Any] = {
             each.entry: True
             for each in advertising.ALL
@@ -154,6 +155,13 @@ def _pause(
     for pod in pause.to_delete:
         job.deps.workloads.delete(pod)
     return pause
+
+
+def _note_awaited(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
+    """Record which programs must serve the node again although no deploy label shows it."""
+    ungated = (p for p in pods if not clients.gated_by((p,), advertising.DEPLOY_LABELS))
+    labels = {each.deploy_label for each in advertising.owners(ungated)}
+    job.journal.note_awaited(job.journal.record.awaited | labels)
 
 
 def _wait_stopped(job: jobs.Job, pause: _Pause) -> _Pods:

@@ -84,6 +84,7 @@ def pause_clients(
         change.plan,
         pods,
         change.extra_clients,
+        surveyed=change.usage.pods,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
         drain_late=lambda listed: pod_drain.run(change.usage, job.cancel, listed),
     )
