@@ -9,8 +9,9 @@ from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
 from mig_manager.cli import registry
 from mig_manager.cli.commands import doctor_examination
-from mig_manager.cli.toolkit import program
+from mig_manager.cli.toolkit import help_pages, program
 from mig_manager.core import model, options
+from mig_manager.kubectl import registry as kubectl_registry
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
@@ -167,6 +168,13 @@ def checks_table(_body: str) -> str:
     return blocks.table(("Check", "OK when", "Remedy"), rows)
 
 
+def plugin_commands(_body: str) -> str:
+    """Return the commands of the kubectl plugin."""
+    of = kubectl_registry.PROGRAM
+    rows = ((f"`{help_pages.usage(of, row.name)}`", row.summary) for row in of.rows)
+    return blocks.table(("Command", "What it does"), rows)
+
+
 def schemas_table(_body: str) -> str:
     """Return the schemas, and what each is of."""
     return blocks.table(
@@ -194,6 +202,7 @@ RENDERERS: Mapping[str, blocks.Renderer] = {
     "partitioner-metrics": functools.partial(metrics_table, of=facts.partitioner_metrics),
     "partitioner-settings": functools.partial(settings_tables, command="partitioner"),
     "phases": phases_table,
+    "plugin-commands": plugin_commands,
     "readme": readme,
     "reasons-in-full": reasons_in_full,
     "schemas": schemas_table,
