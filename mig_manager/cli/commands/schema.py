@@ -1,7 +1,8 @@
 """``mig-manager schema``: the JSON Schemas of answers, annotations and layout files."""
 
-import pkgutil
+import pathlib
 
+import mig_manager
 from mig_manager import errors
 from mig_manager.cli.toolkit import console, settings
 from mig_manager.core import messages, options
@@ -20,14 +21,8 @@ For an editor: docs/config-file.md.
 $ mig-manager schema Plan > plan.json
 For a program that reads 'mig-manager plan -o json'.
 """
-KINDS = (
-    *("Acceptance", "AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
-    *("ClusterCapacity", "ClusterPlan"),
-    *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
-    *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "Replay"),
-    *("RequestAnnotation", "Rollout", "RolloutPreview"),
-    *("Simulation", "Status", "StatusAnnotation", "Validation", "Validations"),
-)
+_FOLDER = pathlib.Path(mig_manager.__file__).parent / "schemas"
+KINDS = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 class Settings(settings.DebugSettings):
@@ -45,6 +40,10 @@ class Settings(settings.DebugSettings):
 def run(chosen: Settings, terminal: console.Console) -> int:
     """Print a schema, or the names of all; UsageError if the name is unknown."""
     name = chosen.schema
+    if not KINDS:
+        raise errors.UsageError(
+            "this source has no schemas; installing generates them", remedy="pip install -e ."
+        )
     if name is None:
         terminal.say("\n".join(KINDS))
         return console.DONE
@@ -53,11 +52,5 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         raise errors.UsageError(
             f"unknown schema {name!r}{hint}", remedy="'mig-manager schema' lists the names."
         )
-    try:
-        schema = pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b""
-    except FileNotFoundError as error:
-        raise errors.UsageError(
-            "this source has no schemas; installing generates them", remedy="pip install -e ."
-        ) from error
-    terminal.say(schema.decode())
+    terminal.say((_FOLDER / f"{name}.json").read_text("utf-8"))
     return console.DONE
