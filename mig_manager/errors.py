@@ -165,7 +165,10 @@ _REMEDIES = {
     Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
     Reason.API_UNAVAILABLE: "Check the connection to the Kubernetes API; the agent retries.",
     Reason.API_ERROR: "Read the message of the Kubernetes API.",
-    Reason.POD_RESOURCES_UNAVAILABLE: "Mount kubelet's pod-resources directory into the agent.",
+    Reason.POD_RESOURCES_UNAVAILABLE: (
+        "Mount kubelet's pod-resources directory into the agent; where kubelet answers, end the "
+        "pods that the message names."
+    ),
     Reason.LOCKED: "Wait for the other manager to finish, or stop it.",
     Reason.FOREIGN_MANAGER: (
         "Run one manager of this node's GPUs: remove the other, or remove the label."

@@ -194,7 +194,11 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
         rig.kubelet.lists_from_s = math.inf
 
     outcome = assert_ends(
-        rig, Reason.POD_RESOURCES_UNAVAILABLE, "kubelet lists no device", "default/spared"
+        rig,
+        Reason.POD_RESOURCES_UNAVAILABLE,
+        "kubelet lists no device",
+        "default/spared",
+        "where kubelet answers, end the pods that the message names",
     )
 
     assert outcome.should_retry

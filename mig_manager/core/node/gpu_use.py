@@ -110,7 +110,8 @@ class Usage:
     def why_incomplete(self) -> str:
         """Why kubelet's answer does not show which pods have which devices; empty if it does.
 
-        A kubelet that starts lists no pod at first, and without its checkpoint no device.
+        A kubelet that starts lists no pod at first, and without its checkpoint no device: then a
+        pod looks the same whether it has devices or never got any.
         """
         if self.no_answer or self.assigned is None:
             return self.no_answer or "kubelet does not answer"
