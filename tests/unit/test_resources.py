@@ -87,13 +87,16 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
     assert why in found if why else not found
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("changed", [frozenset(), frozenset({"GPU-another"})])
 def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
-    changed: frozenset[str],
+    changed: frozenset[str], replicas: int
 ) -> None:
     gpus = samples.balanced()
-    healthy = {GPU: frozenset([*gpus[0].mig_uuids][1:])}
-    node, unregistered = counted({GPU: 3}, {GPU: 4}), counted({GPU: 3})
+    names = ["", *(f"::{number}" for number in range(1, replicas))]
+    healthy = {GPU: frozenset(uuid + n for uuid in [*gpus[0].mig_uuids][1:] for n in names)}
+    shown = {GPU: 3 * replicas}
+    node, unregistered = counted(shown, {GPU: 4 * replicas}), counted(shown)
     assert schedulable.why_not(gpus, healthy, node, changed=changed) == ""
     assert schedulable.why_not(gpus, healthy, node, changed={gpus[0].uuid}) != ""
     assert schedulable.why_not(gpus, healthy, node) != ""

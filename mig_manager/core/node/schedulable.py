@@ -1,5 +1,6 @@
 """Compare the devices that kubelet and the Node offer with the GPUs: can pods get them?"""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
@@ -39,12 +40,13 @@ def why_not(
         is_enough = is_partial and _has_at_least(node, _among(known, changed), strategy)
         return "" if is_enough else _why_not_counted(known, node, strategy, changed)
     devices, ids = _devices(allocatable)
+    registered = _count_registered(known, node.capacity, devices)
     for expected, needed in zip(
         _possible_devices(known, strategy),
         _possible_devices(_among(known, changed), strategy),
         strict=True,
     ):
-        is_registered = _count_registered(known, node.capacity) >= len(expected)
+        is_registered = registered >= len(expected)
         is_known = is_partial or ids <= expected
         if ids == expected or (ids and is_registered and is_known and needed <= ids):
             return "; ".join(
@@ -54,7 +56,7 @@ def why_not(
     sliced, _ = expected_devices(known)
     return (
         f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
-        f"{len(sliced)} are expected{_unhealthy(known, ids, node)}"
+        f"{len(sliced)} are expected{_unhealthy(known, ids, registered)}"
     )
 
 
@@ -102,14 +104,14 @@ def _unreported(
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], node: node_object.NodeView) -> str:
+def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], registered: int) -> str:
     """Name the GPUs whose registered devices kubelet does not list as healthy.
 
     The device plugin marks one device of a GPU unhealthy after a critical Xid, later versions all
     of them (k8s-device-plugin#1929). No version marks a device healthy again before its restart.
     """
     expected, _ = expected_devices(gpus)
-    if not ids <= expected or _count_registered(gpus, node.capacity) < len(expected):
+    if not ids <= expected or registered < len(expected):
         return ""
     unhealthy = {gpu.index: expected_devices((gpu,))[0] - ids for gpu in gpus}
     names = ", ".join(f"{len(each)} of GPU {index}" for index, each in unhealthy.items() if each)
@@ -126,12 +128,12 @@ def is_plugin_stale(
     """Return whether the device plugin does not have the current devices."""
     is_partial = bool(model.unreachable(gpus))
     possible = _possible_devices(gpus, strategy)
-    _, ids = _devices(allocatable or {})
+    devices, ids = _devices(allocatable or {})
     if not (is_partial or any(ids <= expected for expected in possible)):
         return True
     if allocatable is None:
         return bool(why_not(gpus, None, node, strategy=strategy, changed=()))
-    registered = _count_registered(gpus, node.capacity or node.allocatable)
+    registered = _count_registered(gpus, node.capacity or node.allocatable, devices)
     # Only devices that are in one of the two show the plugin's strategy.
     common = frozenset.intersection(*possible)
     likely = [expected for expected in possible if ids & (expected - common)]
@@ -230,8 +232,23 @@ def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[mo
     return tuple(gpu for gpu in gpus if uuids is None or gpu.uuid in uuids)
 
 
-def _count_registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> int:
-    """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while."""
+def _count_registered(
+    gpus: Iterable[model.Gpu],
+    counts: Mapping[str, int],
+    devices: Mapping[str, frozenset[str]],
+) -> int:
+    """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while.
+
+    ``devices`` are the healthy ids by resource, which show the replicas of a shared device.
+    """
     names = resources.supplied(gpus, None)
-    devices = resources.devices_of(counts).items()
-    return sum(count for name, count in devices if resources.base(name) in names)
+    return sum(
+        count // _replicas(devices.get(name, frozenset()))
+        for name, count in resources.devices_of(counts).items()
+        if resources.base(name) in names
+    )
+
+
+def _replicas(ids: frozenset[str]) -> int:
+    """Return how often a resource has each device; an unhealthy replica is not among the ids."""
+    return math.ceil(len(ids) / max(1, len(resources.without_replicas(ids)))) or 1
