@@ -109,6 +109,29 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
 
+MODE_OF_ANOTHER = """
+version: v1
+mig-configs:
+  off-and-three:
+  - {devices: [0], mig-enabled: false}
+  - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1, 1g.5gb: 3}}
+"""
+
+
+@pytest.mark.parametrize("hooks", ["", scenes.HOOKS], ids=["at once", "mode first"])
+def test_the_stage_after_a_mode_change_keeps_the_devices_in_use(hooks: str) -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    rig.hooks.text = hooks
+    used = {gi.placement.start: gi.compute_instances[0].uuid for gi in rig.gpus[1].gpu_instances}
+    for start in (2, 3):
+        rig.add_pod(f"pod-{start}", devices=frozenset({used[start] or ""}))
+
+    assert_ends(rig, Reason.APPLIED, layout="off-and-three", text=MODE_OF_ANOTHER)
+
+    assert {"pod-2", "pod-3"} <= rig.pod_names
+    assert {used[2], used[3]} <= set(rig.gpus[1].mig_uuids)
+
+
 def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: float) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({scenes.device(rig, gpu, profile)})

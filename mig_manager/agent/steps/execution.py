@@ -29,7 +29,9 @@ def execute(
             observed=change.gpus,
             interrupted=interrupted,
             # A GPU lost during the change is verified only if the layout names it.
-            replan=lambda now: change.target.plan(now, restoring=change.restoring),
+            replan=lambda now: change.target.plan(
+                now, restoring=change.restoring, busy=change.usage.device_ids
+            ),
             unrestored=lambda now: change.target.unrestored_snapshots(
                 now, job.journal.entries.snapshot
             ),
