@@ -105,8 +105,10 @@ believe(" ".join(nvml_codes.CHANGES), [IN_USE])
 AGAIN = {
     (function, code)
     for function in (
-        *("nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetGpuInstanceId"),
-        *("nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetComputeInstances"),
+        *("nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetComputeInstanceId"),
+        *("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetGpuInstancePossiblePlacements_v2"),
+        *("nvmlDeviceGetGpuInstances", "nvmlDeviceGetMigDeviceHandleByIndex"),
+        *("nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlGpuInstanceGetComputeInstances"),
         "nvmlGpuInstanceGetInfo",
     )
     for code in (NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED)

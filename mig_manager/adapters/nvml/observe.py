@@ -37,8 +37,14 @@ _CHANGING = EMPTY_INDEX | {pynvml.NVML_ERROR_NOT_SUPPORTED}
 _OF_INSTANCES = frozenset(
     {
         "nvmlComputeInstanceGetInfo_v2",
+        "nvmlDeviceGetComputeInstanceId",
         "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetGpuInstancePossiblePlacements",
+        "nvmlDeviceGetGpuInstanceProfileInfo",
         "nvmlDeviceGetGpuInstances",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetUUID",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
         "nvmlGpuInstanceGetComputeInstances",
         "nvmlGpuInstanceGetInfo",
     }
