@@ -85,9 +85,10 @@ def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -
 
 
 def test_unwritable_answer_and_interrupt_are_no_bugs(shell: Shell) -> None:
-    with pathlib.Path("/dev/full").open("w") as full:
-        assert run(shell, full, "version") == (
-            1,
-            "mig-manager: cannot write the answer: No space left on device\n",
-        )
+    for word in ("version", "--help"):
+        with pathlib.Path("/dev/full").open("w") as full:
+            assert run(shell, full, word) == (
+                1,
+                "mig-manager: cannot write the answer: No space left on device\n",
+            )
     assert run(shell, Raising(KeyboardInterrupt()), "version")[0] == 130

@@ -199,12 +199,17 @@ class Console:
         log.configure(level=level.value, is_json=is_json, stream=self.remarks)
 
     def parsed(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
-        """Parse a command line; None if it requests help, which argparse prints."""
+        """Parse a command line; None if it requests help, which argparse prints.
+
+        Raises:
+            AnswerLostError: The help cannot be written.
+            BrokenPipeError: The reader has ended.
+        """
         try:
             with contextlib.redirect_stdout(self.stdout):
                 return parse()
         except SystemExit:
-            self.stdout.flush()
+            self.write("")  # argparse ignores that its text cannot be written
             return None
 
     def exit_status(
