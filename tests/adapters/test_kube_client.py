@@ -207,15 +207,27 @@ def test_rewritten_kubeconfig_is_read_again_after_a_401(
     assert failure(client.get, "/x").reason is errors.Reason.FORBIDDEN
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{", "contexts: 7\ncurrent-context: a\n"])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "no such file"),
+        ("", "file is empty"),
+        ("{", "while parsing"),
+        ("[]", "not a kubeconfig"),
+        ("a host", "not a kubeconfig"),
+        ("contexts: 7\ncurrent-context: a\n", "not a kubeconfig"),
+        ("contexts: []\ncurrent-context: a\n", "Expected object with name a in"),
+    ],
+)
 def test_a_missing_or_malformed_kubeconfig_is_a_usage_error(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str | None, why: str
 ) -> None:
     path = tmp_path / "config"
     if text is not None:
         path.write_text(text)
     with pytest.raises(errors.UsageError, match=str(path)) as malformed:
         api.KubeApi.connect(kubeconfig=str(path))
+    assert why in malformed.value.message
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(errors.UsageError, match="not in a pod") as nowhere:
         api.KubeApi.connect(kubeconfig=None)

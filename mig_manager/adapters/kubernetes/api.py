@@ -142,7 +142,9 @@ class KubeApi:
                 is_missing = paths and not any(
                     pathlib.Path(p).expanduser().exists() for p in paths
                 )
-                why = "no such file" if is_missing else " ".join(str(error).split()).rstrip(".")
+                # The loader uses what it parsed as it is.
+                text = "not a kubeconfig" if isinstance(error, TypeError) else str(error)
+                why = "no such file" if is_missing else " ".join(text.split()).rstrip(".")
                 raise errors.UsageError(
                     f"no credentials for a Kubernetes API: {where}: {why}; "
                     f"name a kubeconfig with --kubeconfig or KUBECONFIG"
