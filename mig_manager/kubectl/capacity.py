@@ -21,7 +21,7 @@ from mig_manager.kubectl import cluster, settings
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_HEAD = ("NODE", "OBSERVED", "IDLE NOW", "ROOM", "FREE", "STRANDED")
+_HEAD = ("NODE", "OBSERVED", "FREE", "STRANDED", "IDLE NOW", "ROOM")
 _NOT_PUBLISHED = (
     "its agent has not published which instances are in use: it is outdated, has not finished a "
     "run, or got no answer from kubelet"
@@ -248,4 +248,4 @@ def _row(node: NodeCapacity, age: str) -> tuple[str, ...]:
     # Variants with other media engines need the same slices; only JSON lists them.
     plain = {p: n for p, n in node.room.items() if not (p.attributes or p.negated_attributes)}
     fits = profile_name.counted(plain) if plain else "none"
-    return node.name, age, ", ".join(parts) or "none", fits, str(node.free), str(node.stranded)
+    return node.name, age, str(node.free), str(node.stranded), ", ".join(parts) or "none", fits

@@ -67,16 +67,17 @@ def test_capacity_shows_idle_possible_and_stranded_devices(viewer: rig.Viewer) -
     assert shown["busy"] == [
         "busy",
         "7m",
-        "2x 3g.20gb, 1x 2g.10gb, 4x 1g.5gb",
-        "1x 7g.40gb, 1x 4g.20gb, 3x 3g.20gb, 5x 2g.10gb, 7x 1g.10gb, 12x 1g.5gb",
         "14",
         "0",
+        "2x 3g.20gb, 1x 2g.10gb, 4x 1g.5gb",
+        "1x 7g.40gb, 1x 4g.20gb, 3x 3g.20gb, 5x 2g.10gb, 7x 1g.10gb, 12x 1g.5gb",
     ]
-    assert shown["whole"][2:] == ["1x whole GPU", "none", "0", "0"]
+    assert shown["whole"][2:] == ["0", "0", "1x whole GPU", "none"]
     assert shown["silent"] == ["silent", "-", "-", "-", "-", "-"]
     assert shown["all"][1:] == [
+        *shown["busy"][2:4],
         "2x 3g.20gb, 1x 2g.10gb, 4x 1g.5gb, 1x whole GPU",
-        *shown["busy"][3:],
+        shown["busy"][5],
     ]
     # What is not known of some nodes is no good answer.
     assert answer.status == 1
