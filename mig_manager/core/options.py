@@ -235,18 +235,19 @@ def count(
     meaning: str,
     *,
     metavar: str = "NUMBER",
+    least: int = 0,
     most: int = 99999,
     what: str = "whole number",
     default: int = 0,
     **more: Any,
 ) -> Any:
-    """Declare a whole number from 0."""
+    """Declare a whole number; the default may be less than the least that a user can name."""
 
     def parse(value: str) -> int:
         # Checked before the conversion: long numbers take long.
         is_short = len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit()
-        if not is_short or int(value) > most:
-            raise ValueError(f"is not a {what} from 0 to {most}")
+        if not is_short or not least <= int(value) <= most:
+            raise ValueError(f"is not a {what} from {least} to {most}")
         return int(value)
 
     return declared(Option(help=meaning, metavar=metavar, parse=parse, default=default, **more))

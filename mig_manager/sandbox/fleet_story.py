@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.core import bar, messages, model, timestamps
 from mig_manager.core.fleet import node_reports, overview
@@ -23,7 +22,6 @@ SPEC = "2xA100-SXM4-40GB"
 _POOL = "kubernetes.io/os=linux"
 _GUARDED = "gpu-2"
 _ON_DEMAND = "gpu-5"
-_LEAST_NODES = 5
 _AGENT_OPTIONS = ("--custom-layouts", "--drain-timeout-s", "2", "--retry-initial-s", "60")
 _END_TIMEOUT_S = 180.0
 _DRAW_S = 0.2
@@ -38,17 +36,15 @@ def run(
     style: bar.Style,
     is_live: bool,
 ) -> int:
-    """Play the story on ``count`` nodes; return 0 if all checks pass, else 1.
+    """Play the story on ``count`` nodes, at least five; return 0 if all checks pass, else 1.
 
     ``is_live`` shows the nodes all the time, and not only at the end.
 
     Raises:
-        UsageError: The spec is invalid, or the nodes are too few.
+        UsageError: The spec is invalid.
         NotReadyError: A part of the stage did not start.
         Exception: From ``say``.
     """
-    if count < _LEAST_NODES:
-        raise errors.UsageError(f"--nodes takes at least {_LEAST_NODES}, not {count}")
     names = [f"gpu-{number}" for number in range(1, count + 1)]
     stage = stages.Stage(
         options.node,

@@ -227,7 +227,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("apply", "x", "--dry-run", "--skip-reset"), 2, "--dry-run shows no effect"),
         (("status", "--watch", "-o", "json", *SPEC), 2, "--watch shows text"),
         (("support-bundle", *SPEC, "--output-file", "/no/x"), 2, "cannot write /no/x"),
-        (("demo", "--nodes", "3"), 2, "--nodes takes at least 5, not 3"),
+        (("demo", "--nodes", "3"), 2, "'3' is not a number of nodes from 5 to 20"),
     ],
 )
 def test_bad_input_gets_a_message_a_remedy_and_a_status(
@@ -281,6 +281,7 @@ def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
     [
         (("status",), "add --simulate 1xA100-SXM4-40GB."),
         (("plan", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),
+        (("export",), "add --simulate 1xA100-SXM4-40GB."),
         (("apply", "all-disabled"), ""),
         (("validate",), "name a product: --gpu A100-SXM4-40GB."),
         (("generate-config",), "name a product: --gpu A100-SXM4-40GB."),

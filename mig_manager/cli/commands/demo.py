@@ -38,8 +38,9 @@ class Settings(settings.TerminalSettings):
         default_text="8xA100-SXM4-40GB, or 2xA100-SXM4-40GB with --nodes",
     )
     nodes: int = options.count(
-        "simulate a cluster of this many nodes, at least 5: a rollout, its undo, and the "
-        "partitioner; without it one node",
+        "simulate a cluster of this many nodes, 5 to 20: a rollout, its undo, and the partitioner",
+        default_text="one node",
+        least=5,
         most=20,
         what="number of nodes",
     )
