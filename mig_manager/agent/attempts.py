@@ -109,6 +109,8 @@ class Attempts:
             cancel or recovery.Uninterrupted(self._shared.deps),
             retry_after_s=retry_after_s,
         )
+        if request.attempt == 1:
+            self._shared.memory.restarted.clear()
         try:
             try:
                 yield job

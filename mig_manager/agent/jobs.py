@@ -47,6 +47,8 @@ class Memory:
     """UIDs of pods that did not stop by the deadline of an earlier pause."""
     returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
     """Where evicted pods return, over the attempts of one drain."""
+    restarted: set[str] = dataclasses.field(default_factory=set)
+    """Names of the programs with outdated devices that attempts at this request restarted."""
     _removal_refused_s: float = -math.inf
 
     def begin_drain(self) -> None:

@@ -15,6 +15,7 @@ from tests.node.scenes import (
     Killed,
     assert_ends,
     assert_restored,
+    broken,
     busy_node,
     device_at,
     dra_node,
@@ -155,12 +156,21 @@ def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
     assert not [call for call in rig.log if call.startswith("slices")]
 
 
-def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once() -> None:
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once(
+    *, has_failed: bool
+) -> None:
     rig = dra_node()
     seen = starts(rig)
     rig.dra_driver.slices = ()
+    agent = reconciler(rig)
+    if has_failed:
+        rig.refusing["gpus.observe"] = broken("gpus")
+        assert_ends(rig, Reason.NVML_ERROR, layout="all-1g.5gb", by=agent)
+        rig.refusing.clear()
+    attempt = 2 if has_failed else 1
 
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=agent, attempt=attempt)
 
     assert len(seen) == 2
     assert {"low", "high"} <= rig.pod_names

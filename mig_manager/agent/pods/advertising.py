@@ -104,7 +104,7 @@ def is_schedulable(job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
 
 
 def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
-    """Restart advertisers with outdated devices, at the first attempt only.
+    """Restart advertisers with outdated devices, once in all attempts at a request.
 
     Returns:
         The argument of ``wait_schedulable``: their new pods, or pods that are starting.
@@ -112,9 +112,11 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
     pods = job.deps.workloads.list()
     present = find(job, pods, gpus)
     stale: _Pods = ()
-    for each in ALL if job.request.attempt == 1 else ():
+    for each in ALL:
         program_pods = tuple(filter(each.owns, pods))
-        if advertisers.is_any_ready(program_pods) and each.is_stale(job, gpus):
+        may_restart = each.name not in job.memory.restarted
+        if may_restart and advertisers.is_any_ready(program_pods) and each.is_stale(job, gpus):
+            job.memory.restarted.add(each.name)
             stale += program_pods
     delete(job, stale)
     return Paused(programs=present, old_uids=uids(stale))
