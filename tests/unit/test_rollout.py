@@ -138,16 +138,18 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
 
 
 def test_the_live_table_marks_where_it_cuts_a_line() -> None:
-    decision = decided(busy("a"))
+    name = "ip-10-0-12-34.eu-central-1.compute.internal"
+    decision = decided(busy(name))
 
     wide, narrow = (
-        rollout_course.table(decision, "t", style=bar.Style(), size=(columns, 24)).splitlines()[1]
-        for columns in (100, 44)
+        rollout_course.table(decision, "t", style=bar.Style(), size=(columns, 24)).splitlines()
+        for columns in (120, 44)
     )
 
-    assert "…" not in wide
-    assert len(narrow) == 43
-    assert narrow.endswith("…")
+    assert "…" not in "".join(wide)
+    assert name in wide[1]
+    assert [(len(line), line[-1]) for line in narrow] == [(43, "…")] * 2
+    assert "ip-10-0-12-34.eu-cent…  in-progress" in narrow[1]
 
 
 def test_a_failure_pauses_the_others_once_nodes_in_progress_have_ended() -> None:

@@ -279,7 +279,7 @@ def table(
     room = max(1, min(_MOST_ROWS, rows - 4))
     listed = sorted(decision.of(*_LISTED), key=lambda node: _LISTED.index(node.state))
     listed += decision.incomplete
-    lines = [_counts(decision, title)[: columns - 1]]
+    lines = [bar.shortened(_counts(decision, title), columns - 1)]
     lines += [_row(node, style=style, columns=columns) for node in listed[:room]]
     if len(listed) > room:
         lines.append(f"  and {len(listed) - room} more")
@@ -317,8 +317,8 @@ def _outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style)
     ]
     if decision.phase is rollout.RolloutPhase.STALLED:
         lines.append(style.fitted(f"  unavailable: {_named(decision.unavailable)}"))
-    head = [style.fitted(_counts(decision, title)), f"The rollout {_OUTCOMES[decision.phase]}."]
-    return "\n".join([*head, *lines])
+    head = (_counts(decision, title), f"The rollout {_OUTCOMES[decision.phase]}.")
+    return "\n".join([*map(style.fitted, head), *lines])
 
 
 def _data(decision: rollout.RolloutDecision, goal: rollout.Goal) -> "answers.Rollout":
@@ -386,7 +386,7 @@ def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Sty
 
 def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
     state = f"{node.state.value:<11}"
-    name = f"{node.name[:40]:<20}"
+    name = f"{bar.shortened(node.name, columns // 2):<20}"
     message = messages.printable(node.message, " ")
     why = " ".join(filter(None, (_without(node).strip(), node.phase, node.reason, message)))
     minutes, seconds = divmod(int(node.seconds), 60)
