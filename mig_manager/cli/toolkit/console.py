@@ -278,7 +278,8 @@ def rendered(data: Mapping[str, object], output_format: str) -> str:
 
     from mig_manager.core import yaml_tree  # noqa: PLC0415 - loads YAML
 
-    return yaml_tree.dump(data)
+    # Mappings and words of any type become those of JSON.
+    return yaml_tree.dump(json.loads(json.dumps(data)))
 
 
 @contextlib.contextmanager
