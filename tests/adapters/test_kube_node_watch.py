@@ -92,6 +92,7 @@ def test_an_ended_watch_resumes_without_losing_a_change(
     server.break_watches(how)
     label(server, "two")
     follower.wait_for_layout("two")
+    assert how is apiserver.Break.EXPIRE or server.log.count("list", "nodes") == 1
 
 
 def test_after_an_orderly_end_the_watch_goes_on_at_the_last_bookmark(
@@ -158,9 +159,40 @@ def test_a_silent_watch_is_replaced(server: apiserver.ApiServer) -> None:
         follower.wait_for_layout("two")
 
 
-@pytest.mark.parametrize("is_orderly", [True, False])
-def test_a_server_that_ends_each_watch_at_once_causes_backoff(
-    server: apiserver.ApiServer, monkeypatch: pytest.MonkeyPatch, *, is_orderly: bool
+class Pauses(threading.Event):
+    """Records the pauses of a watch instead of making them, and stops it after some."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        if len(self.seconds) == self._number:
+            self.set()
+        return self.is_set()
+
+
+REFUSED_LISTS = apiserver.Fault(verb="list", status=403, times=7)
+REFUSED_WATCHES = apiserver.Fault(verb="watch", status=503, times=None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "steady_s", "longest_s"),
+    [
+        pytest.param(REFUSED_LISTS, 0.0, [1, 2, 4, 8, 16, 30, 30, 1, 1], id="then steady watches"),
+        pytest.param(REFUSED_WATCHES, 0.0, [1, 2, 4], id="refused watches"),
+        pytest.param(None, 10.0, [1, 2, 4], id="watches that end at once"),
+    ],
+)
+def test_pauses_grow_until_a_steady_watch_and_are_half_random(
+    server: apiserver.ApiServer,
+    kube: FaultyApi,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: apiserver.Fault | None,
+    steady_s: float,
+    longest_s: list[float],
 ) -> None:
     opened = FaultyApi.watch
 
@@ -169,16 +201,19 @@ def test_a_server_that_ends_each_watch_at_once_causes_backoff(
         stream.interrupt()
         return stream
 
-    if is_orderly:
-        monkeypatch.setattr(FaultyApi, "watch", end_at_once)
-    else:
-        server.inject(apiserver.Fault(verb="watch", status=503, times=None))
-    begun_s = time.monotonic()
-    pauses = timing.Backoff(first_s=0.1, max_s=60, factor=2.0)
-    with following(server, times=watch.Times(pauses=pauses)):
-        waiting.until(lambda: server.log.count("watch", "nodes") >= 3)
-        # Before the third one are the pauses after two failures, at half of their length.
-        assert time.monotonic() - begun_s >= (0.1 + 0.2) / 2
+    monkeypatch.setattr(FaultyApi, "watch", end_at_once)
+    monkeypatch.setattr(watch, "_chance", lambda: 0.5)
+    if fault is not None:
+        server.inject(fault)
+    backoff = timing.Backoff(first_s=1, max_s=30, factor=2.0)
+    times = watch.Times(steady_s=steady_s, pauses=backoff)
+    stop = Pauses(len(longest_s))
+    node_watch = watch.NodeWatch(kube, name="n1", on_node=lambda _: None, stop=stop, times=times)
+    node_watch.start()
+    waiting.until(stop.is_set)
+    node_watch.end()
+
+    assert stop.seconds == [0.75 * each for each in longest_s]
 
 
 def test_listener_error_keeps_the_watch_and_delivers_the_node_again(
