@@ -50,9 +50,8 @@ class Attempts:
     def forget_request(self) -> None:
         """Record that nothing is requested: the next layout is always a new request."""
         before = self.record
-        self._record = dataclasses.replace(
-            requests.NONE, awaited=before.awaited, repairs=gpu_repair.ended(before.repairs)
-        )
+        repairs = gpu_repair.postponed(before.repairs, self._shared.deps.clock.unix_s())
+        self._record = dataclasses.replace(requests.NONE, awaited=before.awaited, repairs=repairs)
         self._shared.publisher.save_on_host(self._record)
 
     def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> bool:

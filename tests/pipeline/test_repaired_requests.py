@@ -77,6 +77,20 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
     assert scenes.has_layout(rig, repairs.OTHER)
 
 
+def test_a_repair_that_a_removed_label_prevented_may_begin_at_once() -> None:
+    rig = repairs.faulty_node()
+    agent = repairs.agent_of(rig)
+    repairs.request_other(rig, agent)
+    agent.rest()
+    assert repairs.resets(rig) == 0
+
+    assert repairs.request_other(rig, agent).should_retry
+    outcome = repairs.request_other(rig, agent, attempt=2)
+
+    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert repairs.resets(rig) == 1
+
+
 def test_a_failed_layout_runs_again_once_another_program_has_reset_the_gpu() -> None:
     rig = repairs.faulty_node()
     rig.is_unschedulable = True
