@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from mig_manager.sandbox.driver import state_file, states, transitions
+from testkit import nvml_faults
 
 _MODULE = "testkit.nvidia_smi"
 _OTHER = 255
@@ -57,7 +58,7 @@ def answer(arguments: Sequence[str] | None = None) -> tuple[int, str]:
     act.add_argument("-r", "--gpu-reset", action="store_true")
     act.add_argument("-pm", "--persistence-mode", choices=["0", "1"])
     options = parser.parse_args(arguments)
-    state = state_file.SharedState(options.state)
+    state = nvml_faults.SharedState(options.state)
     try:
         chosen = _chosen(state, options.id)
         if options.persistence_mode:

@@ -14,7 +14,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.sandbox.driver import calls, library, state_file, states, transitions
@@ -101,6 +101,18 @@ class SharedState(state_file.SharedState):
         """Arm a fault; its calls count from now."""
         armed = ArmedFault(fault=fault)
         self._edit_instruments(lambda it: dataclasses.replace(it, faults=(*it.faults, armed)))
+
+    def reset_gpus(self, indices: Sequence[int]) -> transitions.ResetResult:
+        """Reset GPUs; also ends the faults for which they require a reset."""
+        code = states.Code.RESET_REQUIRED
+
+        def recovered(it: Instruments) -> Instruments:
+            kept = (a for a in it.faults if a.fault.code != code or a.fault.gpu not in indices)
+            return dataclasses.replace(it, faults=tuple(kept))
+
+        result = super().reset_gpus(indices)
+        self._edit_instruments(recovered)
+        return result
 
     def clear_faults(self) -> None:
         """Disarm all faults and drop their counters."""

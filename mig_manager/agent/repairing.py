@@ -10,7 +10,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, jobs, outcomes, run, settings
+from mig_manager.agent import attempts, jobs, outcomes, remembering, run, settings
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests
@@ -96,13 +96,19 @@ def decide(
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    faulty = tuple(gpu for gpu in gpus if gpu.awaits_reset)
-    if not faulty or shared.limits.repair is not settings.Repair.RESET:
+    if shared.limits.repair is not settings.Repair.RESET:
+        return NOTHING
+    remembered, unknown = remembering.remember(shared.deps, gpus)
+    faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
+    if not (faulty or unknown):
         return NOTHING
     if shared.deps.reset is None:
         why = "the agent may not reset GPUs"
     why = why or _left_to_others(shared)
-    ready, waiting = [], []
+    ready = []
+    waiting = [
+        (f"GPU {gpu.index}", unknown) for gpu in gpus.unreachable if unknown and gpu.requires_reset
+    ]
     for gpu in faulty:
         reason = (
             gpu_repair.why_impossible(gpu)

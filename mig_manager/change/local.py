@@ -310,14 +310,18 @@ def save_layout(
     Returns:
         Why it cannot be written; empty if it was.
     """
-    snapshot = tuple(gpu.snapshot for gpu in gpus)
+    snapshot, inventory = tuple(gpu.snapshot for gpu in gpus), tuple(gpus)
     if gpus.unreachable:
         # An invalid saved layout is replaced.
         with contextlib.suppress(ValueError, errors.ConfigError):
             if (text := store.read()) is not None:
-                snapshot += gpus.missing(journals.VerifiedLayout.from_json(text).snapshot)
+                saved = journals.VerifiedLayout.from_json(text)
+                lost = {gpu.uuid for gpu in gpus.missing(saved.snapshot)}
+                snapshot += tuple(gpu for gpu in saved.snapshot if gpu.uuid in lost)
+                if saved.boot_id == boot_id:
+                    inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
     verified = journals.VerifiedLayout(
-        config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot
+        config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot, gpus=inventory
     )
     try:
         store.save(verified.to_json())

@@ -206,7 +206,7 @@ class Transaction:
         is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
         try:
             after = observed.updated(self.gpus.execute(plan, observed))
-            return (self._repair(plan, after), True) if is_repair else (after, False)
+            return (self._repair(plan, observed), True) if is_repair else (after, False)
         except errors.GpuInUseError:
             raise
         except errors.HardwareError as error:
@@ -241,8 +241,16 @@ class Transaction:
         return observed.updated(self.gpus.observe().only(plan.gpu_uuids))
 
     def _repair(self, plan: steps.Plan, observed: Observed) -> Observed:
-        uuids = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair)
-        faulty = self.gpus.observe().only(uuids)
+        uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair}
+        remembered = {gpu.uuid: gpu for gpu in observed.only(uuids) if gpu.is_remembered}
+        now = self.gpus.observe()
+        # One that answers again has been reset by a person, and may have new pods.
+        silent = [
+            remembered[gpu.uuid]
+            for gpu in now.unreachable
+            if gpu.requires_reset and gpu.uuid in remembered
+        ]
+        faulty = (*now.only(uuids - remembered.keys()), *silent)
         if self.reset is not None and faulty:
             self.reset.reset(faulty, self.note_persistence, is_repair=True)
         return self._observe_again(plan, observed)

@@ -256,6 +256,8 @@ class Gpu:
     virtualization: Virtualization = Virtualization.NONE
     recovery_action: RecoveryAction | None = dataclasses.field(default=None, compare=False)
     """None: this driver does not report it. Not compared, because no plan depends on it."""
+    is_remembered: bool = False
+    """Whether it is unreachable, and this is how it was when its layout was verified."""
 
     @property
     def needs_recovery(self) -> bool:
@@ -317,6 +319,15 @@ class UnreachableGpu:
     code: int | None  # the NVML return value; None: no error, but an invalid answer
     message: str
     recovery_action: RecoveryAction | None = None  # None: not reported
+
+    @property
+    def requires_reset(self) -> bool:
+        """Whether the driver answers that it requires a reset, and requests nothing else."""
+        return self.reason is errors.Reason.GPU_NEEDS_RESET and self.recovery_action in (
+            None,
+            RecoveryAction.NONE,
+            RecoveryAction.GPU_RESET,
+        )
 
     def identified(self, last: Gpu) -> "UnreachableGpu":
         """Return it with the identity from an earlier observation."""

@@ -103,6 +103,7 @@ class FakeHost(fake_cluster.Port):
         if self._rig.resets.need_persistence_off:
             note_persistence([gpu.uuid for gpu in gpus], is_on=False)
             self._rig.resets.without_persistence |= {gpu.uuid for gpu in gpus}
+        silent = {gpu.uuid for gpu in gpus} & self._rig.driver.lost
         self._rig.called("host.reset")
         if self._rig.resets.need_persistence_off and self.restore_persistence(gpus):
             note_persistence([gpu.uuid for gpu in gpus], is_on=True)
@@ -110,6 +111,8 @@ class FakeHost(fake_cluster.Port):
             raise errors.HostError(self._rig.resets.refusal, reason=errors.Reason.RESET_REQUIRED)
         chosen = {gpu.uuid for gpu in gpus}
         assert not self._rig.resets.only or chosen == self._rig.resets.only
+        if self._rig.resets.action_after is model.RecoveryAction.NONE:
+            self._rig.driver.lost -= silent
         self._rig.gpus = tuple(
             dataclasses.replace(
                 gpu,

@@ -18,7 +18,7 @@ def of_plan(
 
 
 def seen_of(gpus: Iterable[model.Gpu], lost: Collection[str]) -> model.ObservedGpus:
-    """Return GPUs as they are observed where some have fallen off the bus."""
+    """Return GPUs as they are observed where some do not answer."""
     each = tuple(gpus)
     return model.ObservedGpus(
         (gpu for gpu in each if gpu.uuid not in lost),
@@ -37,15 +37,18 @@ def with_action(
 
 
 def unreachable(gpu: model.Gpu) -> model.UnreachableGpu:
-    """Return a GPU that has fallen off the bus, as the driver reports it."""
+    """Return a GPU that requires a reset or has fallen off the bus, as the driver reports it."""
+    reason, code, answer = errors.Reason.GPU_LOST, 15, "GPU is lost"
+    if gpu.awaits_reset:
+        reason, code, answer = errors.Reason.GPU_NEEDS_RESET, 16, "GPU requires reset"
     return model.UnreachableGpu(
         index=gpu.index,
         uuid=gpu.uuid,
         pci_address=gpu.pci_address,
         pci_device_id=gpu.pci_device_id,
-        reason=errors.Reason.GPU_LOST,
-        code=15,
-        message="nvmlDeviceGetHandleByIndex answered 'GPU is lost'",
+        reason=reason,
+        code=code,
+        message=f"nvmlDeviceGetHandleByIndex answered '{answer}'",
     )
 
 

@@ -116,7 +116,7 @@ class Driver:
     """NVIDIA's driver."""
 
     lost: set[str] = dataclasses.field(default_factory=set)
-    """UUIDs of GPUs that have fallen off the bus."""
+    """UUIDs of GPUs that have fallen off the bus, or require a reset if they await one."""
     clients: str = ""
     """What uses the instances that a plan destroys; empty: no process does."""
     mode_waits: bool = False

@@ -18,6 +18,18 @@ def faulty_node(*indices: int) -> fakes.NodeRig:
     return rig
 
 
+def stuck_node() -> fakes.NodeRig:
+    """Return a busy node with a verified layout, whose GPU 0 now answers only to a reset."""
+    rig = scenes.busy_node()
+    rig.resets.are_available = True
+    scenes.run(rig, LAYOUT, by=agent_of(rig))
+    break_gpus(rig, 0)
+    rig.driver.lost.add(rig.gpus[0].uuid)
+    rig.log.clear()
+    rig.events.clear()
+    return rig
+
+
 def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 

@@ -63,6 +63,29 @@ def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> 
     assert [each.recovery_action for each in after] == [0, 0]
 
 
+def test_a_gpu_that_answers_nothing_is_repaired_by_a_restarted_agent(stage: RepairStage) -> None:
+    state = nvml_faults.SharedState(stage.state_file)
+    stage.assert_ends("all-1g.6gb")
+    stage.run_pods([(f"pod-{n}", "nvidia.com/mig-1g.6gb", {}) for n in range(8)])
+    gpus, before = stage.gpus.observe(), stage.devices_by_pod()
+    stage.stop_agent()
+    state.add_fault(
+        nvml_faults.Fault(
+            function="nvmlDeviceGet[AMNPV]*", gpu=1, count=None, code=states.Code.RESET_REQUIRED
+        )
+    )
+    assert [gpu.uuid for gpu in stage.gpus.observe().unreachable] == [gpus[1].uuid]
+    stage.start_agent()
+
+    stage.wait_for_repair()
+
+    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.6gb": 8}, "all devices")
+    assert [gpu.snapshot for gpu in stage.gpus.observe()] == [gpu.snapshot for gpu in gpus]
+    kept = {name for name, ids in before.items() if ids and ids <= {*gpus[0].mig_uuids}}
+    assert kept == stage.workloads().keys()
+    assert len(kept) == 4
+
+
 @pytest.fixture
 def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[systemd_rig.StandIn]:
     """A stand-in for systemd, as the settings file of the agent's unit names it."""

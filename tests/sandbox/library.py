@@ -141,6 +141,7 @@ class _Server:
         state: pathlib.Path,
         alterations: Mapping[str, nvml_faults.Alteration],
     ) -> None:
+        self._path = folder / "nvml.sock"
         self._state = state
         self._alterations = alterations
         self._lock = threading.Lock()
@@ -150,7 +151,7 @@ class _Server:
         self._listener = socket.socket(socket.AF_UNIX)
         # A path to a socket may have 107 bytes; one through a descriptor always fits.
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        self._listener.bind(f"/proc/self/fd/{descriptor}/nvml.sock")
+        self._listener.bind(f"/proc/self/fd/{descriptor}/{self._path.name}")
         os.close(descriptor)
         self._listener.listen(64)
         threading.Thread(target=self._accept, name="nvml-library", daemon=True).start()
@@ -160,6 +161,7 @@ class _Server:
         # To close a socket does not wake the thread that accepts; to shut it down does.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._path.unlink()
         with self._lock:
             for connection in self._connections:
                 with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, served_layouts
+from mig_manager.agent import jobs, remembering, served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.planner import planner
@@ -123,6 +123,7 @@ def resolve(job: jobs.Job) -> Target:
     """Return the GPUs to repair, or else the requested layout.
 
     Raises:
+        ClusterError: The pods of a GPU to repair are not known.
         ConfigError: The file or annotation cannot be read or is invalid.
         HardwareError: The GPUs must be known, and none can be observed.
         LayoutError: The layout or the annotation does not exist.
@@ -131,7 +132,13 @@ def resolve(job: jobs.Job) -> Target:
 
 
 def _resolve_repair(job: jobs.Job) -> Repair:
-    gpus, uuids = observe(job), job.request.repairs
+    gpus, unknown = remembering.remember(job.deps, observe(job))
+    uuids = job.request.repairs
+    if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
+        raise errors.ClusterError(
+            f"the pods of {messages.listed([*map(str, lost)])} are not known: {unknown}",
+            reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+        )
     snapshots = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
     return Repair(before=(*snapshots.values(), *now), observed=gpus)

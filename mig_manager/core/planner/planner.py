@@ -195,7 +195,8 @@ def _plan_gpu(
 
 
 def _reset(gpu: model.Gpu) -> steps.GpuPlan:
-    emptied = _build(gpu, search.GpuDecision(), None)
+    # The instances of a remembered GPU have no valid ids, and end with the reset.
+    emptied = None if gpu.is_remembered else _build(gpu, search.GpuDecision(), None)
     return steps.GpuPlan(
         gpu_uuid=gpu.uuid,
         gpu_index=gpu.index,

@@ -1,7 +1,7 @@
 """GPUs as JSON: snapshots in the journal, and the published inventory of a node.
 
 Profiles are identified by name, since a driver update may change ids. Instance ids and MIG UUIDs
-are omitted: they cannot be restored.
+are omitted, because they cannot be restored; only the inventory on the host has the UUIDs.
 """
 
 import dataclasses
@@ -119,6 +119,11 @@ def _compute_instance(number: int, row: Sequence[Any]) -> model.ComputeInstance:
 
 def to_json(gpus: Sequence[model.Gpu]) -> str:
     """Return the annotation's value: one line, the same for the same GPUs."""
+    return json.dumps(to_inventory(gpus), separators=(",", ":"))
+
+
+def to_inventory(gpus: Sequence[model.Gpu], *, has_devices: bool = False) -> dict[str, Any]:
+    """Return plain data; ``has_devices``: with the UUIDs of MIG devices, valid until a reboot."""
     models: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for gpu, snapshot in zip(gpus, to_data([gpu.snapshot for gpu in gpus]), strict=True):
@@ -141,6 +146,8 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
         }
         if gpu.needs_recovery and gpu.recovery_action:
             place["recovery"] = gpu.recovery_action.value
+        if has_devices:
+            place["devices"] = [device.uuid for device in gpu.devices]
         rows.append(place | snapshot)
     data: dict[str, Any] = {"version": VERSION, "models": models, "gpus": rows}
     unreachable = [
@@ -158,7 +165,7 @@ def to_json(gpus: Sequence[model.Gpu]) -> str:
     ]
     if unreachable:
         data["unreachable"] = unreachable
-    return json.dumps(data, separators=(",", ":"))
+    return data
 
 
 def _profile_row(info: model.GpuInstanceProfile) -> list[Any]:
@@ -177,7 +184,12 @@ def _profile_row(info: model.GpuInstanceProfile) -> list[Any]:
 def from_json(text: str) -> model.ObservedGpus:
     """Parse the annotation's value; ValueError if it is invalid, or of another version."""
     with json_text.decoding("a list of GPUs"):
-        data = json_text.parse_object(text)
+        return from_inventory(json_text.parse_object(text))
+
+
+def from_inventory(data: Mapping[str, Any]) -> model.ObservedGpus:
+    """Parse the data of ``to_inventory``; ValueError if they are invalid."""
+    with json_text.decoding("a list of GPUs"):
         if data["version"] != VERSION:
             raise ValueError("from a version this program does not know")
         kinds = [_model(each) for each in _list(data["models"])]
@@ -248,9 +260,30 @@ def _gpu(
         pci_address=_text(row["pci"]),
         current_mode=snapshot.current_mode,
         pending_mode=snapshot.pending_mode,
-        gpu_instances=snapshot.gpu_instances,
+        gpu_instances=_with_devices(snapshot.gpu_instances, row.get("devices")),
         recovery_action=_recovery_action(row.get("recovery")),
         **kinds[_number(row["model"])],
+    )
+
+
+def _with_devices(
+    instances: tuple[model.GpuInstance, ...], uuids: object
+) -> tuple[model.GpuInstance, ...]:
+    """Return the instances with the UUIDs of their devices, if these are known."""
+    if uuids is None:
+        return instances
+    texts = [None if uuid is None else _text(uuid) for uuid in _list(uuids)]
+    if len(texts) != sum(len(gi.compute_instances) for gi in instances):
+        raise ValueError("a UUID for each device is missing")
+    in_order = iter(texts)
+    return tuple(
+        dataclasses.replace(
+            gi,
+            compute_instances=tuple(
+                dataclasses.replace(ci, uuid=next(in_order)) for ci in gi.compute_instances
+            ),
+        )
+        for gi in instances
     )
 
 

@@ -4,7 +4,8 @@ A repair is a request of the agent itself, with the right to evict that the owne
 (``--repair reset``). It is kept in the record of the node's request, so that a restart neither
 forgets a repair under way nor shortens the pause after it.
 
-Only ``GPU_RESET`` is repaired: the driver runs no new work before the reset (``nvml.h``).
+Only ``GPU_RESET`` is repaired, and a GPU that answers ``NVML_ERROR_RESET_REQUIRED``: the driver
+runs no new work before the reset (``nvml.h``).
 ``DRAIN_AND_RESET`` is not, because running processes are not affected. GPUs with NVLink are reset
 alone since Ampere, the first architecture with MIG; on an NVSwitch system of Ampere only with
 Fabric Manager, else ``nvidia-smi`` refuses and names the others (``nvidia-smi(1)``,

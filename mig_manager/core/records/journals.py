@@ -5,6 +5,7 @@ The journal is the agent's undo stack: each member is something to restore or to
 ``boot`` keep the same journal in a file, next to the last verified layout.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -267,6 +268,8 @@ class VerifiedLayout:
     boot_id: str  # the boot in which it was verified
     snapshot: tuple[model.GpuSnapshot, ...]
     """All GPUs of the node, even if the layout does not select them."""
+    gpus: tuple[model.Gpu, ...] = ()
+    """The same GPUs, with the UUIDs of their devices in that boot, as far as known."""
 
     def to_json(self) -> str:
         """Return the text to keep."""
@@ -277,6 +280,7 @@ class VerifiedLayout:
                 "configHash": self.config_hash,
                 "bootId": self.boot_id,
                 "snapshot": gpu_codec.to_data(self.snapshot),
+                "inventory": gpu_codec.to_inventory(self.gpus, has_devices=True),
             },
             indent=1,
         )
@@ -287,11 +291,16 @@ class VerifiedLayout:
         data = json_text.parse_object(text)
         if data.get("version") != VERIFIED_VERSION:
             raise ValueError("not a layout kept by a version this program knows")
+        gpus: tuple[model.Gpu, ...] = ()
+        # Only a repair needs them, and a boot restores the layout without them.
+        with contextlib.suppress(ValueError):
+            gpus = gpu_codec.from_inventory(data.get("inventory", {}))
         return VerifiedLayout(
             config=str(data.get("config", "")),
             config_hash=str(data.get("configHash", "")),
             boot_id=str(data.get("bootId", "")),
             snapshot=gpu_codec.from_data(data.get("snapshot")),
+            gpus=gpus,
         )
 
 

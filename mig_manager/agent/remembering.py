@@ -1,0 +1,64 @@
+"""Remember GPUs that answer nothing before a reset, so that a repair knows their pods.
+
+The driver lists neither their instances nor the UUIDs of their devices. Both are saved on the host
+with each verified layout, and UUIDs are valid until the next boot.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from mig_manager import errors
+from mig_manager.agent.pods import survey
+from mig_manager.core import messages, model, ports
+from mig_manager.core.records import journals
+
+
+def remember(deps: ports.Dependencies, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
+    """Return the GPUs, with those that require a reset as they were when last verified.
+
+    None is remembered if any pod may use one of them and is not known to: an instance that another
+    program has created since would have such pods.
+
+    Returns:
+        The GPUs, and why GPUs that require a reset are not remembered, as part of a sentence.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    if not any(gpu.requires_reset for gpu in gpus.unreachable):
+        return gpus, ""
+    if others := [str(gpu) for gpu in gpus.unreachable if not gpu.requires_reset]:
+        return gpus, f"the pods of {messages.listed(others)} are not known either"
+    verified = _verified_gpus(deps)
+    if unknown := [str(gpu) for gpu in gpus.unreachable if gpu.uuid not in verified]:
+        return gpus, f"no layout was verified for {messages.listed(unknown)} since the boot"
+    remembered = [
+        dataclasses.replace(
+            verified[gpu.uuid],
+            index=gpu.index,
+            recovery_action=model.RecoveryAction.GPU_RESET,
+            is_remembered=True,
+        )
+        for gpu in gpus.unreachable
+    ]
+    every = model.ObservedGpus(sorted((*gpus, *remembered), key=lambda gpu: gpu.index))
+    usage = survey.report_usage(deps, every, has_processes=False)
+    if usage.why_incomplete:
+        return gpus, usage.why_incomplete
+    ids = {uuid for gpu in remembered for uuid in (gpu.uuid, *gpu.mig_uuids)}
+    users = usage.users(ids, extra_clients=survey.extra_clients(deps))
+    if uncertain := [pod for pod in users if usage.why_uncertain(pod)]:
+        return gpus, f"pods may use it: {usage.named(uncertain)}"
+    return every, ""
+
+
+def _verified_gpus(deps: ports.Dependencies) -> Mapping[str, model.Gpu]:
+    """Return the GPUs of the layout that was verified since the boot, by UUID."""
+    try:
+        text = deps.boot_layout.read() if deps.boot_layout else None
+        verified = None if text is None else journals.VerifiedLayout.from_json(text)
+    except (ValueError, errors.ConfigError):
+        return {}
+    if verified is None or verified.boot_id != deps.boot_id:
+        return {}
+    return {gpu.uuid: gpu for gpu in verified.gpus}

@@ -1,0 +1,179 @@
+"""GPUs that answer nothing before a reset: remembered from the verified layout, and repaired."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager.agent import drift
+from mig_manager.core import model
+from mig_manager.core.records import journals
+from tests.node import fakes, gpu_values, scenes
+from tests.pipeline import repairs
+
+
+def test_a_gpu_that_answers_nothing_is_reset_after_its_pods_are_evicted() -> None:
+    rig = repairs.stuck_node()
+    before = rig.gpus
+
+    outcome = repairs.serve(rig)
+
+    assert outcome.state is model.State.SUCCESS
+    assert not outcome.gpus.unreachable
+    assert repairs.resets(rig) == 1
+    assert "affected" not in rig.pod_names
+    assert "spared" in rig.pod_names
+    assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+    assert {step.gpu_uuid for step in rig.driver.executed} == {before[0].uuid}
+    assert {"GpuRepairBegun", "Draining", "GpuRepaired"} <= set(rig.events)
+    scenes.assert_restored(rig)
+
+
+def test_a_killed_repair_of_a_silent_gpu_is_finished_by_the_next_agent() -> None:
+    for _index, rig, before in scenes.kills(repairs.stuck_node, repairs.serve):
+        rig.clock.wait(5)
+        repairs.serve(rig)
+        assert repairs.resets(rig) in (1, 2)
+        assert not rig.driver.lost
+        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+        assert "spared" in rig.pod_names
+        scenes.assert_restored(rig)
+
+
+def reboot(rig: fakes.NodeRig) -> None:
+    rig.host.boot_id = "boot-2"
+
+
+def forget(rig: fakes.NodeRig) -> None:
+    rig.host.boot_layouts.clear()
+
+
+def downgrade(rig: fakes.NodeRig) -> None:
+    data = json.loads(rig.host.boot_layouts[-1])
+    del data["inventory"]
+    rig.host.boot_layouts.append(json.dumps(data))
+
+
+def spoil_inventory(rig: fakes.NodeRig) -> None:
+    data = json.loads(rig.host.boot_layouts[-1])
+    data["inventory"]["gpus"][0]["devices"].pop()
+    rig.host.boot_layouts.append(json.dumps(data))
+    assert journals.VerifiedLayout.from_json(rig.host.boot_layouts[-1]).snapshot
+
+
+def spoil(rig: fakes.NodeRig) -> None:
+    rig.host.boot_layouts.append("{")
+
+
+def add_unknown_device(rig: fakes.NodeRig) -> None:
+    rig.add_pod("late", devices=frozenset({"MIG-00000000-0000-0000-0000-000000000000"}))
+
+
+def add_foreign_id(rig: fakes.NodeRig) -> None:
+    rig.add_pod("late", devices=frozenset({"nvidia0/gi7"}))
+
+
+def lose_another(rig: fakes.NodeRig) -> None:
+    rig.driver.lost.add(rig.gpus[1].uuid)
+
+
+def silence_kubelet(rig: fakes.NodeRig) -> None:
+    rig.kubelet.is_silent = True
+
+
+def forget_devices(rig: fakes.NodeRig) -> None:
+    rig.kubelet.assigned = dict.fromkeys(rig.kubelet.assigned, frozenset())
+
+
+UNVERIFIED = "no layout was verified for GPU 0"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        (reboot, UNVERIFIED),
+        (forget, UNVERIFIED),
+        (downgrade, UNVERIFIED),
+        (spoil_inventory, UNVERIFIED),
+        (spoil, UNVERIFIED),
+        (add_unknown_device, "default/late (no GPU has its device, so it may use any)"),
+        (add_foreign_id, "default/late (its device ids are not UUIDs)"),
+        (lose_another, "are not known either"),
+        (silence_kubelet, "no socket"),
+        (forget_devices, "kubelet lists no device of a running pod"),
+    ],
+)
+def test_a_silent_gpu_whose_pods_are_not_known_is_not_reset(
+    prepare: Callable[[fakes.NodeRig], None], why: str
+) -> None:
+    rig = repairs.stuck_node()
+    prepare(rig)
+    pods = rig.pod_names
+
+    repairs.serve(rig)
+    repairs.serve(rig)
+
+    assert repairs.resets(rig) == 0
+    assert rig.pod_names == pods
+    assert not {"workloads.evict", "workloads.delete"} & set(rig.log)
+    assert why in repairs.message(rig)
+
+
+def test_devices_that_became_unknown_after_the_decision_evict_no_pod() -> None:
+    rig = repairs.stuck_node()
+    agent = repairs.agent_of(rig)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    add_unknown_device(rig)
+    pods = rig.pod_names
+
+    scenes.run(rig, repairs.LAYOUT, by=agent)
+
+    assert (repairs.resets(rig), rig.pod_names) == (0, pods)
+    assert "GpuRepairFailed" not in rig.events
+    assert not rig.has_hold_taint
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
+
+
+def test_a_reset_that_leaves_the_gpu_silent_is_a_failed_repair() -> None:
+    rig = repairs.stuck_node()
+    rig.resets.action_after = model.RecoveryAction.GPU_RESET
+
+    repairs.serve(rig)
+    repairs.serve(rig)
+
+    assert repairs.resets(rig) == 1
+    assert "GpuRepairFailed" in rig.events
+    assert "another begins at" in repairs.message(rig)
+    assert "spared" in rig.pod_names
+    scenes.assert_restored(rig)
+
+
+def test_devices_of_an_earlier_boot_are_not_remembered() -> None:
+    rig = repairs.stuck_node()
+    agent = repairs.agent_of(rig)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    data = json.loads(rig.host.boot_layouts[-1]) | {"bootId": "boot-0"}
+    rig.host.boot_layouts.append(json.dumps(data))
+
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
+
+    assert UNVERIFIED in repairs.message(rig)
+
+
+def test_a_gpu_that_a_person_resets_during_the_drain_is_not_reset_again() -> None:
+    rig = repairs.stuck_node()
+    before = rig.gpus
+
+    def recover() -> None:
+        if "workloads.evict" in rig.log and rig.driver.lost:
+            rig.driver.lost.clear()
+            rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
+
+    rig.on_call = recover
+    outcome = repairs.serve(rig)
+
+    assert outcome.state is model.State.SUCCESS
+    assert repairs.resets(rig) == 0
+    assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
+    scenes.assert_restored(rig)
