@@ -175,6 +175,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
     [
         (("--simulate", "H100", "status"), 2, "belongs after the command"),
         (("--simulate=H100", "status"), 2, "belongs after the command"),
+        (("-o", "json", "status"), 2, "-o belongs after the command: mig-manager COMMAND -o"),
         (("frobnicate",), 3, "unknown command 'frobnicate'"),
         (("aply",), 3, "did you mean 'apply'?"),
         (("help", "aply"), 3, "did you mean 'apply'?"),
@@ -338,7 +339,8 @@ def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
     assert "create it with --simulate" in missing.err
     assert "NVIDIA A100-SXM4-80GB" in answer.out
     assert "NVIDIA A30" in answer.out
-    assert answer.err.count("GPUs are simulated") == 1
+    unknown = shell("apply", "x", *state)
+    assert [each.err.count("GPUs are simulated") for each in (answer, unknown)] == [1, 1]
     assert "simulated" not in answer.out
     # A state file holds one node.
     assert shell("status", *state).status == 0

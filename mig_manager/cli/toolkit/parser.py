@@ -68,9 +68,10 @@ def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:
 def _refuse_early(of: program.Program, before: Sequence[str]) -> None:
     """Raise UsageError for an option of a command that stands before the command."""
     leading = {flag for each in of.options_of() for flag in each.flags}
-    flags = [word.partition("=")[0] for word in before]
-    for flag in (each for each in flags if each.startswith("--") and each not in leading):
-        if any(flag in each.flags for row in of.rows for each in of.options_of(row.name)):
+    for flag in (word.partition("=")[0] for word in before):
+        if flag not in leading and any(
+            flag in each.flags for row in of.rows for each in of.options_of(row.name)
+        ):
             raise errors.UsageError(f"{flag} belongs after the command: {of.name} COMMAND {flag}")
 
 
