@@ -19,17 +19,22 @@ _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 
 
 class GpuAccess:
-    """The adapters of one command."""
+    """The adapters of one command.
+
+    Raises:
+        UsageError: The simulated GPUs cannot be prepared.
+        ConfigError: The file of a capture cannot be read.
+    """
 
     def __init__(self, chosen: gpu_settings.GpuSettings, terminal: console.Console) -> None:
         self.settings = chosen
         self._terminal = terminal
+        prepare_simulation(chosen.gpus, terminal.note)
 
     def gpus(self) -> ports.Gpus:
         """Return the GPUs for reading, in this process, which is fastest."""
         from mig_manager.adapters.nvml import gpus as nvml_gpus
 
-        prepare_simulation(self.settings.gpus, self._terminal.note)
         if self.settings.gpus.simulate_state is not None:
             from mig_manager.sandbox.driver import library
 
@@ -54,7 +59,6 @@ class GpuAccess:
         from mig_manager.adapters.nvml import client as nvml_worker
         from mig_manager.sandbox.driver import worker as simulated_worker
 
-        prepare_simulation(self.settings.gpus, self._terminal.note)
         chosen = self.settings
         command = nvml_worker.worker_command(
             library_path=chosen.gpus.library_path,

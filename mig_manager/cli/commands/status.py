@@ -52,10 +52,8 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
     here = gpus.GpuCommand(chosen, terminal)
     if chosen.simulated_event:
-        from mig_manager.cli.commands import gpu_access
         from mig_manager.sandbox.driver import events
 
-        gpu_access.prepare_simulation(chosen.gpus, terminal.note)
         events.play(chosen.simulated_event, chosen.gpus.simulate_state)
     if not chosen.is_watched:
         result = plans.Status(gpus=here.gpus().observe())
