@@ -1,5 +1,7 @@
 """The partitioner beside NVIDIA's DRA driver, and in clusters that know no claims."""
 
+from collections.abc import Callable
+
 import pytest
 
 from mig_manager.core.node import device_classes
@@ -14,16 +16,23 @@ def is_usable(rig: Rig, replica_index: int = 0) -> bool:
     return cluster.is_current and all(not node.unusable for node in cluster.nodes())
 
 
-def test_node_of_the_dra_driver_gets_devices_for_plain_limits(rig: Rig) -> None:
+@pytest.mark.parametrize("last", ["class", "slice"])
+def test_node_of_the_dra_driver_gets_devices_for_plain_limits(rig: Rig, last: str) -> None:
     rig.by_claims.add("n1")
     rig.add_node()
-    rig.publish_devices("n1")
+    publish: dict[str, Callable[[], None]] = {
+        "class": lambda: rig.add_classes("3g.20gb"),
+        "slice": lambda: rig.publish_devices("n1"),
+    }
+    publish_last = publish.pop(last)
+    (publish_first,) = publish.values()
+    publish_first()
     own = rig.replica()
     rig.add_pods("p1", profile="3g.20gb")
     rig.pass_time(SOON_S, own)
     assert own.kube.patches == []
 
-    rig.add_classes("3g.20gb")
+    publish_last()
     waiting.until(lambda: is_usable(rig), "the devices of the node")
     rig.pass_time(SOON_S, own)
     assert len(own.kube.patches) == 1
