@@ -240,7 +240,7 @@ def table(result: Capacity, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *remarks])
 
 
-def _row(node: NodeCapacity, age: str) -> tuple[str, ...]:
+def _row(node: NodeCapacity, age: str) -> tables.Row:
     if not node.gpus:
         return node.name, age, "-", "-", "-", "-"
     parts = [profile_name.counted(node.devices)] if node.devices else []

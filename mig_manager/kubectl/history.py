@@ -152,7 +152,7 @@ def last_run(past: History, *, style: bar.Style) -> list[str]:
     return ["\n".join(table)] if moments else []
 
 
-def _row(moment: cluster_reader.Moment) -> tuple[str | tuple[str, bar.Tone], ...]:
+def _row(moment: cluster_reader.Moment) -> tables.Row:
     what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
     tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
     return timestamps.show(moment.at) or "-", (what, tone), moment.message

@@ -59,7 +59,7 @@ def test_export_writes_a_document_that_assert_accepts(shell: Shell, layouts: str
 
     wide = shell("status", "-o", "wide", *SPEC).out
     assert "MIG-" in wide
-    assert wide.count("3g.20gb          4:4") + wide.count("3g.20gb          0:4") == 2
+    assert wide.count("3g.20gb  4:4") + wide.count("3g.20gb  0:4") == 2
     for extra in ((), ("-o", "json")):
         exported = shell("export", "-l", "now", *extra, *SPEC)
         answer = shell("assert", "now", "-f", "-", *SPEC, stdin=exported.out)

@@ -90,7 +90,7 @@ _TONES: Mapping[Verdict, bar.Tone] = {
 
 def table(report: Report, *, style: bar.Style) -> str:
     """Return the findings for people, with remedies below the problems."""
-    rows: list[Sequence[str | tuple[str, bar.Tone]]] = []
+    rows: list[tables.Row] = []
     for check, finding in report.findings:
         # Names from the API and from processes must not control the terminal.
         found, remedy = (messages.printable(text, " ") for text in (finding.text, finding.remedy))

@@ -190,19 +190,14 @@ def _affected(result: plans.Planned, style: bar.Style) -> str:
 
 def _instances(gpu: model.Gpu, style: bar.Style) -> list[str]:
     """Return the table of instances for ``-o wide``."""
-    head = f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"
-    lines = [style.fitted(head, further="      ")]
-    # A terminal of 80 columns has room for a UUID if the profiles are short.
-    wide = 16 if style.columns is None else 12
-    row = f"    {{:>3}} {{:>3}}  {{:<{wide}}} {{:<9}}  {{}}"
-    if gpu.gpu_instances:
-        lines.append(row.format("GI", "CI", "profile", "placement", "MIG UUID"))
+    title = f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"
+    rows: list[tables.Row] = []
     for gi in gpu.gpu_instances:
-        place = str(gi.placement)
-        if not gi.compute_instances:
-            lines.append(row.format(gi.instance_id, "-", str(gi.profile), place, "-"))
-        lines += [
-            row.format(gi.instance_id, ci.instance_id, str(ci.profile), place, ci.uuid or "-")
+        number, place = str(gi.instance_id), str(gi.placement)
+        rows += [
+            (number, str(ci.instance_id), str(ci.profile), place, ci.uuid or "-")
             for ci in gi.compute_instances
-        ]
-    return [style.fitted(line, further="              ") for line in lines]
+        ] or [(number, "-", str(gi.profile), place, "-")]
+    head = ("GI", "CI", "PROFILE", "PLACEMENT", "MIG UUID")
+    lines = tables.columns(head, rows, style=style, margin="    ") if rows else []
+    return [style.fitted(title, further="      "), *lines]

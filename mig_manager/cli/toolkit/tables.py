@@ -5,14 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages
 
+Row = Sequence[str | tuple[str, bar.Tone]]
+"""Cells of a table: a text, or a text and its tone."""
 _GAP = "  "
 _LEAST_LAST = 40  # columns to wrap the last cell beside others; with fewer, it gets its own line
 
 
 def columns(
-    head: Sequence[str], rows: Iterable[Sequence[str | tuple[str, bar.Tone]]], *, style: bar.Style
+    head: Sequence[str], rows: Iterable[Row], *, style: bar.Style, margin: str = ""
 ) -> list[str]:
-    """Return the lines of a table; a cell is a text, or a text and its tone.
+    """Return the lines of a table beside a margin; a head without a text has no line.
 
     If the table is wider than the terminal, every row continues on further lines, indented: the
     columns stay aligned, and words whole.
@@ -22,10 +24,12 @@ def columns(
         for row in (head, *rows)
     ]
     widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
+    room = style.table_width or sum(widths) + len(_GAP) * len(widths) + len(margin)
+    folds = _folded(widths, room - len(margin))
     lines = []
     for row in table:
-        indent = ""
-        for fold in _folded(widths, style.table_width or sum(widths) + len(_GAP) * len(widths)):
+        indent = margin
+        for fold in folds:
             cells = [_lines(row[at][0], width) for at, width in fold.items()]
             for texts in filter(any, itertools.zip_longest(*cells, fillvalue="")):
                 padded = [
@@ -33,7 +37,7 @@ def columns(
                     for text, (at, width) in zip(texts, fold.items(), strict=True)
                 ]
                 lines.append(f"{indent}{_GAP.join(padded)}".rstrip())
-            indent = _GAP
+            indent = margin + _GAP
     return lines
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 _MOST_EXPLAINED = 12
 _MOST_COLUMNS = 16
 _MOST_ROWS = 24  # a longer table has no layouts for other GPUs
-_GLYPH_COUNT = 6  # characters of a glyph and a count, with the gap before it
-_PRODUCT_COLUMN = 4  # characters, with the gap before it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +80,8 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     if len(result.layouts) > _MOST_ROWS:
         shown = tuple(name for name in result.layouts if not _is_for_others(result, name))
         drawn = dataclasses.replace(result, layouts=shown)
-    width = max((len(name) for name in drawn.layouts), default=0)
-    most = _MOST_COLUMNS
-    if style.table_width is not None:
-        most = min(most, (style.table_width - width) // _PRODUCT_COLUMN)
-    draw = _by_layout if len(result.products) > most else _by_product
-    lines = [*draw(drawn, width, style), ""]
+    draw = _by_layout if len(result.products) > _MOST_COLUMNS else _by_product
+    lines = [*draw(drawn, style), ""]
     fits = {
         result.verdicts[name, product].fit for name in drawn.layouts for product in result.products
     }
@@ -156,28 +150,25 @@ def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
         yield "-o json explains them all"
 
 
-def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
-    numbers = range(1, len(result.products) + 1)
-    for number, name in zip(numbers, result.products, strict=True):
+def _by_product(result: validate.Validated, style: bar.Style) -> Iterable[str]:
+    for number, name in enumerate(result.products, start=1):
         yield style.fitted(f"  {number:>2}  {name}")
     yield ""
-    yield " ".join([" " * width, *(f"{number:>3}" for number in numbers)])
-    for layout in result.layouts:
-        fits = [result.verdicts[layout, product].fit for product in result.products]
-        yield " ".join([layout.ljust(width), *(f"  {_glyph(fit, style)}" for fit in fits)])
+    rows: list[tables.Row] = [
+        (layout, *(_FITS[result.verdicts[layout, each].fit][:2] for each in result.products))
+        for layout in result.layouts
+    ]
+    yield from tables.columns(("", *map(str, range(1, number + 1))), rows, style=style)
 
 
-def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
-    """Yield how many products every layout fits, if a line has no room for all products."""
+def _by_layout(result: validate.Validated, style: bar.Style) -> Iterable[str]:
+    """Yield how many products every layout fits, if they are too many for columns."""
+    rows: list[tables.Row] = []
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
-        counts = [f"{_glyph(fit, style)} {fits.count(fit)}" for fit in _FITS if fit in fits]
-        name = layout.ljust(width)
-        room = _GLYPH_COUNT * len(counts)
-        if style.table_width is not None and width + room > style.table_width:
-            # Painted text cannot be wrapped: the counts go on their own line.
-            name = f"{style.fitted(layout)}\n "
-        yield f"{name}  {'  '.join(counts)}"
+        counts = [(fits.count(fit), glyph, tone) for fit, (glyph, tone, _) in _FITS.items()]
+        rows.append((layout, *((f"{glyph} {n}" if n else "", tone) for n, glyph, tone in counts)))
+    return tables.columns([""] * (1 + len(_FITS)), rows, style=style)
 
 
 def _summed_up(result: validate.Validated, style: bar.Style) -> str:
@@ -191,8 +182,3 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
             "Some layouts do not fit all of these GPUs; use --must-fit to treat this as an error."
         )
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
-
-
-def _glyph(fit: validate.Fit, style: bar.Style) -> str:
-    glyph, tone, _ = _FITS[fit]
-    return style.paint(style.plain(glyph), tone)
