@@ -169,7 +169,7 @@ def test_history_is_bounded_but_an_open_watch_never_falls_out_of_it(
 def test_hundred_watchers_need_no_thread_and_are_forgotten(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
-    threads_before = threading.active_count()
+    threads_before, listeners_before = threading.active_count(), len(server.store._listeners)
     watches = [watch(f"fieldSelector=metadata.name%3Dn{index}") for index in range(100)]
     assert threading.active_count() == threads_before
     server.create(*(apirig.a_node(f"n{index}") for index in range(100)))
@@ -178,6 +178,7 @@ def test_hundred_watchers_need_no_thread_and_are_forgotten(
     for each in watches:
         each.close()
     waiting.until(lambda: server.watch_count == 0)
+    assert len(server.store._listeners) == listeners_before
 
 
 def test_stopping_the_server_ends_watches_and_stalled_requests(
