@@ -10,8 +10,8 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.cli.toolkit import console, tables
-from mig_manager.core import bar, messages, model, picture, profile_name, timestamps
+from mig_manager.cli.toolkit import console
+from mig_manager.core import bar, messages, model, picture, profile_name, tables, timestamps
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room

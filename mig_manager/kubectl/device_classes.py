@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import console, tables
+from mig_manager.cli.toolkit import console
 from mig_manager.cli.toolkit.settings import OutputFormat
-from mig_manager.core import bar, model
+from mig_manager.core import bar, model, tables
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import device_classes
 from mig_manager.kubectl import cluster, settings

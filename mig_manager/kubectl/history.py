@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import console, tables
-from mig_manager.core import bar, timestamps
+from mig_manager.cli.toolkit import console
+from mig_manager.core import bar, tables, timestamps
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.records import status as run_status
 from mig_manager.kubectl import cluster, settings

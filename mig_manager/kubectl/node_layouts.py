@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import console, tables
-from mig_manager.core import bar, model, picture
+from mig_manager.cli.toolkit import console
+from mig_manager.core import bar, model, picture, tables
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import console, gpu_report, tables
+from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.cli.toolkit import settings as toolkit_settings
-from mig_manager.core import bar, messages, model, options
+from mig_manager.core import bar, messages, model, options, tables
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import layouts, validate
 from mig_manager.core.node import resources, well_known

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import console, gpu_report, tables
+from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.cli.toolkit import settings as toolkit_settings
-from mig_manager.core import bar, gpu_answers, messages, options, picture, timestamps
+from mig_manager.core import bar, gpu_answers, messages, options, picture, tables, timestamps
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.node import resources
 from mig_manager.kubectl import cluster, history, settings

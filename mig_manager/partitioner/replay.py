@@ -9,10 +9,10 @@ import dataclasses
 import datetime as dt
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import answers, bar, messages, model, profile_name, timestamps
+from mig_manager.core import answers, bar, messages, model, profile_name, tables, timestamps
 from mig_manager.core.fleet import decisions, partitioned, past_pods, simulated_cluster
 from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import simulation
@@ -20,6 +20,7 @@ from mig_manager.partitioner import simulation
 PARTITIONER = "partitioner"
 PRESENT = "present layouts"
 REAL = "as it was"
+_WAITS = ("PLACED", "MEAN WAIT", "95 %")  # columns of every table
 _MOST_ROWS = 8  # in the text, besides these three
 _MOST_GROUPS = 12
 _LONGEST_RECHECK_S = 300.0
@@ -119,17 +120,16 @@ class Report:
     def text(self, style: bar.Style) -> str:
         """Return the report for people; lines fit the style's width."""
         decided, present, *others = self.rows
-        blocks = [
-            style.wrapped(self._scope()),
-            "\n".join(map(style.fitted, _table([decided, present, *others[: _MOST_ROWS + 1]]))),
-        ]
+        shown = _table([decided, present, *others[: _MOST_ROWS + 1]])
+        head = ("LAYOUTS", *_WAITS, "CHANGES", "REFUSED", "TAINTED")
+        parts = [[style.wrapped(self._scope())], tables.columns(head, shown, style=style)]
         for title, by_decision, by_present in (
             ("PROFILES", decided.by_profile, present.by_profile),
             ("NAMESPACE", decided.by_namespace, present.by_namespace),
         ):
-            blocks.append(
-                "\n".join(map(style.fitted, _group_table(title, by_decision, by_present)))
-            )
+            groups = _groups(by_decision, by_present)
+            parts.append(tables.columns((title, *_WAITS, PRESENT.upper()), groups, style=style))
+        blocks = ["\n".join(lines) for lines in parts]
         if self.unmet:
             unmet = self.unmet[:_MOST_GROUPS]
             blocks.append(simulation.pod_list("No node can serve", unmet, style))
@@ -382,34 +382,28 @@ def _with_layouts(
     return changed
 
 
-def _table(rows: Iterable[Row]) -> list[str]:
-    lines = [f"{'LAYOUTS':<24}{'PLACED':>16}{'MEAN WAIT':>12}{'95 %':>10}{'CHANGES':>9}"]
-    lines[0] += f"{'REFUSED':>9}{'TAINTED':>10}"
+def _table(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
     for row in rows:
         waits, result = row.waits, row.result
-        placed = f"{waits.placed} of {waits.pods}"
-        line = f"{row.name:<24}{placed:>16}{_span(waits.mean_s):>12}{_span(waits.p95_s):>10}"
+        costs = ("", "", "")
         if result and result.decisions:
-            line += f"{result.changes:>9}{result.refused:>9}{_span(result.tainted_s):>10}"
-        lines.append(line)
-    return lines
+            costs = (str(result.changes), str(result.refused), _span(result.tainted_s))
+        placed = f"{waits.placed} of {waits.pods}"
+        yield row.name, placed, _span(waits.mean_s), _span(waits.p95_s), *costs
 
 
-def _group_table(
-    title: str, by_decision: Mapping[str, Waits], by_present: Mapping[str, Waits]
-) -> list[str]:
-    """Return the waits by group, the largest group first, beside those of present layouts."""
-    lines = [f"{title:<24}{'PLACED':>16}{'MEAN WAIT':>12}{'95 %':>10}   {PRESENT.upper()}"]
+def _groups(
+    by_decision: Mapping[str, Waits], by_present: Mapping[str, Waits]
+) -> Iterator[Sequence[str]]:
+    """Yield the waits by group, the largest group first, beside those of present layouts."""
     ordered = sorted(by_decision, key=lambda key: (-by_decision[key].pods, key))
     for key in ordered[:_MOST_GROUPS]:
-        decided, other = by_decision[key], by_present[key]
-        lines.append(
-            f"{key:<24}{f'{decided.placed} of {decided.pods}':>16}{_span(decided.mean_s):>12}"
-            f"{_span(decided.p95_s):>10}   {other.placed} placed, mean {_span(other.mean_s)}"
-        )
+        waits, other = by_decision[key], by_present[key]
+        placed = f"{waits.placed} of {waits.pods}"
+        present = f"{other.placed} placed, mean {_span(other.mean_s)}"
+        yield key, placed, _span(waits.mean_s), _span(waits.p95_s), present
     if len(ordered) > _MOST_GROUPS:
-        lines.append(f"and {len(ordered) - _MOST_GROUPS} more")
-    return lines
+        yield f"and {len(ordered) - _MOST_GROUPS} more", "", "", "", ""
 
 
 def _span(seconds: float | None) -> str:

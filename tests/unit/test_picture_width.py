@@ -6,8 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.cli.toolkit import tables
-from mig_manager.core import bar, model, picture
+from mig_manager.core import bar, model, picture, tables
 from mig_manager.core.planner import planner
 from tests.unit import drawn_gpus, samples
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import mig_manager
 from mig_manager.cli.commands import acceptance_course
-from mig_manager.cli.toolkit import tables
-from mig_manager.core import bar, messages
+from mig_manager.core import bar, messages, tables
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages
 from mig_manager.core.acceptance import survey as surveys

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.cli.toolkit import tables
-from mig_manager.core import bar, messages
+from mig_manager.core import bar, messages, tables
 
 if TYPE_CHECKING:
     from mig_manager.core import answers

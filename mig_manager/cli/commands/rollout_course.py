@@ -14,8 +14,8 @@ from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_settings
-from mig_manager.cli.toolkit import console, settings, tables
-from mig_manager.core import bar, messages, node_settings
+from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import bar, messages, node_settings, tables
 from mig_manager.core.fleet import listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config, layouts

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.cli.toolkit import tables
-from mig_manager.core import bar, messages, yaml_tree
+from mig_manager.core import bar, messages, tables, yaml_tree
 from mig_manager.core.layout import layouts, validate
 
 if TYPE_CHECKING:
