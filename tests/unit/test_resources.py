@@ -353,6 +353,26 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
     } == lost
 
 
+@pytest.mark.parametrize(
+    ("asked", "capacity", "least"),
+    [
+        (2, {"nvidia.com/mig-3g.20gb": 2}, 1),
+        (7, {"nvidia.com/mig-3g.20gb": 8}, 1),
+        (4, {"nvidia.com/mig-3g.20gb": 8}, 0),
+        (4, {"nvidia.com/mig-3g.20gb": 0, "nvidia.com/mig-3g.20gb.shared": 8}, 0),
+        (2, {}, 1),
+    ],
+)
+def test_shared_devices_are_in_use_by_as_many_pods_as_they_have_replicas(
+    asked: int, capacity: dict[str, int], least: int
+) -> None:
+    plan = planner.plan(NODE, {NODE[0].uuid: samples.want({"1g.5gb": 2, "2g.10gb": 1})})
+    asks = {"mig-3g.20gb": asked}
+    mixed = strategies.Strategy.MIXED
+    (loss,) = resources.losses(plan, NODE, [pod("a", asks)], strategy=mixed, capacity=capacity)
+    assert (loss.ending, loss.least) == (1, least)
+
+
 @pytest.mark.parametrize("product", ["a100-sxm4-40gb", "a30", "h100-sxm5-80gb"])
 def test_the_devices_of_a_layout_are_known_before_a_node_has_it(product: str) -> None:
     first, changed, last = (hardware.template(hardware.find(product), i) for i in range(3))

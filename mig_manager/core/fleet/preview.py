@@ -178,7 +178,9 @@ def _affected(
     """
     requesting = [pod for pod in pods if not clients.is_device_plugin(pod)]
     strategy = node.strategy or _likely_strategy(node)
-    losses = resources.losses(planned.plan, planned.gpus, requesting, strategy=strategy)
+    losses = resources.losses(
+        planned.plan, planned.gpus, requesting, strategy=strategy, capacity=node.view.capacity
+    )
     claims: tuple[str, ...] = ()
     if planned.mode_changes or any(
         isinstance(step, steps.DestroyComputeInstance) for step in planned.plan.steps

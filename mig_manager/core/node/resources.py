@@ -7,6 +7,8 @@ knows. So the API gives certainty only if all devices of a kind are in use, or a
 import collections
 import dataclasses
 import functools
+import math
+import types
 from collections.abc import Iterable, Mapping
 
 from mig_manager.core import model, profile_name, steps
@@ -148,6 +150,7 @@ class Loss:
 
     kind: DeviceKind
     ending: int
+    replicas: int = 1  # how many pods can share one
 
     @property
     def is_total(self) -> bool:
@@ -157,7 +160,8 @@ class Loss:
     @property
     def least(self) -> int:
         """How many devices in use are destroyed even if unused ones go first."""
-        return max(0, self.kind.requested - max(0, self.kind.count - self.ending))
+        in_use = math.ceil(self.kind.requested / self.replicas)
+        return max(0, in_use - max(0, self.kind.count - self.ending))
 
 
 def kinds(
@@ -189,9 +193,14 @@ def losses(
     pods: Iterable[pod_object.Pod],
     *,
     strategy: strategies.Strategy | None,
+    capacity: Mapping[str, int] = types.MappingProxyType({}),
 ) -> tuple[Loss, ...]:
-    """Return the kinds of devices that a plan for these GPUs destroys and pods request."""
+    """Return the kinds of devices that a plan for these GPUs destroys and pods request.
+
+    ``capacity`` is the node's, which counts a device once for each replica.
+    """
     known = tuple(gpus)
+    most = {base(name): count for name, count in devices_of(capacity).items()}
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
@@ -201,7 +210,11 @@ def losses(
             destroyed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
             ending.update(_names([step.profile for step in destroyed], strategy))
     return tuple(
-        Loss(kind=kind, ending=ending[kind.resource])
+        Loss(
+            kind=kind,
+            ending=ending[kind.resource],
+            replicas=max(1, most.get(kind.resource, 0) // kind.count),
+        )
         for kind in kinds(known, pods, strategy=strategy)
         if ending[kind.resource] and kind.pods
     )
