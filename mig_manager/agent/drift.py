@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
-from mig_manager.agent.pods import device_plugin, survey
+from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
 from mig_manager.core.node import node_object
@@ -150,6 +150,9 @@ def act(
     memory = dataclasses.replace(memory, is_drifted=not is_active, failed_checks=0)
     if memory.is_drifted:
         return _handle_drift(job, observation, is_new=not was_drifted), memory
+    if was_drifted and advertising.find_stale(job, job.deps.workloads.list(), observation.gpus):
+        # A plugin or driver that began in between has other devices, and a run restarts it.
+        return Action.HEAL, memory
     if was_drifted or was_unknown:
         # The layout is active again, and this agent did not apply it.
         job.deps.telemetry.drift_found(is_drifted=False)

@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model
-from mig_manager.core.node import well_known
+from mig_manager.core.node import schedulable, well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes, swept_scenes
 from tests.node.scenes import assert_ends
@@ -62,6 +62,20 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     agent.check_drift(LAYOUT, ended)
     assert rig.labels[well_known.STATE_LABEL] == "success"
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+
+
+def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -> None:
+    rig, agent, ended = node_at_rest()
+    served = rig.schedulable
+    before = tamper(rig)
+    rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+    agent.check_drift(LAYOUT, ended)
+
+    rig.gpus = before
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+
+    assert rig.schedulable == served
 
 
 def test_on_request_a_drift_is_healed() -> None:

@@ -103,6 +103,17 @@ def is_schedulable(job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
     return not _missing(job, Paused(programs=find(job, pods, gpus)), gpus, pods)
 
 
+def find_stale(
+    job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu]
+) -> tuple[advertisers.Advertiser, ...]:
+    """Return the advertisers with a ready pod and outdated devices."""
+    return tuple(
+        each
+        for each in ALL
+        if advertisers.is_any_ready(filter(each.owns, pods)) and each.is_stale(job, gpus)
+    )
+
+
 def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
     """Restart advertisers with outdated devices, once in all attempts at a request.
 
@@ -112,12 +123,10 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
     pods = job.deps.workloads.list()
     present = find(job, pods, gpus)
     stale: _Pods = ()
-    for each in ALL:
-        program_pods = tuple(filter(each.owns, pods))
-        may_restart = each.name not in job.memory.restarted
-        if may_restart and advertisers.is_any_ready(program_pods) and each.is_stale(job, gpus):
+    for each in find_stale(job, pods, gpus):
+        if each.name not in job.memory.restarted:
             job.memory.restarted.add(each.name)
-            stale += program_pods
+            stale += tuple(filter(each.owns, pods))
     delete(job, stale)
     return Paused(programs=present, old_uids=uids(stale))
 
