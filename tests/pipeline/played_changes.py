@@ -15,11 +15,13 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import fakes, scenes
+from tests.node import fakes, gpu_values, scenes
 from tests.pipeline import custom_requests
 
 _MOST_ATTEMPTS = 8
 _PAUSE_S = 5.0
+_CHECK_PAUSE_S = 60.0
+"""Between drift checks; longer than kubelet restarts, and shorter than any pause of repairs."""
 _REPAIR_PAUSE_S = 1000.0
 """Longer than the first pause after a failed repair."""
 _LIMITS = {
@@ -80,6 +82,17 @@ NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
 
+def silent_node() -> fakes.NodeRig:
+    """Return a node whose GPU 0 answers nothing before a reset."""
+    rig = faulty_node()
+    gpus = rig.gpus
+    rig.gpus = gpu_values.with_action(gpus, model.RecoveryAction.NONE, 0)
+    scenes.run(rig, "all-balanced", by=scenes.reconciler(rig, limits=_LIMITS))
+    rig.gpus = gpus
+    rig.driver.lost.add(gpus[0].uuid)
+    return rig
+
+
 def faulty_node() -> fakes.NodeRig:
     """The first GPU of a busy node awaits a reset."""
     rig = scenes.busy_node()
@@ -127,6 +140,13 @@ CHANGES: Mapping[str, Change] = {
     ),
     "repair": Change(
         faulty_node,
+        "all-balanced",
+        was="all-balanced",
+        evicted=frozenset({"affected"}),
+        is_repair=True,
+    ),
+    "repair of a silent GPU": Change(
+        silent_node,
         "all-balanced",
         was="all-balanced",
         evicted=frozenset({"affected"}),
@@ -236,7 +256,8 @@ class Play:
     ) -> bool:
         if not self.change.is_repair:
             return False
-        for pause_s in (0.0, _REPAIR_PAUSE_S):
+        is_silent = bool(self.rig.driver.lost)
+        for pause_s in (0.0, *([_CHECK_PAUSE_S] if is_silent else []), _REPAIR_PAUSE_S):
             is_faulty = any(gpu.awaits_reset for gpu in self.rig.gpus)
             if not is_faulty or asked != self.requested:
                 break
@@ -245,7 +266,9 @@ class Play:
             if agent.check_drift(self.layout, outcome, self.custom) is drift.Action.REPAIR:
                 return True
             present = {name for uid, name in self.pods.items() if uid in self.rig.pods}
-            if "affected" in present and asked == self.requested:
+            # Which pods use a silent GPU may be known only at the next check.
+            is_early = is_silent and not pause_s
+            if "affected" in present and asked == self.requested and not is_early:
                 self.problems.append("a repair that evicted no pod pauses")
         return False
 
