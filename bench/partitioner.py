@@ -3,8 +3,9 @@
     python -m bench.partitioner [--nodes 4 40] [--trace openb.csv] [--results docs/results]
 
 The simulation is ``core/fleet/simulated_cluster.py``: pure, seeded, without API server. Rows:
-``ours`` and the best fixed layout under the default scheduler and a packing one, ``all-balanced``,
-placement in no time (first-fit, and with least fragmentation), and a bound for any scheduler.
+``ours``, prepared for likely pods or not, the best fixed layout and ``all-balanced``, each under
+the default scheduler and a packing one; placement in no time (first-fit, and with least
+fragmentation); and a bound for any scheduler.
 ``--trace`` is a file ``openb_pod_list_*.csv`` of Alibaba's cluster-trace-gpu-v2023; without it a
 synthetic sample with the same marginals is drawn. ``bench.partitioner_day`` plays one day on a
 real API server.
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--nodes", nargs="*", type=int, default=[4], help="of 8 GPUs each")
     parser.add_argument("--mixes", nargs="*", choices=names, default=names)
     parser.add_argument("--loads", nargs="*", type=float, default=[0.5, 0.75, 0.9, 1.0])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trace", type=pathlib.Path, help="openb_pod_list_*.csv")
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner.json")
     chosen = parser.parse_args()
@@ -126,9 +127,11 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
     balanced = {tuple((str(sizes[name]), count) for name, count in _BALANCED.items()): gpus}
     best = day_layouts.best_fixed(jobs, gpus=gpus, end_s=_DAY_S, product=product)
     limits = decisions.PartitionerLimits()
+    unprepared = decisions.PartitionerLimits(prepare_for_s=0.0)
     for scheduler in simulated_cluster.Scheduler:
         for name, layouts, changes in (
             ("ours", balanced, limits),
+            ("ours, not prepared", balanced, unprepared),
             ("best fixed", best, None),
             ("all-balanced", balanced, None),
         ):

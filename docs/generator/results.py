@@ -163,24 +163,18 @@ def load_table(_body: str) -> str:
     if not found:
         return _NOTHING
     about, *cells = found
-    _, *earlier = entries("partitioner-before") or ({},)
-    before = {_cell(entry): entry["rows"]["ours, packed"] for entry in earlier}
     head = (
-        *("Pods", "Load", "Best fixed", "**Partitioner**", "Before", "Default scheduler"),
-        *("First-fit", "7g placed: fixed, partitioner, first-fit"),
+        *("Pods", "Load", "Best fixed", "**Partitioner**", "Not prepared"),
+        *("Default scheduler", "First-fit", "7g placed: fixed, partitioner, first-fit"),
     )
-    rows = (tuple(_by_load(entry, before.get(_cell(entry)))) for entry in cells)
+    rows = (tuple(_by_load(entry)) for entry in cells)
     return (
         f"Mean waits in seconds, with standard errors, of {about['seeds']} simulated hours each, "
         f"on 32 A100.\n\n{blocks.table(head, rows)}"
     )
 
 
-def _cell(entry: Entry) -> Sequence[object]:
-    return tuple(entry[key] for key in ("product", "nodes", "mix", "load"))
-
-
-def _by_load(entry: Entry, before: Entry | None) -> Iterable[str]:
+def _by_load(entry: Entry) -> Iterable[str]:
     rows = entry["rows"]
     fixed, ours, first = (
         rows[name] for name in ("best fixed, packed", "ours, packed", "first-fit")
@@ -189,8 +183,8 @@ def _by_load(entry: Entry, before: Entry | None) -> Iterable[str]:
     yield f"{entry['load']:.0%}"
     for row in (fixed, ours):
         yield f"{row['mean_s']:.1f} ± {row['error_s']:.1f}"
-    yield f"{before['mean_s']:.1f}" if before else ""
-    yield f"{rows['ours, spread']['mean_s']:.1f}"
+    for name in ("ours, not prepared, packed", "ours, spread"):
+        yield f"{rows[name]['mean_s']:.1f}"
     yield f"{first['mean_s']:.1f}"
     yield ", ".join(f"{row['placed_7g']:.0%}" for row in (fixed, ours, first))
 

@@ -205,6 +205,7 @@ class Partitioner:
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
         nodes, pending = self._observe(began_s, now)
+        likely = self._likely(began_s)
         decision = partitioning.decide(
             nodes,
             pending,
@@ -213,7 +214,7 @@ class Partitioner:
             history=self._term.history,
             base=self._base_of(nodes),
             cache=self._term.cache,
-            expected=self._cluster.arrivals.expected(began_s, self._settings.limits.prepare_for_s),
+            expected=likely,
         )
         took_s = self._clock.monotonic() - began_s
         self._telemetry.count_decision()
@@ -236,8 +237,7 @@ class Partitioner:
         self._telemetry.set_pending(decision, withheld=withheld)
         has_refused = any(node.refused for node in nodes)
         is_unreported = self._term.recommended.is_unreported
-        limits = self._settings.limits
-        acts_at_rest = limits.merge_back_after_s or limits.prepare_for_s
+        acts_at_rest = likely or self._settings.limits.merge_back_after_s
         is_at_rest = not (pending or has_refused or is_unreported or acts_at_rest)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._term.recheck_s = self._clock.monotonic() + pause_s
@@ -261,6 +261,12 @@ class Partitioner:
             for node in self._term.sightings.on_own_clock(self._cluster.nodes(), now=now)
         ]
         return partitioned.with_pods(nodes, self._cluster.requests), pending
+
+    def _likely(self, now_s: float) -> tuple[demand.Pending, ...]:
+        """Return the pods to prepare for; none if nothing that is recommended is carried out."""
+        if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
+            return ()
+        return self._cluster.arrivals.expected(now_s, self._settings.limits.prepare_for_s)
 
     def _mark_unusable(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
         """Mark a node that the partitioner must not change."""

@@ -5,7 +5,7 @@ import enum
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
@@ -104,10 +104,11 @@ class PartitionerSettings:
             is_repeatable=True,
         )
     )
-    prepare_for_s: float = options.seconds(
+    prepare_for_s: float | None = options.seconds(
         "keep devices ready for the pods that recent arrivals make likely within this time; 0: "
         "none",
-        default=0.0,
+        default=None,
+        default_text="15, without --base-layout",
     )
     base_layout: str | None = options.text(
         "layout that idle instances are merged back to", metavar=options.LAYOUT
@@ -249,8 +250,6 @@ class PartitionerSettings:
         values = source.values(cls)
         if values["longest_wait_s"] < values["quiet_s"]:
             raise errors.UsageError("--longest-wait-s must not be less than --quiet-s")
-        if bool(values["base_layout"]) is not bool(values["merge_back_after_s"]):
-            raise errors.UsageError("--base-layout and --merge-back-after-s go together")
         if values["simulated_nodes"] is None and (pods := values["simulated_pods"]) is not None:
             raise errors.UsageError(f"unexpected {str(pods)!r}: PODS belongs to --simulate")
         if values["simulated_nodes"] is not None and values["simulated_pods"] is None:
@@ -259,18 +258,28 @@ class PartitionerSettings:
             raise errors.UsageError("--replay needs --simulate NODES PODS")
         if values["prometheus"] and not values["is_replay"]:
             raise errors.UsageError("--prometheus needs --replay")
-        if values["prepare_for_s"] and values["base_layout"]:
-            raise errors.UsageError("--prepare-for-s and --base-layout exclude each other")
-        reserved = dict(values["reserved"])
-        if len(reserved) != len(values["reserved"]):
-            raise errors.UsageError("--reserve names a profile twice")
         if values["is_debug"]:
             values["log_level"] = node_settings.LogLevel.DEBUG
-        limits = decisions.PartitionerLimits(
-            max_unavailable=values["max_unavailable"],
-            cooldown_s=values["cooldown_s"],
-            reserved=reserved,
-            merge_back_after_s=values["merge_back_after_s"],
-            prepare_for_s=values["prepare_for_s"],
-        )
-        return cls(**values, limits=limits)
+        return cls(**values, limits=_limits(values))
+
+
+def _limits(values: Mapping[str, Any]) -> decisions.PartitionerLimits:
+    base_layout, prepare_for_s = values["base_layout"], values["prepare_for_s"]
+    if bool(base_layout) is not bool(values["merge_back_after_s"]):
+        raise errors.UsageError("--base-layout and --merge-back-after-s go together")
+    if prepare_for_s and base_layout:
+        raise errors.UsageError("--prepare-for-s and --base-layout exclude each other")
+    reserved = dict(values["reserved"])
+    if len(reserved) != len(values["reserved"]):
+        raise errors.UsageError("--reserve names a profile twice")
+    limits = decisions.PartitionerLimits(
+        max_unavailable=values["max_unavailable"],
+        cooldown_s=values["cooldown_s"],
+        reserved=reserved,
+        merge_back_after_s=values["merge_back_after_s"],
+    )
+    if base_layout:
+        prepare_for_s = 0.0
+    if prepare_for_s is None:
+        return limits
+    return dataclasses.replace(limits, prepare_for_s=prepare_for_s)

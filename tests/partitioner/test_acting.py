@@ -135,7 +135,7 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> No
     rig.pass_time(TERM_S, own)
     assert own.kube.patches == []  # The pods of the first list have not just arrived.
 
-    rig.add_pods("p1", profile="7g.40gb", **{well_known.PARTITIONING_LABEL: "off"})
+    rig.add_pods("p1", profile="7g.40gb")
     rig.bind("p1", "n1")
     rig.pass_time(SOON_S, own)
     rig.end("p1", "Succeeded")
@@ -146,6 +146,10 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> No
     rig.pass_time(TERM_S, own)
     assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-7g.40gb"] == 1
     assert len(own.kube.patches) == 1
+    rig.pass_time(600, own)
+    decided = rig.metric(own, "decisions_total")
+    rig.pass_time(600, own)
+    assert rig.metric(own, "decisions_total") == decided  # No pod is likely any more.
 
 
 def test_idle_node_returns_to_the_base_layout(rig: Rig) -> None:

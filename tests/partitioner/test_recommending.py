@@ -67,3 +67,17 @@ def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
     assert len(rig.events("RepartitioningRecommended")) == 3
     rig.pass_time(3700, own)
     assert len(rig.events("RepartitioningRecommended")) == 3
+
+
+def test_nothing_is_recommended_for_pods_that_are_only_likely(rig: Rig) -> None:
+    rig.add_node(layout="1g.5gb")
+    own = rig.replica(mode="recommend", prepare_for_s="60")
+    rig.pass_time(TERM_S, own)
+
+    rig.add_pods("p1", profile="7g.40gb")
+    rig.bind("p1", "n1")
+    rig.pass_time(SOON_S, own)
+    rig.end("p1", "Succeeded")
+    rig.pass_time(TERM_S, own)
+
+    assert rig.metric(own, "changes_total", result="recommended") == 0

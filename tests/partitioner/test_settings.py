@@ -43,6 +43,7 @@ def test_options_and_variables_set_the_limits() -> None:
         cooldown_s=5.0,
         reserved={samples.profile("1g.5gb"): 2, samples.profile("3g.20gb"): 1},
         merge_back_after_s=600.0,
+        prepare_for_s=0.0,
     )
     assert read(MIG_MANAGER_RESERVE="1g.5gb=2,2g.10gb=1").reserved == (
         (samples.profile("1g.5gb"), 2),

@@ -23,7 +23,7 @@ class PartitionerLimits:
     room_timeout_s: float = 300.0
     """How long room is kept for a pod that the scheduler does not place, how long the pod then
     gets none on that node, and when to repeat a request that an agent failed."""
-    prepare_for_s: float = 0.0
+    prepare_for_s: float = 15.0
     """Devices are kept ready for pods that likely arrive within this time; 0: none."""
     hold_after_s: float = 600.0
     """How long a pod waits without room before GPUs are on hold for it in a busy cluster."""

@@ -463,6 +463,7 @@ class _Run:
         now = self._time()
         nodes = [node.publish() for node in self._nodes.values()]
         pending = [job.pod for job in self._pending.values()]
+        likely = self._arrivals.expected(self._now_s, limits.prepare_for_s)
         decision = partitioning.decide(
             nodes,
             pending,
@@ -471,7 +472,7 @@ class _Run:
             history=self._history,
             cache=self._cache,
             base=self._base,
-            expected=self._arrivals.expected(self._now_s, limits.prepare_for_s),
+            expected=likely,
         )
         self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)
         for change in decision.changes:
@@ -484,7 +485,7 @@ class _Run:
         is_idle = is_recheck and not decision.changes
         longer_s = min(2 * self._pause_s, self._times.longest_recheck_s)
         self._pause_s = longer_s if is_idle else self._times.recheck_s
-        has_more = bool(pending or limits.merge_back_after_s or limits.prepare_for_s)
+        has_more = bool(pending or likely or limits.merge_back_after_s)
         self._recheck_s = self._now_s + self._pause_s if has_more else math.inf
 
 
