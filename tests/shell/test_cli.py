@@ -228,6 +228,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("apply", "x", "--dry-run", "--skip-reset"), 2, "--dry-run shows no effect"),
         (("status", "--watch", "-o", "json", *SPEC), 2, "--watch shows text"),
         (("support-bundle", *SPEC, "--output-file", "/no/x"), 2, "cannot write /no/x"),
+        (("demo", "--nodes", "5", "--scenario", "budget"), 2, "exclude each other"),
         (("demo", "--nodes", "3"), 2, "'3' is not a number of nodes from 5 to 20"),
     ],
 )

@@ -26,10 +26,10 @@ A PodDisruptionBudget blocks the drain; the node stays up for kubectl.
 class Settings(settings.TerminalSettings):
     """Settings of the demonstration."""
 
-    scenario: str = options.text(
+    scenario: str | None = options.text(
         "one-slice, first-layout, does-not-fit, budget or gpu-fault",
         words=("one-slice", "first-layout", "does-not-fit", "budget", "gpu-fault"),
-        default="one-slice",
+        default_text="one-slice",
     )
     spec: str | None = options.text(
         "node to simulate",
@@ -62,14 +62,17 @@ def run(chosen: Settings, terminal: console.Console) -> int:
             remedy="Install with the extra 'sandbox', from a checkout: pip install '.[sandbox]', "
             "or uv tool install '.[sandbox]'.",
         ) from error
-    if chosen.scenario not in scenarios.STORIES:
+    if chosen.scenario and chosen.nodes:
+        raise errors.UsageError("--scenario and --nodes exclude each other")
+    scenario = chosen.scenario or "one-slice"
+    if scenario not in scenarios.STORIES:
         known = ", ".join(scenarios.STORIES)
-        raise errors.UsageError(f"unknown scenario {chosen.scenario!r}; choose from {known}")
+        raise errors.UsageError(f"unknown scenario {scenario!r}; choose from {known}")
     terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     style = terminal.style(chosen.colour)
     story = scenarios.Options(
         spec=chosen.spec or (fleet_story.SPEC if chosen.nodes else scenarios.SPEC),
-        scenario=chosen.scenario,
+        scenario=scenario,
         packaged=process.packaged_config(),
         is_real_time=chosen.is_real_time,
         is_kept=chosen.is_kept,
