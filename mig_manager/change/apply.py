@@ -40,11 +40,18 @@ def apply(
     """
     # An invalid request fails before the GPUs are observed, and is no reason to undo anything.
     layout = resolve()
+
+    def processes() -> plans.Processes | None:
+        # What blocks the change is asked again when it begins.
+        with contextlib.suppress(errors.HardwareError):
+            return deps.processes()
+        return None
+
     target = _Target(
         name=layout.name,
         content_hash=layout.content_hash,
         covered=lambda gpus: layouts.select(layout, gpus),
-        plan=lambda gpus: plans.plan(gpus, layout, scope=scope),
+        plan=lambda gpus: plans.plan(gpus, layout, scope=scope, processes=processes),
         unrestored_elsewhere=lambda gpus, snapshot: layouts.unrestored_elsewhere(
             layout, gpus, snapshot
         ),

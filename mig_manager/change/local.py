@@ -12,6 +12,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps, timing
+from mig_manager.core.layout import plans
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 
@@ -39,6 +40,8 @@ class Dependencies:
     """Resets GPUs with a pending mode; None: the mode stays pending."""
     may_reset: bool = True
     hooks: ports.Hooks | None = None
+    processes: Callable[[], plans.Processes] = dict
+    """Returns the processes that use each GPU; raises HardwareError if the driver refuses."""
     refresh_files: Callable[[], object] = lambda: None
     """Brings device nodes and CDI specs up to date, if no other program writes them; raises
     HostError DEVICE_FILES_FAILED."""

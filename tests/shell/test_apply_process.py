@@ -207,6 +207,26 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: 
     assert not {name for name in called if "Destroy" in name or "Create" in name}
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_of_two_instances_the_idle_one_is_destroyed(used: int, tmp_path: pathlib.Path) -> None:
+    layouts = """
+version: v1
+mig-configs:
+  two: [{devices: all, mig-enabled: true, mig-devices: {2g.10gb: 2}}]
+  one: [{devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1}}]
+"""
+    node = Node(tmp_path, "A100-SXM4-40GB", layouts=layouts, active="two")
+    (gpu,) = json.loads(node.run("status", "-o", "json").out)["gpus"]
+    devices = [each["uuid"] for gi in gpu["gpu_instances"] for each in gi["compute_instances"]]
+    node.state.add_client(devices[used], name="/usr/bin/train", pid=4242)
+
+    planned = json.loads(node.run("plan", "one", "-o", "json").out)
+    done = node.run("apply", "one")
+
+    assert planned["destroyed_uuids"] == [devices[1 - used]]
+    assert done.status == 0, done.err
+
+
 @pytest.mark.parametrize(
     "number", [None, signal.SIGQUIT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )

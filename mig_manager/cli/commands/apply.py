@@ -12,9 +12,9 @@ Instances that are also in the layout keep their UUIDs and their processes. The 
 is planned before any GPU is touched, verified at the end, and rolled back if it fails.
 If the layout is already active, nothing is changed.
 
-Instances that 'apply' destroys must not be in use. If a process uses one, 'apply' names
-the process and fails before any change; --wait-for-idle waits for it first. On a cluster
-node use the agent instead: it drains first.
+Instances that 'apply' destroys must not be in use; it destroys idle ones where it can
+choose. If a process uses one, 'apply' names the process and fails before any change;
+--wait-for-idle waits for it first. On a cluster node use the agent: it drains first.
 
 $ mig-manager apply all-1g.5gb
 A built-in layout.

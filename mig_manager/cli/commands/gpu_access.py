@@ -67,12 +67,14 @@ class GpuAccess:
             in_use_timeout_s=chosen.in_use_timeout_s,
         )
         columns = self._terminal.remark_columns
+        gpus = nvml_worker.WorkerGpus(
+            command=(*command, nvml_worker.REPORTS_STEPS) if columns else command,
+            timeout_s=chosen.gpu_timeout_s,
+            telemetry=progress.Progress(self._terminal.remarks, columns or 0),
+        )
         dependencies = local.Dependencies(
-            gpus=nvml_worker.WorkerGpus(
-                command=(*command, nvml_worker.REPORTS_STEPS) if columns else command,
-                timeout_s=chosen.gpu_timeout_s,
-                telemetry=progress.Progress(self._terminal.remarks, columns or 0),
-            ),
+            gpus=gpus,
+            processes=gpus.processes,
             lock=lock_file.LockFile(
                 chosen.lock_file,
                 program=f"mig-manager {chosen.command}",

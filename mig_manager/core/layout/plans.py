@@ -6,7 +6,7 @@ They and ``apply`` use the same planner, so ``plan``, ``apply`` and ``assert`` a
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mig_manager.core import gpu_answers, model, steps, yaml_tree
@@ -16,6 +16,10 @@ from mig_manager.core.planner import planner, vgpus
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
+
+
+Processes = Mapping[str, tuple[steps.GpuProcess, ...]]
+"""The processes that use each GPU, by its UUID."""
 
 
 class Scope(enum.Enum):
@@ -31,8 +35,7 @@ class Status:
     """The GPUs of a node, with their processes."""
 
     gpus: model.ObservedGpus
-    processes: Mapping[str, tuple[steps.GpuProcess, ...]] | None = None
-    """The processes that use each GPU, by its UUID; None: unknown."""
+    processes: Processes | None = None  # None: unknown
 
     def to_data(self) -> "answers.Status":
         """Return plain data for JSON and YAML."""
@@ -163,8 +166,17 @@ def plan(
     *,
     scope: Scope = Scope.ALL,
     users: Mapping[str, tuple[str, ...]] | None = None,
+    processes: Callable[[], Processes | None] = dict,
 ) -> Planned:
-    """Plan a layout for observed GPUs.
+    """Plan a layout for observed GPUs; devices in use are destroyed last.
+
+    Args:
+        observed: The GPUs.
+        layout: The layout.
+        scope: The part of it that counts.
+        users: Pods by the UUID of the MIG device or GPU that they use; None: unknown.
+        processes: Returns the processes that use each GPU, by its UUID; None: unknown. Called only
+            if the plan destroys a device.
 
     Raises:
         LayoutError: The layout is impossible on these GPUs.
@@ -179,6 +191,9 @@ def plan(
         }
     with layouts.located(layout, observed):
         changes = planner.plan(observed, desired)
+        if changes.destroyed_uuids:
+            busy = frozenset((*(users or ()), *_in_use(observed, processes() or {})))
+            changes = planner.plan(observed, desired, busy=busy)
     return Planned(
         layout=layout.name,
         gpus=observed,
@@ -188,3 +203,14 @@ def plan(
         overlooked=layouts.lenient_warnings(layout, observed),
         origin=layout.origin,
     )
+
+
+def _in_use(gpus: model.ObservedGpus, processes: Processes) -> Iterator[str]:
+    """Yield the UUIDs of MIG devices that processes use, or may use."""
+    for gpu in gpus:
+        for user in processes.get(gpu.uuid, ()):
+            known = user.compute_instances
+            for gi in gpu.gpu_instances:
+                for ci in gi.compute_instances if gi.instance_id in user.gpu_instances else ():
+                    if ci.uuid and (not known or (gi.instance_id, ci.instance_id) in known):
+                        yield ci.uuid
