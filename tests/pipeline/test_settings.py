@@ -33,7 +33,7 @@ EXAMPLES = {
     "BOOL": "true",
     "MAP": "a=b,*=c",
     "NAMESPACE/NAME": "a/b",
-    "NUMBER": "3",
+    "NUMBER": "6",
     "PORT": "9465",
     "PROFILE=COUNT": "1g.5gb=2",
     options.FILE: "/x",
