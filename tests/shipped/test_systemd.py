@@ -49,7 +49,8 @@ def boot_settings(environ: Mapping[str, str]) -> boot.Settings:
 @NO_SYSTEMD
 @pytest.mark.parametrize("unit", UNITS)
 def test_systemd_accepts_the_unit_and_its_exposure(unit: str) -> None:
-    verified = run("systemd-analyze", "verify", SYSTEMD / unit)
+    # The pages of a program that is not installed are not there; packages are tested for theirs.
+    verified = run("systemd-analyze", "verify", "--man=no", SYSTEMD / unit)
     options = ("--offline=true", "--no-pager", f"--threshold={EXPOSURE}")
     judged = run("systemd-analyze", "security", *options, SYSTEMD / unit)
 
