@@ -109,7 +109,7 @@ class Attempts:
             retry_after_s=retry_after_s,
         )
         if request.attempt == 1:
-            self._shared.memory.restarted.clear()
+            self._shared.memory.begin_request()
         try:
             try:
                 yield job

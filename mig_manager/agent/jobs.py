@@ -47,9 +47,17 @@ class Memory:
     """UIDs of pods that did not stop by the deadline of an earlier pause."""
     returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
     """Where evicted pods return, over the attempts of one drain."""
-    restarted: set[str] = dataclasses.field(default_factory=set)
+    restarted: frozenset[str] = frozenset()
     """Names of the programs with outdated devices that attempts at this request restarted."""
     _removal_refused_s: float = -math.inf
+
+    def begin_request(self) -> None:
+        """Forget what attempts at an earlier request restarted."""
+        self.restarted = frozenset()
+
+    def note_restarted(self, names: Iterable[str]) -> None:
+        """Remember programs that were restarted because of outdated devices."""
+        self.restarted |= frozenset(names)
 
     def begin_drain(self) -> None:
         """Forget where the pods of an earlier drain returned."""

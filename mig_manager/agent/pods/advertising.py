@@ -122,11 +122,9 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
     """
     pods = job.deps.workloads.list()
     present = find(job, pods, gpus)
-    stale: _Pods = ()
-    for each in find_stale(job, pods, gpus):
-        if each.name not in job.memory.restarted:
-            job.memory.restarted.add(each.name)
-            stale += tuple(filter(each.owns, pods))
+    again = [e for e in find_stale(job, pods, gpus) if e.name not in job.memory.restarted]
+    job.memory.note_restarted(each.name for each in again)
+    stale = tuple(pod for each in again for pod in pods if each.owns(pod))
     delete(job, stale)
     return Paused(programs=present, old_uids=uids(stale))
 
