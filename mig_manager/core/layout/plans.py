@@ -193,7 +193,8 @@ def plan(
         changes = planner.plan(observed, desired)
         if changes.destroyed_uuids:
             busy = frozenset((*(users or ()), *_in_use(observed, processes() or {})))
-            changes = planner.plan(observed, desired, busy=busy)
+            if busy & changes.destroyed_uuids:
+                changes = planner.plan(observed, desired, busy=busy)
     return Planned(
         layout=layout.name,
         gpus=observed,
