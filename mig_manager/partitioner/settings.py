@@ -108,7 +108,7 @@ class PartitionerSettings:
         "keep devices ready for the pods that recent arrivals make likely within this time; 0: "
         "none",
         default=None,
-        default_text="15, without --base-layout",
+        default_text=f"{decisions.PREPARE_FOR_S:g}, without --base-layout",
     )
     base_layout: str | None = options.text(
         "layout that idle instances are merged back to", metavar=options.LAYOUT
@@ -272,14 +272,12 @@ def _limits(values: Mapping[str, Any]) -> decisions.PartitionerLimits:
     reserved = dict(values["reserved"])
     if len(reserved) != len(values["reserved"]):
         raise errors.UsageError("--reserve names a profile twice")
-    limits = decisions.PartitionerLimits(
+    if prepare_for_s is None:
+        prepare_for_s = 0.0 if base_layout else decisions.PREPARE_FOR_S
+    return decisions.PartitionerLimits(
         max_unavailable=values["max_unavailable"],
         cooldown_s=values["cooldown_s"],
         reserved=reserved,
         merge_back_after_s=values["merge_back_after_s"],
+        prepare_for_s=prepare_for_s,
     )
-    if base_layout:
-        prepare_for_s = 0.0
-    if prepare_for_s is None:
-        return limits
-    return dataclasses.replace(limits, prepare_for_s=prepare_for_s)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from mig_manager.core import model
 from mig_manager.core.fleet import demand, holds, waiting
 
+PREPARE_FOR_S = 15.0
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionerLimits:
@@ -23,7 +25,7 @@ class PartitionerLimits:
     room_timeout_s: float = 300.0
     """How long room is kept for a pod that the scheduler does not place, how long the pod then
     gets none on that node, and when to repeat a request that an agent failed."""
-    prepare_for_s: float = 15.0
+    prepare_for_s: float = PREPARE_FOR_S
     """Devices are kept ready for pods that likely arrive within this time; 0: none."""
     hold_after_s: float = 600.0
     """How long a pod waits without room before GPUs are on hold for it in a busy cluster."""
