@@ -319,9 +319,10 @@ def save_layout(
         with contextlib.suppress(ValueError, errors.ConfigError):
             if (text := store.read()) is not None:
                 saved = journals.VerifiedLayout.from_json(text)
-                lost = {gpu.uuid for gpu in gpus.missing(saved.snapshot)}
-                snapshot += tuple(gpu for gpu in saved.snapshot if gpu.uuid in lost)
+                missing = gpus.missing(saved.snapshot)
+                snapshot += missing
                 if saved.boot_id == boot_id:
+                    lost = {gpu.uuid for gpu in missing}
                     inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
     verified = journals.VerifiedLayout(
         config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot, gpus=inventory
