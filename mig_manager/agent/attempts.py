@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, run, run_journal, run_status
+from mig_manager.agent import jobs, outcomes, publish, run, run_journal, run_status
 from mig_manager.agent.pods import advertising
 from mig_manager.agent.steps import recovery
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_repair, journals, requests, status
 
 _log = structlog.get_logger()
@@ -52,7 +53,15 @@ class Attempts:
         before = self.record
         repairs = gpu_repair.postponed(before.repairs, self._shared.deps.clock.unix_s())
         self._record = dataclasses.replace(requests.NONE, awaited=before.awaited, repairs=repairs)
-        self._shared.publisher.save_on_host(self._record)
+        self._save_on_host()
+
+    def publish_record(self) -> None:
+        """Publish the record of the request before an attempt at it."""
+        self._shared.publisher.annotate(publish.of_record(self.record))
+        self._save_on_host()
+
+    def _save_on_host(self) -> None:
+        self._shared.publisher.save_on_host(self.record, self.journal)
 
     def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> bool:
         """Take over from an interrupted run; undo it unless the same layout is requested.
@@ -65,10 +74,15 @@ class Attempts:
         """
         deps, publisher = self._shared.deps, self._shared.publisher
         view = publisher.read()
+        saved = recovery.read_saved(deps.request_file, view)
+        saved_journal = requests.saved_journal(saved)
+        if saved_journal and well_known.JOURNAL_ANNOTATION not in view.annotations:
+            publisher.annotate({well_known.JOURNAL_ANNOTATION: saved_journal})
+            view = publisher.read()
         is_complete = not recovery.has_foreign_pauses(self._shared, view)
         journal = self.journal = recovery.find_journal(self._shared, view)
         if self._record is None:
-            self._record = recovery.find_record(deps.request_file, view, journal)
+            self._record = recovery.find_record(saved, view, journal)
         if recovery.has_ended(journal, view):
             return is_complete
         awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}

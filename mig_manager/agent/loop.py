@@ -79,6 +79,8 @@ class Agent:
                 else:
                     if self._served is not None and self._served.node_uid != request.node_uid:
                         self._reconciler.forget_node()
+                        # The new Node lacks the journal of earlier runs.
+                        self.is_recovered = False
                     self._served = request
                     generation = request.generation
                     self._serve(request)

@@ -1,7 +1,8 @@
 """Publish on the Node: only this module writes its labels, annotations and taint.
 
-The record of the request is also saved on the host, in case the Node object is deleted and
-registered again, for example with the label from kubelet's flags.
+The record of the request is also saved on the host, with the journal's entries of the host, in
+case the Node object is deleted and registered again, for example with the label from kubelet's
+flags.
 
 Labels, annotations and taint go in one patch, which the API server accepts as a whole or not at
 all, so the journal always matches its entries. A phase decides its changes for the version of the
@@ -16,7 +17,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import requests
+from mig_manager.core.records import journals, requests
 
 _STEADY = (
     well_known.REQUEST_ANNOTATION,
@@ -43,7 +44,7 @@ class Publisher:
         self._node = node
         self._request_file = request_file
         self._on_host = ""
-        """The record of the request as last written to the host."""
+        """The text as last written to the host."""
         self._written: dict[str, str | None] = {}
         """Steady annotations as last written or read."""
 
@@ -73,14 +74,9 @@ class Publisher:
         """Write annotations."""
         self.patch(node_object.NodePatch(annotations=annotations))
 
-    def publish_record(self, record: requests.Request) -> None:
-        """Write the record of a request, also to the host."""
-        self.annotate(of_record(record))
-        self.save_on_host(record)
-
-    def save_on_host(self, record: requests.Request) -> None:
-        """Copy a published record to the host; a failure is logged."""
-        text = record.to_json()
+    def save_on_host(self, record: requests.Request, journal: journals.Journal) -> None:
+        """Copy a published record and journal to the host; a failure is logged."""
+        text = requests.to_saved(record, journal)
         if self._request_file is None or text == self._on_host:
             return
         try:

@@ -100,7 +100,7 @@ class Reconciler:
             if custom.is_on_demand and record.origin is not requests.Origin.PARTITIONER:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
-                self._shared.publisher.publish_record(record)
+                self._attempts.publish_record()
         request = jobs.Request(
             config=name,
             custom=custom,

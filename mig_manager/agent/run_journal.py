@@ -84,6 +84,7 @@ class RunJournal:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
         self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
+        self._save_on_host()
 
     def note_record(self, record: requests.Request) -> None:
         """Replace the record of the request; the next patch publishes it."""
@@ -277,7 +278,7 @@ class RunJournal:
         self._status.end_phase()
         self._publisher.update(patch)
         self.entries = kept
-        self._publisher.save_on_host(self.record)
+        self._save_on_host()
 
     def _to_undo_and_keep(
         self, kept: journals.Journal
@@ -308,6 +309,9 @@ class RunJournal:
         return {well_known.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}
 
     def _confirm(self) -> None:
-        """Copy the published record and status to where else they are kept."""
-        self._publisher.save_on_host(self.record)
+        """Copy what was published to where else it is kept."""
+        self._save_on_host()
         self._status.set_condition()
+
+    def _save_on_host(self) -> None:
+        self._publisher.save_on_host(self.record, self.entries)

@@ -361,6 +361,7 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
 
     assert len(pipeline.runs) == len(ended) + 1
     assert (pipeline.forgotten, pipeline.news[-1]) == (forgotten, is_new)
+    assert len(pipeline.recovered) == 1 + forgotten
 
 
 def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:

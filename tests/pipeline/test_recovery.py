@@ -127,6 +127,34 @@ def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
         assert_says_the_truth(rig)
 
 
+@pytest.mark.parametrize("wanted", [LAYOUT, None])
+def test_run_killed_before_the_node_registers_again_is_undone(wanted: str | None) -> None:
+    """The journal goes with the Node object: what concerns the host is also saved there."""
+    for index, rig, before in kills("hooks"):
+        register_again(rig)
+
+        if wanted:
+            assert scenes.resume(rig, wanted).state is model.State.SUCCESS, index
+        else:
+            was_applied = scenes.has_layout(rig, LAYOUT)
+            scenes.undo(rig)
+            assert was_applied or scenes.is_as_before(rig, before), index
+        scenes.assert_restored(rig)
+        assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+
+
+def register_again(rig: fakes.NodeRig) -> None:
+    """Delete the Node, and let kubelet and the operator write what they know of it."""
+    rig.annotations.clear()
+    for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
+        rig.labels.pop(key, None)
+    rig.labels |= {
+        key: "true" for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE
+    }
+    rig.has_hold_taint = False
+    rig.live()
+
+
 def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:
     """The same name, but the file means something else now."""
     text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")

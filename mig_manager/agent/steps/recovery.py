@@ -96,26 +96,35 @@ def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     return journal.is_restored or (status.was_active(published) and journal.is_waiting)
 
 
+def read_saved(request_file: ports.KeptText | None, view: node_object.NodeView) -> str:
+    """Return what an agent saved on the host before the Node was registered again; else empty.
+
+    A Node with a status is the one that an agent wrote to last.
+    """
+    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    if request_file is None or published is not None:
+        return ""
+    try:
+        return request_file.read() or ""
+    except errors.ConfigError as error:
+        _log.warning("request_not_read", error=error.message)
+        return ""
+
+
 def find_record(
-    request_file: ports.KeptText | None,
-    view: node_object.NodeView,
-    journal: journals.Journal,
+    saved: str, view: node_object.NodeView, journal: journals.Journal
 ) -> requests.Request:
     """Return the record of the request that an earlier agent served; ``NONE`` without one.
 
-    Without a valid record on the Node the status decides, so that no pod is evicted.
+    Without a valid record on the Node, or ``saved`` on the host, the status decides, so that no
+    pod is evicted.
     """
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
-    record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
-    if record is None and published is None and request_file is not None:
-        try:
-            record = _parse_record(request_file.read())
-        except errors.ConfigError as error:
-            _log.warning("request_not_read", error=error.message)
-    elif record is None:
+    record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION) or saved)
+    if record is None:
         applied = view.labels.get(well_known.APPLIED_LABEL, "")
         record = requests.of_status(published, journal, applied)
-    return record or requests.NONE
+    return record
 
 
 def _parse_record(text: str | None) -> requests.Request | None:

@@ -182,6 +182,25 @@ class Request:
             )
 
 
+def to_saved(record: Request, journal: journals.Journal) -> str:
+    """Return the text to save on the host: a record, with the journal's entries of the host.
+
+    Older versions read the record alone.
+    """
+    data = json.loads(record.to_json())
+    if not journal.remaining.is_empty:
+        data["journal"] = journal.remaining.to_json()
+    return json.dumps(data)
+
+
+def saved_journal(text: str) -> str:
+    """Return the journal in a saved text; empty: it has none, or is invalid."""
+    try:
+        return str(json_text.parse_object(text).get("journal", ""))
+    except ValueError:
+        return ""
+
+
 def fingerprint(gpus: Iterable[model.Gpu]) -> str:
     """Return 12 hexadecimal digits that change with the MIG modes and instances of GPUs."""
     rows = gpu_codec.to_data([gpu.snapshot for gpu in gpus])
