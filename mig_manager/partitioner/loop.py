@@ -256,11 +256,9 @@ class Partitioner:
         self._term.refused = {
             name: refusal for name, refusal in self._term.refused.items() if refusal[0] > now_s
         }
-        nodes = [
-            self._mark_unusable(node)
-            for node in self._term.sightings.on_own_clock(self._cluster.nodes(), now=now)
-        ]
-        return partitioned.with_pods(nodes, self._cluster.requests), pending
+        nodes = partitioned.with_pods(self._cluster.nodes(), self._cluster.requests)
+        dated = self._term.sightings.on_own_clock(nodes, now=now)
+        return tuple(map(self._mark_unusable, dated)), pending
 
     def _likely(self, now_s: float) -> tuple[demand.Pending, ...]:
         """Return the pods to prepare for; none if nothing that is recommended is carried out."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import changes, partitioned, waiting
+from mig_manager.core.fleet import changes, demand, partitioned, waiting
 from mig_manager.core.node import well_known
 from tests.unit.partitions import EMPTY, NOW, decided, node, pod, seen, why
 
@@ -102,3 +102,49 @@ def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
 
     at_s = (0, *ready_after_s, 290, 310, 3700)
     assert [counts(after_s) for after_s in at_s] == expected
+
+
+@pytest.mark.parametrize(
+    ("is_ready_again", "expected"),
+    [(None, [True, False]), (False, [True, False]), (True, [True, True])],
+)
+def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
+    *, is_ready_again: bool | None, expected: list[bool]
+) -> None:
+    """Its node is ready; ``is_ready_again``: of the agent's pod that follows, if one does."""
+    changing = partitioned.parse(
+        node(
+            "a",
+            EMPTY,
+            labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: "pending"},
+            annotations={
+                well_known.STATUS_ANNOTATION: json.dumps(
+                    {"config": "custom", "state": "pending", "startedAt": NOW.isoformat()}
+                )
+            },
+        )
+    )
+    assert changing
+    requests, sightings = (
+        partitioned.Requests([agent("first", is_ready=True)]),
+        partitioned.Sightings(),
+    )
+    requests.replace(agent("first", is_ready=True), None)
+    if is_ready_again is not None:
+        requests.replace(None, agent("second", is_ready=is_ready_again))
+
+    def counts(after_s: int) -> bool:
+        now = NOW + dt.timedelta(seconds=after_s)
+        (dated,) = sightings.on_own_clock(partitioned.with_pods([changing], requests), now=now)
+        return changes.is_under_change(dated, now=now)
+
+    counts(0)
+    assert [counts(after_s) for after_s in (290, 310)] == expected
+
+
+def agent(name: str, *, is_ready: bool) -> demand.Bound:
+    item = pod(name, node="a", metadata={"labels": {"app.kubernetes.io/name": "mig-manager"}})
+    item["status"]["conditions"] = [{"type": "Ready", "status": str(is_ready)}]
+    parsed = demand.parse(item)
+    assert isinstance(parsed, demand.Bound)
+    return parsed

@@ -58,7 +58,8 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
     query = {"fieldSelector": f"spec.nodeName={node_name}"}
 
     def manager(item: Object) -> Object:
-        return item if mig_managers.is_mig_manager(pod_object.parse_pod(item)) else {}
+        pod = pod_object.parse_pod(item)
+        return item if mig_managers.is_mig_manager(pod.labels, pod.container_names) else {}
 
     return tuple(filter(None, rest.listed(kube.get, "/api/v1/pods", query, manager)))
 

@@ -141,7 +141,7 @@ def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> b
 
     An agent that has been silent for long must not keep all other nodes from a change. A node
     that is not ready is given up when Kubernetes evicts its pods (``DefaultTolerationSeconds``,
-    300 s), but a reboot by its agent may take longer.
+    300 s), but a reboot by its agent may take longer. A ready node whose agent is not is alike.
     """
     since, longest_s = node.requested_at, _SILENCE_S
     if since is None and not node.is_rebooting:

@@ -17,7 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import messages, model, timestamps
-from mig_manager.core.node import api_values, pod_object, resources, selectors, well_known
+from mig_manager.core.node import (
+    api_values,
+    mig_managers,
+    pod_object,
+    resources,
+    selectors,
+    well_known,
+)
 
 Amounts = tuple[tuple[str, int], ...]
 """Positive amounts by resource name, sorted: ``cpu`` in thousandths, others in units."""
@@ -122,6 +129,7 @@ class Bound:
     uid: str
     node_name: str
     amounts: Amounts
+    is_ready_agent: bool | None = None  # None: it is not an agent's pod
 
 
 def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
@@ -148,6 +156,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
                 uid=uid,
                 node_name=node_name,
                 amounts=_amounts(spec),
+                is_ready_agent=_is_ready_agent(metadata, spec, status),
             )
         is_excluded = any(
             (metadata.get(kind) or {}).get(well_known.PARTITIONING_LABEL) == OFF
@@ -239,6 +248,16 @@ def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
     """Name the resources that are too few; empty if all suffice."""
     short = [name for name, count in needs if count > available.get(name, 0)]
     return f"too little {messages.listed(short)}" if short else ""
+
+
+def _is_ready_agent(
+    metadata: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any]
+) -> bool | None:
+    names = (str(container["name"]) for container in spec["containers"])
+    if not mig_managers.is_mig_manager(api_values.strings(metadata.get("labels")), names):
+        return None
+    conditions = status.get("conditions") or ()
+    return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
 
 
 def _amounts(spec: Mapping[str, Any]) -> Amounts:

@@ -43,7 +43,10 @@ class PartitionedNode:
     """Why it cannot be repartitioned now; empty if it can."""
     is_changing: bool = False  # whether its agent has not finished with a request
     is_rebooting: bool = False  # whether its agent has rebooted it for a change
-    unready_at: dt.datetime | None = None  # since when it is not ready; set by ``Sightings``
+    has_lost_agent: bool = False
+    """Whether its agent's pod is gone or not ready; see ``with_pods``."""
+    unready_at: dt.datetime | None = None
+    """Since when it, or its agent, is not ready; set by ``Sightings``."""
     requested_at: dt.datetime | None = None
     """Time of a request that its agent has not responded to; None: none, or time unknown."""
     started_at: dt.datetime | None = None  # start of its agent's last run
@@ -121,7 +124,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
 
 
 class Requests:
-    """Counts the requests of the pods bound to each node, as pods come and go.
+    """Counts the requests of the pods bound to each node, and its agents, as pods come and go.
 
     Threads that share it give it a lock.
     """
@@ -135,6 +138,8 @@ class Requests:
         self._lock = lock or contextlib.nullcontext()
         self._counts: dict[str, collections.Counter[str]] = {}
         self._amounts: dict[str, demand.Amounts] = {}
+        self._ready_agents: dict[str, set[str]] = {}
+        """UIDs by node; a node without an agent's pod since the first list is missing."""
         for pod in bound:
             self.replace(None, pod)
 
@@ -152,6 +157,11 @@ class Requests:
                 if not counts:
                     del self._counts[pod.node_name]
                 self._amounts.pop(pod.node_name, None)
+                if pod.is_ready_agent is not None:
+                    ready = self._ready_agents.setdefault(pod.node_name, set())
+                    ready.discard(pod.uid)
+                    if sign > 0 and pod.is_ready_agent:
+                        ready.add(pod.uid)
 
     def of(self, node_name: str) -> demand.Amounts:
         """Return the requests of the pods bound to a node."""
@@ -161,11 +171,20 @@ class Requests:
                 self._amounts[node_name] = amounts
             return self._amounts[node_name]
 
+    def has_lost_agent(self, node_name: str) -> bool:
+        """Return whether a node had an agent's pod, and none is ready now."""
+        with self._lock:
+            return self._ready_agents.get(node_name) == set()
+
 
 def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[PartitionedNode, ...]:
-    """Return the nodes with the requests of their pods."""
+    """Return the nodes with the requests of their pods, and whether their agents are lost."""
     return tuple(
-        dataclasses.replace(node, allocated=_allocated(node, requests.of(node.name)))
+        dataclasses.replace(
+            node,
+            allocated=_allocated(node, requests.of(node.name)),
+            has_lost_agent=requests.has_lost_agent(node.name),
+        )
         for node in nodes
     )
 
@@ -199,7 +218,7 @@ class Sightings:
     def _dated(self, node: PartitionedNode, now: dt.datetime) -> PartitionedNode:
         reported, dated = self._before.get(node.name, (None, None))
         requested_at = started_at = finished_at = unready_at = None
-        if not node.is_ready:
+        if node.has_lost_agent or not node.is_ready:
             unready_at = (dated and dated.unready_at) or now
         if node.requested_at:
             # Another request does not restart a silent agent's time.

@@ -33,9 +33,9 @@ def others(
     )
 
 
-def is_mig_manager(pod: pod_object.Pod) -> bool:
+def is_mig_manager(labels: Mapping[str, str], container_names: Iterable[str]) -> bool:
     """Return whether a pod is an agent of this program or of NVIDIA's mig-manager."""
-    names = {pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name"), *pod.container_names}
+    names = {labels.get("app"), labels.get("app.kubernetes.io/name"), *container_names}
     return not names.isdisjoint((_OURS, _OPERATORS))
 
 
