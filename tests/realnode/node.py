@@ -114,8 +114,16 @@ class Node:
             self._processes.clear()
 
     def start_containerd(self) -> None:
+        """Start containerd; return when it notices what its containers do.
+
+        It answers earlier, and a container that ends between runs for ever in kubelet's eyes.
+        """
+        log = self.folder / "containerd.log"
+        known = log.stat().st_size if log.exists() else 0
         self._start("containerd", "containerd", "--config", self.folder / "containerd.toml")
-        waiting.until(self._has_containerd, "containerd", within_s=60)
+        waiting.until(
+            lambda: b"Start event monitor" in log.read_bytes()[known:], "containerd", within_s=60
+        )
 
     def start_kubelet(self) -> None:
         self._start(
@@ -166,13 +174,6 @@ class Node:
 
     def import_image(self, archive: pathlib.Path) -> None:
         self.spaces.run("ctr", "--namespace=k8s.io", "images", "import", archive)
-
-    def _has_containerd(self) -> bool:
-        try:
-            self.spaces.run("ctr", "version")
-        except RuntimeError:
-            return False
-        return True
 
     def _start(self, name: str, *command: str | pathlib.Path) -> None:
         self._processes[name] = self.spaces.start(self.folder / f"{name}.log", *command)
