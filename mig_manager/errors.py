@@ -244,7 +244,8 @@ class MigManagerError(Exception):
         super().__init__(self.message)
         self.reason = reason
         self.location = location  # where a document is wrong, or requests the impossible
-        self.own_remedy = ""  # for the user of a command; replaces the reason's remedy
+        self.own_remedy = ""
+        """Replaces the reason's remedy: for the user of a command, or of a NotReadyError."""
         self.others: tuple[str, ...] = ()  # messages of the document's later errors
 
     def add(self, more: str) -> None:
@@ -399,6 +400,10 @@ class DrainError(MigManagerError):
 
 class NotReadyError(MigManagerError):
     """The node or its devices were not ready before a deadline."""
+
+    def __init__(self, message: str, *, reason: Reason, remedy: str = "") -> None:
+        super().__init__(message, reason=reason)
+        self.own_remedy = remedy
 
 
 class HostError(MigManagerError):

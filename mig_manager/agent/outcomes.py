@@ -46,9 +46,10 @@ def failure(
     is_unfinished: bool = False,
     keeps_taint: bool = False,
     is_final: bool = False,
+    remedy: str = "",
 ) -> Outcome:
-    """Return the outcome of a failure, with its remedy."""
-    remedy = reason.remedy
+    """Return the outcome of a failure, with its remedy; empty: that of the reason."""
+    remedy = remedy or reason.remedy
     if is_final:
         remedy = "Request a layout that keeps what is in use; the agent does not retry."
     text = f"{messages.with_full_stop(message)} {remedy}".rstrip()

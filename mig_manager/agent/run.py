@@ -56,8 +56,9 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                     job.journal.note(draining=error.keeps_taint)
                 result = undo(job)
                 is_final = _is_final(job, error)
+                remedy = error.own_remedy if isinstance(error, errors.NotReadyError) else ""
                 outcome = job.journal.failure(
-                    error.reason, error.message, result, is_final=is_final
+                    error.reason, error.message, result, is_final=is_final, remedy=remedy
                 )
                 if outcome.should_retry:
                     return outcome

@@ -200,7 +200,7 @@ class RunJournal:
         return frozenset(restored)
 
     def failure(
-        self, reason: errors.Reason, *parts: str, is_final: bool = False
+        self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""
     ) -> outcomes.Outcome:
         """Return the failure of this run, with unreachable GPUs and what remains to restore."""
         message = messages.join(*parts)
@@ -214,6 +214,7 @@ class RunJournal:
             # Evicted pods must not start here again before the other pods are gone.
             keeps_taint=self.entries.draining and reason.is_transient,
             is_final=is_final and is_restored,
+            remedy=remedy,
         )
 
     def finish(

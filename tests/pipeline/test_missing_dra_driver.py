@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import pod_object, well_known
+from mig_manager.core.node import claims, pod_object, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fake_cluster, fakes
@@ -52,6 +52,28 @@ def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(
     assert {"low", "high"} <= rig.pod_names
     rig.dra_driver.is_broken = False
     assert run(without_driver(rig), layout).state is model.State.SUCCESS
+
+
+def test_a_driver_that_its_label_keeps_away_is_named_with_the_label() -> None:
+    """A person sets it during the drain, and the claims of the monitors cannot end any more."""
+    rig = dra_node()
+    agent = reconciler(rig)
+    layout, remedy = "all-balanced", "Set label nvidia.com/gpu.deploy.dra-driver to true: 'false' "
+
+    def strike() -> None:
+        if "workloads.evict" in rig.log:
+            rig.labels[claims.DEPLOY_LABEL] = "false"
+
+    rig.on_call = strike
+    for attempt in (1, 2):
+        assert_ends(rig, Reason.IN_USE, remedy, layout=layout, by=agent, attempt=attempt)
+    without_driver(rig)
+    assert_ends(rig, Reason.PLUGIN_NOT_READY, remedy, layout="all-disabled")
+    rig.on_call = lambda: None
+    rig.labels[claims.DEPLOY_LABEL] = "true"
+    for _ in ("the driver starts", "the monitors end"):
+        rig.live()
+    assert_ends(rig, Reason.APPLIED, layout=layout, by=agent, attempt=3)
 
 
 def test_a_broken_driver_does_not_keep_a_change_that_affects_no_claim() -> None:

@@ -8,12 +8,12 @@ and ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_co
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
-from mig_manager.agent.pods import advertising
+from mig_manager.agent.pods import advertising, dra_driver
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import (
     claims,
@@ -76,13 +76,10 @@ def require_none_stuck(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
         NotReadyError: IN_USE; nothing was touched.
     """
     stuck = job.memory.stuck_uids
-    remaining = (pod for pod in pods if pod.is_terminating and not pod.is_finished)
-    names = [pod.key for pod in remaining if pod.uid in stuck]
-    if names:
-        raise errors.NotReadyError(
-            f"paused daemons have not stopped since the last try: {', '.join(names)}",
-            reason=errors.Reason.IN_USE,
-        )
+    terminating = (pod for pod in pods if pod.is_terminating and not pod.is_finished)
+    remaining = [pod for pod in terminating if pod.uid in stuck]
+    if remaining:
+        raise _stuck_error(job, "paused daemons have not stopped since the last try", remaining)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +176,15 @@ def _wait_stopped(job: jobs.Job, pause: _Pause) -> _Pods:
     timeout_s = job.limits.plugin_timeout_s
     if stuck := job.until_solved(running, timeout_s):
         job.memory.note_stuck(stuck)
-        raise errors.NotReadyError(
-            f"paused daemons did not stop within {timeout_s:g} s: "
-            + messages.listed([pod.key for pod in stuck]),
-            reason=errors.Reason.IN_USE,
-        )
+        raise _stuck_error(job, f"paused daemons did not stop within {timeout_s:g} s", stuck)
     return latest
+
+
+def _stuck_error(job: jobs.Job, what: str, pods: Sequence[pod_object.Pod]) -> errors.NotReadyError:
+    # The claim of a monitor may have no device of its own.
+    has_claim = any(pod.may_claim or pod.claimed_ids is not None for pod in pods)
+    return errors.NotReadyError(
+        f"{what}: {messages.listed([pod.key for pod in pods])}",
+        reason=errors.Reason.IN_USE,
+        remedy=dra_driver.remedy_if_kept_away(job) if has_claim else "",
+    )

@@ -122,6 +122,7 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[mod
             f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
             "ResourceClaims cannot end: " + messages.listed([pod.key for pod in claiming]),
             reason=errors.Reason.PLUGIN_NOT_READY,
+            remedy=dra_driver.remedy_if_kept_away(job),
         )
     return True
 
