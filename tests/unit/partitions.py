@@ -209,6 +209,31 @@ def seen(
     return partitioned.with_pods(known, partitioned.Requests(bound)), pending
 
 
+def only(decision: decisions.PartitioningDecision) -> decisions.Change:
+    """Return the only change of a decision."""
+    (change,) = decision.changes
+    return change
+
+
+def text(counts: Mapping[model.Profile, int]) -> str:
+    """Return devices in words."""
+    return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), key=str))
+
+
+def lines(decision: decisions.PartitioningDecision) -> list[str]:
+    """Return the changes of a decision, then the pods without room, in words."""
+    return [
+        *(
+            f"{change.node}: {text(change.created)}"
+            + (f" instead of {text(change.destroyed)}" if change.destroyed else "")
+            + f" for {', '.join(pod.name for pod in change.pods) or 'expected pods'}"
+            for change in decision.changes
+        ),
+        *(f"{each.pod.name} {each.reason.name}: {each.message}" for each in decision.waiting),
+        *(f"{each.pod.name} unmet: {each.message}" for each in decision.unmet),
+    ]
+
+
 def why(decision: decisions.PartitioningDecision) -> tuple[waiting.Wait, str]:
     """Return why the only pod waits that does."""
     (pod,) = decision.waiting

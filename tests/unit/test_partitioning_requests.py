@@ -1,0 +1,215 @@
+"""What a decision makes of the past: requests, their outcomes, unused room and demand."""
+
+import datetime as dt
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from mig_manager.core.fleet import decisions, past_decisions, waiting
+from mig_manager.core.layout import config, custom_layouts
+from mig_manager.core.node import well_known
+from tests.unit import partitions, samples
+from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
+
+Wait = waiting.Wait
+SOON = NOW + dt.timedelta(seconds=290)
+NOTHING = decisions.PartitioningDecision()
+NO_HISTORY = past_decisions.History()
+LATER = NOW + dt.timedelta(seconds=400)
+
+
+def requested(name: str, change: decisions.Change, **status: str) -> dict[str, Any]:
+    """Return a node as it is after a request, with an agent that reports so."""
+    (layout,) = config.parse(change.layout, source="x").layouts.values()
+    asked = custom_layouts.Custom(node_name=name, text=change.layout)
+    report = {
+        "config": "custom",
+        "configHash": layout.content_hash,
+        "annotationHash": asked.annotation_hash,
+        **status,
+    }
+    return node(
+        name,
+        EMPTY,
+        labels={
+            well_known.CONFIG_LABEL: "custom",
+            well_known.STATE_LABEL: status.get("state", ""),
+        },
+        annotations={
+            well_known.LAYOUT_ANNOTATION: change.layout,
+            **({well_known.STATUS_ANNOTATION: json.dumps(report)} if status else {}),
+        },
+    )
+
+
+def remembered(
+    nodes: Iterable[dict[str, Any]],
+    pods: Iterable[dict[str, Any]],
+    decision: decisions.PartitioningDecision = NOTHING,
+    history: past_decisions.History = NO_HISTORY,
+    *,
+    now: dt.datetime = NOW,
+) -> past_decisions.History:
+    seen = partitions.seen(nodes, pods)
+    return past_decisions.remember(history, *seen, decision, now=now)
+
+
+LARGE = pod("large", "7g.40gb")
+FIRST = decided([node("a", EMPTY)], [LARGE])
+ONE_GPU = only(FIRST)
+TWO_GPUS = only(decided([node("a", EMPTY, EMPTY)], [LARGE]))
+AFTER_FIRST = remembered([node("a", EMPTY)], [LARGE], FIRST)
+AFTER_A_PERSON = past_decisions.History(changed_at={"a": NOW}, requested={"a": "another"})
+FAILED = {"state": "failed", "finishedAt": NOW.isoformat()}
+LOST = {"state": "failed", "reason": "GpuUnreachable", "retryAt": NOW.isoformat()}
+BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "when", "expected"),
+    [
+        pytest.param(
+            [requested("a", ONE_GPU), node("b", EMPTY)],
+            [LARGE],
+            {"now": NOW + dt.timedelta(seconds=9), "history": AFTER_FIRST},
+            ["large SCHEDULER: node a is being changed for it"],
+            id="a pod waits for the node that is being changed for it",
+        ),
+        pytest.param(
+            [requested("a", ONE_GPU, **FAILED)],
+            [LARGE],
+            {"now": SOON},
+            [BLOCKED],
+            id="a layout that just failed is not requested again",
+        ),
+        pytest.param(
+            [requested("a", ONE_GPU, **FAILED)],
+            [LARGE, pod("q", "1g.5gb", age_s=5)],
+            {"now": SOON},
+            [
+                "a: 1x 1g.5gb for q",
+                "large CHANGING: it waits for a (it is being changed for other pods)",
+            ],
+            id="a layout that just failed keeps no other pod waiting",
+        ),
+        pytest.param(
+            [requested("a", ONE_GPU, **FAILED, reason="Drifted")],
+            [LARGE],
+            {"now": SOON},
+            [BLOCKED],
+            id="a layout just drifted",
+        ),
+        pytest.param(
+            [requested("a", TWO_GPUS, **LOST)],
+            [LARGE],
+            {"now": LATER},
+            ["a: 1x 7g.40gb for large"],
+            id="a retry for an unreachable GPU does not block the others",
+        ),
+        pytest.param(
+            [requested("a", TWO_GPUS, **LOST | {"reason": "Internal"})],
+            [LARGE],
+            {"now": LATER},
+            ["large UNUSABLE: it waits for a (its agent retries layout custom)"],
+            id="another retry",
+        ),
+        pytest.param(
+            [requested("a", ONE_GPU, **LOST)],
+            [],
+            {"now": LATER, "history": AFTER_FIRST},
+            [],
+            id="a layout that is retried for a lost GPU is not withdrawn",
+        ),
+        pytest.param(
+            [requested("a", ONE_GPU, **FAILED)],
+            [],
+            {"now": LATER, "history": AFTER_A_PERSON},
+            [],
+            id="a person's refused request is not withdrawn",
+        ),
+    ],
+)
+def test_decision_after_a_request(
+    nodes: list[dict[str, Any]],
+    pods: list[dict[str, Any]],
+    when: dict[str, Any],
+    expected: list[str],
+) -> None:
+    assert lines(decided(nodes, pods, **when)) == expected
+
+
+def test_layout_from_which_the_gpus_drifted_is_requested_again() -> None:
+    drifted = requested("a", ONE_GPU, **FAILED, reason="Drifted")
+    again = only(decided([drifted], [LARGE], now=LATER))
+    assert (again.content_hash, again.layout != ONE_GPU.layout) == (ONE_GPU.content_hash, True)
+
+
+def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
+    failed = requested("a", ONE_GPU, **FAILED)
+    assert not decided([failed], [LARGE], history=AFTER_FIRST, now=SOON).changes
+    withdrawal = only(decided([failed], [], history=AFTER_FIRST, now=LATER))
+
+    every = partitions.gpus("a", EMPTY)
+    assert partitions.wanted(withdrawal, every) == {every[0].uuid: samples.want({})}
+    assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
+    assert withdrawal.why == "no pod needs the request that its agent failed"
+
+
+def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
+    nodes, pods = [node("a", ["7g.40gb@0"])], [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
+    first = decided(nodes, pods)
+    history = remembered(nodes, pods, first)
+    assert not first.changes
+    second = decided(nodes, pods, history=history, now=LATER)
+    assert [each.name for each in only(second).pods] == ["q"]
+    assert why(second)[0] is Wait.NOT_SCHEDULED
+    history = remembered(nodes, pods, second, history, now=LATER)
+    third = decided(nodes, pods, history=history, now=LATER + dt.timedelta(seconds=300))
+    assert not third.changes
+
+
+def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
+    nodes = {f"n{n}": node(f"n{n}", EMPTY) for n in range(20)}
+    pods, history, changed_at = [pod("phantom", "7g.40gb")], past_decisions.History(), []
+    for minute in range(121):
+        now = NOW + dt.timedelta(minutes=minute)
+        decision = decided(nodes.values(), pods, history=history, now=now)
+        history = remembered(nodes.values(), pods, decision, history, now=now)
+        for change in decision.changes:
+            changed_at.append(minute)
+            nodes[change.node] = node(change.node, ["7g.40gb@0"])
+    assert changed_at[:2] == [0, 6]
+    assert len(changed_at) <= 4
+    assert history.unused["uid-phantom"].count >= 2
+
+
+def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
+    busy = ["1g.5gb@0*", "1g.5gb@1", "1g.5gb@2"]
+    nodes = [node("a", busy, ["7g.40gb@0"])]
+    every = partitions.gpus("a", busy, ["7g.40gb@0"])
+    base = {
+        "a": {gpu.uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}) for gpu in every}
+    }
+    history = remembered(nodes, [])
+    later: dict[str, Any] = {"history": history, "now": LATER, "base": base}
+    assert not decided(nodes, [], **later).changes
+    assert not decided(nodes, [], **later, merge_back_after_s=500).changes
+    change = only(decided(nodes, [], **later, merge_back_after_s=300))
+    assert partitions.wanted(change, every) == {
+        every[0].uuid: samples.want({"1g.5gb@0": 1, "3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}),
+        every[1].uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
+    }
+    reserved = {samples.profile("7g.40gb"): 1}
+    assert not decided(nodes, [], **later, merge_back_after_s=300, reserved=reserved).changes
+
+
+def test_demand_postpones_the_return_to_the_base_layout() -> None:
+    nodes, pods = [node("a", SMALL)], [pod("p", "1g.5gb")]
+    asked = remembered(nodes, pods, decided(nodes, pods), remembered(nodes, pods), now=LATER)
+    assert asked.demand_at == {"a": LATER}
+    gone = remembered(nodes, [], history=asked, now=LATER)
+    assert gone.room_since == {}
+    bound, end = [pod("p", "1g.5gb", node="a")], LATER + dt.timedelta(seconds=1)
+    assert remembered(nodes, bound, history=gone, now=end).demand_at == {"a": end}
