@@ -69,7 +69,7 @@ class Machine:
     Args:
         name: The node's name.
         folder: Where its files are.
-        options: How the node behaves; name and socket are set here.
+        options: How the node behaves; the name is set here.
     """
 
     def __init__(self, name: str, folder: pathlib.Path, options: sandbox_node.NodeOptions) -> None:
@@ -79,21 +79,16 @@ class Machine:
         self.log = folder / f"{name}.log"
         """The agent's log, which may be moved before its start."""
         self.socket = folder / f"{name}.sock"
-        self._options = dataclasses.replace(options, name=name, pod_resources_socket=self.socket)
+        self._options = dataclasses.replace(options, name=name)
         self.agent: Process | None = None
         """The running agent."""
 
     def start(
-        self,
-        exits: contextlib.ExitStack,
-        server: cluster_view.Server,
-        cluster: cluster_view.ClusterView,
+        self, exits: contextlib.ExitStack, cluster: cluster_view.ClusterView
     ) -> sandbox_node.SandboxNode:
         """Run kubelet and device plugin until ``exits`` are closed."""
         return exits.enter_context(
-            sandbox_node.SandboxNode(
-                server, self.state_file, options=self._options, cluster=cluster
-            )
+            sandbox_node.SandboxNode(cluster, self.state_file, self.socket, options=self._options)
         )
 
     def arguments(

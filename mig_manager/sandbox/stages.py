@@ -39,7 +39,7 @@ class Stage:
         config_text: The config document of the agents.
         latency: Durations of the driver's calls.
         agent_options: Further options of the agents.
-        node_options: How the nodes behave; name and socket are set here.
+        node_options: How the nodes behave; the name is set here.
         server: The API server to start; None: a plain one.
         names: Of the nodes. The methods without a machine are about the first one.
     """
@@ -113,7 +113,7 @@ class Stage:
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(server))
         exits.callback(self.cluster.listen(lambda *_: self._changed.set()))
-        nodes = [machine.start(exits, server, self.cluster) for machine in self.machines]
+        nodes = [machine.start(exits, self.cluster) for machine in self.machines]
         self.sandbox = nodes[0]
 
         def have_devices() -> bool:

@@ -169,7 +169,7 @@ def running(real: clusters.Real, shape: Shape) -> Iterator[Nodes]:
         for machine in nodes.machines:
             driver = states.Options(latency=shape.latency, seed=machine.name)
             library.create(shape.spec, machine.state_file, options=driver)
-            nodes.sandboxes[machine.name] = machine.start(exits, connection, view)
+            nodes.sandboxes[machine.name] = machine.start(exits, view)
         for machine in nodes.machines:
             has_devices = functools.partial(_has_devices, view, machine.name)
             waiting.until(has_devices, f"the devices of {machine.name}")

@@ -14,7 +14,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.cli.commands import doctor_report
 from mig_manager.core.node import claims, node_object, pod_object, rights, well_known
 from mig_manager.core.records import journals
-from mig_manager.sandbox.node import sandbox_node
+from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
 from tests import waiting
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
@@ -64,10 +64,10 @@ def cluster_rig(patient: Patient) -> Iterator[Cluster]:
             pod_start_s=0.01,
             pod_stop_s=0.01,
             plugin_start_s=0.01,
-            pod_resources_socket=found.socket,
         )
+        view = stack.enter_context(cluster_view.ClusterView(found.server.url))
         sandbox = stack.enter_context(
-            sandbox_node.SandboxNode(found.server.url, patient.path, options=options)
+            sandbox_node.SandboxNode(view, patient.path, found.socket, options=options)
         )
         with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
             waiting.until(

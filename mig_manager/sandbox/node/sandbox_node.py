@@ -51,8 +51,6 @@ class NodeOptions:
     """How long a pod needs to stop, unless its annotation has another time."""
     plugin_start_s: float = 0.3
     """From the start of the plugin's container to its registration."""
-    pod_resources_socket: pathlib.Path | None = None
-    """Where to serve PodResources; at most 107 bytes. None: do not serve."""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     controllers: Sequence[Callable[[cluster_view.ClusterView], None]] = (
         control_plane.sync_nodes,
@@ -66,24 +64,24 @@ class SandboxNode:
     """A node of a cluster; a context manager.
 
     Args:
-        server: URL of the API server, or a connection to it, which is closed at the end.
+        cluster: An open view of the cluster.
         path: The state file of the simulated NVML.
+        socket: Where to serve PodResources; at most 107 bytes.
         options: How the node behaves.
-        cluster: An open view of the cluster; None: open another one.
     """
 
     def __init__(
         self,
-        server: cluster_view.Server,
+        cluster: cluster_view.ClusterView,
         path: pathlib.Path,
+        socket: pathlib.Path,
         *,
         options: NodeOptions,
-        cluster: cluster_view.ClusterView | None = None,
     ) -> None:
         self.options = options
         self.devices = device_manager.DeviceManager()
-        self._server = server
-        self._shared_cluster = cluster
+        self._cluster = cluster
+        self._socket = socket
         self._state = state_file.SharedState(path)
         self._exits = contextlib.ExitStack()
         self._stopping = threading.Event()
@@ -124,10 +122,7 @@ class SandboxNode:
             )
 
     def _start(self, undo: contextlib.ExitStack) -> None:
-        options = self.options
-        cluster = self._shared_cluster or undo.enter_context(
-            cluster_view.ClusterView(self._server)
-        )
+        options, cluster = self.options, self._cluster
         kubelet = Kubelet(
             options,
             cluster=cluster,
@@ -138,13 +133,10 @@ class SandboxNode:
         kubelet.register()
         daemon_set = objects.plugin_daemon_set(options.deploy_style)
         cluster.create(cluster_view.Kind.DAEMON_SET, daemon_set)
-        if options.pod_resources_socket is not None:
-            undo.enter_context(
-                device_manager.serving_pod_resources(options.pod_resources_socket, self.devices)
-            )
+        undo.enter_context(device_manager.serving_pod_resources(self._socket, self.devices))
         undo.callback(cluster.listen(lambda *_: self._wake.set()))
         thread = threading.Thread(
-            target=self._run, args=(cluster, kubelet), name=f"sandbox-{options.name}"
+            target=self._run, args=(kubelet,), name=f"sandbox-{options.name}"
         )
         undo.callback(thread.join, _JOIN_S)
         undo.callback(self._wake.set)
@@ -175,7 +167,7 @@ class SandboxNode:
             kind=states.ClientKind.MONITOR if is_monitor else states.ClientKind.COMPUTE,
         )
 
-    def _run(self, cluster: cluster_view.ClusterView, kubelet: "Kubelet") -> None:
+    def _run(self, kubelet: "Kubelet") -> None:
         tick_at = time.monotonic()
         waiting: list[threading.Event] = []
         try:
@@ -193,7 +185,7 @@ class SandboxNode:
                         kubelet.tick()
                         tick_at = now + self.options.tick_s
                     for sync in self.options.controllers:
-                        sync(cluster)
+                        sync(self._cluster)
                     kubelet.sync(now)
                 except errors.ClusterError as error:
                     _log.warning("sandbox node %s retries: %s", self.options.name, error)
