@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
+from mig_manager.catalogue import hardware
 from mig_manager.core.node import policies, strategies, well_known
 from mig_manager.errors import Reason
+from tests import changes
 from tests.node import fakes, knobs, scenes
 from tests.node.scenes import CONFIG
 from tests.pipeline.dra_scenes import KEEP_ONE, without_driver, without_pods
@@ -40,6 +42,17 @@ def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
     return rig
 
 
+def with_two_models() -> fakes.NodeRig:
+    """Return a node whose GPUs are of two models, which share the name of a profile."""
+    names = ("A100-SXM4-80GB", "H100 80GB HBM3")
+    rig = fakes.NodeRig(
+        gpus=tuple(hardware.template(hardware.find(each), i) for i, each in enumerate(names))
+    )
+    rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", strategies.STRATEGY_LABEL: "single"}
+    rig.start_plugin()
+    return rig
+
+
 def with_managers(*names: str, **fields: Any) -> fakes.NodeRig:
     rig = scenes.node()
     for name in names:
@@ -58,6 +71,7 @@ NVIDIAS = {
     "container_names": ("nvidia-mig-manager",),
 }
 HAMI = {"labels": {"app.kubernetes.io/component": "hami-device-plugin"}}
+ALIKE = "version: v1\nmig-configs:\n  alike:\n" + changes.entry("all", {"1g.10gb": 7}) + "\n"
 DIFFERS = "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb"
 PARTS = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
 
@@ -150,6 +164,12 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         {"layout": "all-balanced"},
         Reason.STRATEGY_MISMATCH,
         ("MIG strategy single", DIFFERS),
+    ),
+    "strategy of a plugin for two models": (
+        with_two_models,
+        {"layout": "alike", "text": ALIKE},
+        Reason.STRATEGY_MISMATCH,
+        ("1g.10gb has 9728 MiB and 14 SMs on GPU 0, 9984 MiB and 16 SMs on GPU 1",),
     ),
     "parts beside the DRA driver": (
         scenes.dra_node,

@@ -28,6 +28,8 @@ class GpuLayout:
     name: str  # for messages, such as ``GPU 0``
     is_enabled: bool
     profiles: Collection[model.Profile]
+    known: Collection[model.GpuInstanceProfile] = ()
+    """The profiles of its model; empty: unknown."""
 
 
 def gpu_layouts(
@@ -35,22 +37,25 @@ def gpu_layouts(
 ) -> tuple[GpuLayout, ...]:
     """Return the layout of a node's GPUs once these desired GPUs, by UUID, are applied."""
     return tuple(
-        gpu_layout(f"GPU {gpu.index}", desired[gpu.uuid])
+        gpu_layout(f"GPU {gpu.index}", desired[gpu.uuid], gpu.profiles or ())
         if gpu.uuid in desired
         else GpuLayout(
             name=f"GPU {gpu.index}",
             is_enabled=gpu.current_mode is model.MigMode.ENABLED,
             profiles=[device.profile for device in gpu.devices],
+            known=gpu.profiles or (),
         )
         for gpu in gpus
         if gpu.name not in DISPLAYS
     )
 
 
-def gpu_layout(name: str, desired: model.DesiredGpu) -> GpuLayout:
+def gpu_layout(
+    name: str, desired: model.DesiredGpu, known: Collection[model.GpuInstanceProfile] = ()
+) -> GpuLayout:
     """Return the layout of a desired GPU."""
     is_enabled = desired.mode is model.MigMode.ENABLED
-    return GpuLayout(name=name, is_enabled=is_enabled, profiles=desired.counts)
+    return GpuLayout(name=name, is_enabled=is_enabled, profiles=desired.counts, known=known)
 
 
 def refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
@@ -97,4 +102,14 @@ def _single_refusal(gpus: Sequence[GpuLayout]) -> str:
     if without_devices(enabled):
         return f"MIG is enabled without a MIG device on {without_devices(enabled)}"
     profiles = sorted({str(profile) for gpu in enabled for profile in gpu.profiles})
-    return f"MIG devices differ: {', '.join(profiles)}" if len(profiles) > 1 else ""
+    if len(profiles) > 1:
+        return f"MIG devices differ: {', '.join(profiles)}"
+    # The plugin compares ``nvmlDeviceAttributes_t``. Two models can share a profile's name.
+    sizes = {
+        (spec.multiprocessors, spec.memory_mib): gpu.name
+        for gpu in enabled
+        for spec in gpu.known
+        if spec.profile in {profile.gpu_instance for profile in gpu.profiles}
+    }
+    listed = ", ".join(f"{mib} MiB and {count} SMs on {at}" for (count, mib), at in sizes.items())
+    return f"MIG devices differ: {profiles[0]} has {listed}" if len(sizes) > 1 else ""
