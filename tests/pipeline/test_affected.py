@@ -7,6 +7,7 @@ import pytest
 
 from mig_manager.core import steps
 from mig_manager.errors import Reason
+from tests import changes
 from tests.node import fakes, scenes
 from tests.node.scenes import assert_ends
 
@@ -107,6 +108,23 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
     assert rig.log.count("workloads.delete") == 0
     assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
+
+
+def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
+    text = "version: v1\nmig-configs:\n  whole:\n" + changes.entry("all", {"7g.40gb": 1}) + "\n"
+    rig = scenes.node()
+    scenes.run(rig, "whole", text)
+    # It began while GPU 1 did not answer. Kubelet keeps the GPUs of the plugin before it.
+    rig.schedulable = {
+        "nvidia.com/mig-7g.40gb": frozenset(rig.gpus[0].mig_uuids),
+        "nvidia.com/gpu": frozenset(),
+    }
+    rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
+
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="whole", text=text)
+
+    devices = frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
+    assert rig.schedulable == {"nvidia.com/gpu": devices}
 
 
 MODE_OF_ANOTHER = """

@@ -40,7 +40,7 @@ def why_not(
         is_enough = is_partial and _has_at_least(node, _among(known, changed), strategy)
         return "" if is_enough else _why_not_counted(known, node, strategy, changed)
     devices, ids = _devices(allocatable)
-    registered = _count_registered(known, node.capacity, devices)
+    registered = _count_registered(known, node.capacity, devices, strategy)
     for expected, needed in zip(
         _possible_devices(known, strategy),
         _possible_devices(_among(known, changed), strategy),
@@ -133,7 +133,7 @@ def is_plugin_stale(
         return True
     if allocatable is None:
         return bool(why_not(gpus, None, node, strategy=strategy, changed=()))
-    registered = _count_registered(gpus, node.capacity or node.allocatable, devices)
+    registered = _count_registered(gpus, node.capacity or node.allocatable, devices, strategy)
     # Only devices that are in one of the two show the plugin's strategy.
     common = frozenset.intersection(*possible)
     likely = [expected for expected in possible if ids & (expected - common)]
@@ -236,12 +236,14 @@ def _count_registered(
     gpus: Iterable[model.Gpu],
     counts: Mapping[str, int],
     devices: Mapping[str, frozenset[str]],
+    strategy: strategies.Strategy | None,
 ) -> int:
     """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while.
 
     ``devices`` are the healthy ids by resource, which show the replicas of a shared device.
     """
-    names = resources.supplied(gpus, None)
+    likely = strategies.Strategy.MIXED if any(map(resources.is_mig, devices)) else strategy
+    names = resources.supplied(gpus, likely)
     return sum(
         count // _replicas(devices.get(name, frozenset()))
         for name, count in resources.devices_of(counts).items()
