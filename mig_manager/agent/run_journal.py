@@ -174,7 +174,9 @@ class RunJournal:
             old = view.labels.get(well_known.PLUGIN_CONFIG_LABEL)
             changed = None
             if plugin_config not in (None, old):
-                changed = journals.PluginConfig(before=old, now=str(plugin_config))
+                # An interrupted run may have changed it before, with other settings.
+                first = own_entries.plugin_config.before if own_entries.plugin_config else old
+                changed = journals.PluginConfig(before=first, now=str(plugin_config))
                 labels[well_known.PLUGIN_CONFIG_LABEL] = changed.now
             names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in restored)
             return Step(

@@ -12,7 +12,7 @@ from mig_manager.core.node import (
     well_known,
 )
 from mig_manager.errors import Reason
-from tests.node import fakes
+from tests.node import fakes, scenes
 from tests.node.scenes import (
     BROKEN,
     CONFIG,
@@ -359,6 +359,25 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
 
     reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
     assert_ends(rig, reason)
+
+    assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
+
+
+def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> None:
+    rig = sharing_node()
+    rig.plugin.is_broken = True
+
+    def kill() -> None:
+        if rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced":
+            raise scenes.Killed
+
+    rig.on_call = kill
+    with pytest.raises(scenes.Killed):
+        run(rig)
+    rig.on_call = lambda: None
+    rig.policy = policies.Policy(plugin_configs={scenes.LAYOUT: "halved"})
+
+    assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.PLUGIN_NOT_READY
 
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "whole"
 
