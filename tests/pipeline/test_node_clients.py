@@ -43,15 +43,23 @@ def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     rig = node(layout="all-balanced")
     agent = reconciler(rig)
 
+    before_waits: list[int] = []
+
     def stale() -> None:
         rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
+        before_waits.append(rig.log.count("allocations.allocatable"))
 
     stale()
     rig.clock.on_wait.append(stale)
 
+    requests = []
     for attempt in (1, 2):
+        rig.log = [call for call in rig.log if call == "workloads.delete"]
+        before_waits.clear()
         assert_ends(rig, Reason.NOT_ALLOCATABLE, layout="all-balanced", by=agent, attempt=attempt)
         assert rig.log.count("workloads.delete") == 1
+        requests.append(before_waits[0])
+    assert requests == [4, 4]
 
 
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:

@@ -104,13 +104,15 @@ def is_schedulable(job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
 
 
 def find_stale(
-    job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu]
+    job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu], *, ignored: frozenset[str] = frozenset()
 ) -> tuple[advertisers.Advertiser, ...]:
-    """Return the advertisers with a ready pod and outdated devices."""
+    """Return the advertisers with a ready pod and outdated devices, but none named ``ignored``."""
     return tuple(
         each
         for each in ALL
-        if advertisers.is_any_ready(filter(each.owns, pods)) and each.is_stale(job, gpus)
+        if each.name not in ignored
+        and advertisers.is_any_ready(filter(each.owns, pods))
+        and each.is_stale(job, gpus)
     )
 
 
@@ -122,7 +124,7 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
     """
     pods = job.deps.workloads.list()
     present = find(job, pods, gpus)
-    again = [e for e in find_stale(job, pods, gpus) if e.name not in job.memory.restarted]
+    again = find_stale(job, pods, gpus, ignored=job.memory.restarted)
     job.memory.note_restarted(each.name for each in again)
     stale = tuple(pod for each in again for pod in pods if each.owns(pod))
     delete(job, stale)
