@@ -360,6 +360,8 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
         (7, {"nvidia.com/mig-3g.20gb": 8}, 1),
         (4, {"nvidia.com/mig-3g.20gb": 8}, 0),
         (4, {"nvidia.com/mig-3g.20gb": 0, "nvidia.com/mig-3g.20gb.shared": 8}, 0),
+        (4, {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/mig-3g.20gb.shared": 8}, 0),
+        (4, {"nvidia.com/mig-3g.20gb.shared": 8, "nvidia.com/mig-3g.20gb": 2}, 0),
         (2, {}, 1),
     ],
 )

@@ -200,7 +200,10 @@ def losses(
     ``capacity`` is the node's, which counts a device once for each replica.
     """
     known = tuple(gpus)
-    most = {base(name): count for name, count in devices_of(capacity).items()}
+    most: collections.Counter[str] = collections.Counter()
+    for name, count in devices_of(capacity).items():
+        # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
+        most |= collections.Counter({base(name): count})
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
@@ -213,7 +216,7 @@ def losses(
         Loss(
             kind=kind,
             ending=ending[kind.resource],
-            replicas=max(1, most.get(kind.resource, 0) // kind.count),
+            replicas=max(1, most[kind.resource] // kind.count),
         )
         for kind in kinds(known, pods, strategy=strategy)
         if ending[kind.resource] and kind.pods
