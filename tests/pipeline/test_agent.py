@@ -62,8 +62,9 @@ class Condition(fake_cluster.FakeNode):
 class Pipeline(reconcile.Reconciler):
     """Answers each run from a script; stops the agent after the last answer."""
 
-    def __init__(self, box: intake.Inbox, *script: Reason | Exception) -> None:
-        self._box = box
+    def __init__(self, label: str | None, *script: Reason | Exception, node_uid: str = "") -> None:
+        self.box = intake.Inbox()
+        self.box.put_label(label, node_uid=node_uid)
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
         self.delays_s: list[float] = []
@@ -72,8 +73,8 @@ class Pipeline(reconcile.Reconciler):
         self.looks = 0
         self.next_action = drift.Action.REST
         self.recovered: list[str | None] = []
-        self.pauses_left = 0
-        """How many times ``recover`` leaves pauses to another manager."""
+        self.recoveries: list[bool | Exception] = []
+        """Answers of ``recover``; afterwards it leaves nothing to another manager."""
         self.stopped = 0
         self.has_rested = threading.Event()
         self.restless = 0
@@ -85,7 +86,10 @@ class Pipeline(reconcile.Reconciler):
 
     def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> bool:
         self.recovered.append(name)
-        return len(self.recovered) > self.pauses_left
+        answer = self.recoveries.pop(0) if self.recoveries else True
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def stop(self) -> None:
         self.stopped += 1
@@ -119,18 +123,12 @@ class Pipeline(reconcile.Reconciler):
         self.on_run(cancel)
         answer = self._script.pop(0)
         if not self._script:
-            self._box.stop()
+            self.box.stop()
         if isinstance(answer, Exception):
             raise answer
         is_good = answer is Reason.APPLIED
         state = model.State.SUCCESS if is_good else model.State.FAILED
         return outcomes.Outcome(state=state, reason=answer, message="")
-
-
-def labelled(name: str | None) -> intake.Inbox:
-    box = intake.Inbox()
-    box.put_label(name)
-    return box
 
 
 def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Intervals:
@@ -140,11 +138,9 @@ def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Interva
 
 
 @contextlib.contextmanager
-def serving(
-    box: intake.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
-) -> Iterator[None]:
+def serving(pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> Iterator[None]:
     """Run the loop beside the body, until it ends by itself."""
-    served = loop.Agent(pipeline, box, intervals=intervals_ or intervals())
+    served = loop.Agent(pipeline, pipeline.box, intervals=intervals_ or intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     yield
@@ -152,72 +148,67 @@ def serving(
     assert not thread.is_alive()
 
 
-def serve(box: intake.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> None:
-    with serving(box, pipeline, intervals_):
+def serve(pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> None:
+    with serving(pipeline, intervals_):
         pass
 
 
-def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.IN_USE, Reason.DRIVER_NOT_LOADED, Reason.APPLIED)
+LOST = errors.ClusterError("down", reason=Reason.API_UNAVAILABLE)
+LOCKED = errors.LockedError("another manager is at work: apply")
 
-    serve(box, pipeline)
 
-    assert pipeline.runs == [("a", 1), ("a", 2), ("a", 3)]
-    assert pipeline.recovered == ["a"]
+@pytest.mark.parametrize(
+    ("script", "recoveries", "attempts", "recovered"),
+    [
+        ((Reason.IN_USE, Reason.DRIVER_NOT_LOADED, Reason.APPLIED), [], [1, 2, 3], 1),
+        ((LOST, Reason.APPLIED), [], [1, 2], 2),
+        ((Reason.ALREADY_APPLIED, Reason.ALREADY_APPLIED), [False], [1, 2], 2),
+        ((Reason.APPLIED,), [LOCKED], [2], 2),
+    ],
+    ids=["transient failures", "a silent API", "pauses of another manager", "a locked recovery"],
+)
+def test_a_request_is_tried_again_until_all_is_done_after(
+    script: tuple[Reason | Exception, ...],
+    recoveries: list[bool | Exception],
+    attempts: list[int],
+    recovered: int,
+) -> None:
+    pipeline = Pipeline("a", *script)
+    pipeline.recoveries = list(recoveries)
+
+    serve(pipeline)
+
+    assert pipeline.runs == [("a", attempt) for attempt in attempts]
+    assert pipeline.recovered == ["a"] * recovered
     assert all(0 < delay <= 0.02 for delay in pipeline.delays_s)
 
 
 def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.DRAIN_TIMEOUT)
+    pipeline = Pipeline("a", Reason.DRAIN_TIMEOUT)
 
-    serve(box, pipeline, intervals(600))
+    serve(pipeline, intervals(600))
 
     assert pipeline.stopped == 1
 
 
 def test_early_change_of_the_config_file_is_no_removed_label() -> None:
-    box = intake.Inbox()
-    pipeline = Pipeline(box, Reason.APPLIED)
-    box.put_file_change()
+    pipeline = Pipeline("a", Reason.APPLIED)
+    pipeline.box = intake.Inbox()
+    pipeline.box.put_file_change()
 
-    with serving(box, pipeline, intervals(drift_check_s=0.01)):
+    with serving(pipeline, intervals(drift_check_s=0.01)):
         assert not pipeline.has_rested.wait(0.1)
-        box.put_label("a")
+        pipeline.box.put_label("a")
 
     assert pipeline.recovered == ["a"]
     assert pipeline.runs == [("a", 1)]
-
-
-def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> None:
-    box = labelled("a")
-    lost = errors.ClusterError("down", reason=Reason.API_UNAVAILABLE)
-    pipeline = Pipeline(box, lost, Reason.APPLIED)
-
-    serve(box, pipeline)
-
-    assert pipeline.runs == [("a", 1), ("a", 2)]
-    assert pipeline.recovered == ["a", "a"]
-
-
-def test_pauses_left_to_another_manager_are_looked_at_again() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.ALREADY_APPLIED, Reason.ALREADY_APPLIED)
-    pipeline.pauses_left = 1
-
-    serve(box, pipeline)
-
-    assert pipeline.recovered == ["a", "a"]
-    assert pipeline.runs == [("a", 1), ("a", 2)]
 
 
 def test_checks_of_the_request_are_signs_of_life() -> None:
     now_s = 0.0
     silences_s: list[float] = []
     pulse = liveness.Pulse(lambda: now_s)
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
+    pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
 
     def work(request: ports.Cancellation) -> None:
         nonlocal now_s
@@ -230,7 +221,7 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
         now_s += 5
 
     pipeline.on_run = work
-    agent = loop.Agent(pipeline, box, intervals=intervals(), pulse=pulse)
+    agent = loop.Agent(pipeline, pipeline.box, intervals=intervals(), pulse=pulse)
     assert not agent.is_recovered
 
     agent.serve()
@@ -239,83 +230,62 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
     assert pulse.silence_s == 0
 
 
-def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.APPLIED)
-    locked = [errors.LockedError("another manager is at work: apply")]
-
-    def recover(name: str | None, _custom: custom_layouts.Custom | None = None) -> bool:
-        pipeline.recovered.append(name)
-        if locked:
-            raise locked.pop()
-        return True
-
-    pipeline.recover = recover  # type: ignore[method-assign]
-    serve(box, pipeline)
-
-    assert pipeline.recovered == ["a", "a"]
-    assert pipeline.runs == [("a", 2)]
-
-
 @pytest.mark.parametrize(
     ("reason", "delay_s"),
     [(Reason.DOES_NOT_FIT, 0.0), (Reason.IN_USE, 0.05)],
     ids=["final", "retry"],
 )
 def test_newer_request_ends_the_pause_after_a_failure(reason: Reason, delay_s: float) -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, reason, Reason.APPLIED)
-    pipeline.on_run = lambda _request: threading.Timer(delay_s, box.put_label, ["b"]).start()
+    pipeline = Pipeline("a", reason, Reason.APPLIED)
+    pipeline.on_run = lambda _request: threading.Timer(
+        delay_s, pipeline.box.put_label, ["b"]
+    ).start()
 
-    serve(box, pipeline, intervals(600))
+    serve(pipeline, intervals(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
 
 
 def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> None:
-    box = labelled(None)
-    pipeline = Pipeline(box, Reason.APPLIED)
+    pipeline = Pipeline(None, Reason.APPLIED)
     pipeline.restless = 3
 
-    with serving(box, pipeline):
+    with serving(pipeline):
         assert pipeline.has_rested.wait(20)
-        box.stop()
+        pipeline.box.stop()
 
     assert pipeline.restless == -1
 
 
 @pytest.mark.parametrize("name", [None, "a"])
 def test_unwritten_condition_is_retried_without_a_drift_check(name: str | None) -> None:
-    box = labelled(name)
-    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
+    pipeline = Pipeline(name, Reason.APPLIED, Reason.APPLIED)
     pipeline.condition.refusals = 3
 
-    with serving(box, pipeline):
+    with serving(pipeline):
         assert pipeline.condition.is_written.wait(20)
-        box.stop()
+        pipeline.box.stop()
 
     assert (pipeline.condition.refusals, pipeline.looks) == (0, 0)
 
 
 def test_drift_check_runs_although_the_condition_is_unwritten() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
+    pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
     pipeline.next_action = drift.Action.RUN
     pipeline.condition.refusals = 1_000_000
 
-    serve(box, pipeline, intervals(0.01, drift_check_s=0.05))
+    serve(pipeline, intervals(0.01, drift_check_s=0.05))
 
     assert pipeline.looks == 1
     assert pipeline.condition.refusals < 1_000_000
 
 
 def test_new_request_is_served_although_the_condition_is_unwritten() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
+    pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
     pipeline.condition.refusals = 1_000_000
-    pipeline.on_run = lambda _request: threading.Timer(0.05, box.put_label, ["b"]).start()
+    pipeline.on_run = lambda _request: threading.Timer(0.05, pipeline.box.put_label, ["b"]).start()
 
-    serve(box, pipeline, intervals(600))
+    serve(pipeline, intervals(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
     assert pipeline.condition.refusals == 1_000_000
@@ -345,19 +315,17 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
     *,
     is_new: bool,
 ) -> None:
-    box = intake.Inbox()
-    box.put_label("a", node_uid="u1")
-    pipeline = Pipeline(box, *ended, Reason.APPLIED)
+    pipeline = Pipeline("a", *ended, Reason.APPLIED, node_uid="u1")
 
     def register(_request: ports.Cancellation) -> None:
         # At the end of the last run before: what comes while it runs is served after it.
         if len(pipeline.runs) == len(ended):
             for act in then:
-                act(box)
+                act(pipeline.box)
 
     pipeline.on_run = register
 
-    serve(box, pipeline)
+    serve(pipeline)
 
     assert len(pipeline.runs) == len(ended) + 1
     assert (pipeline.forgotten, pipeline.news[-1]) == (forgotten, is_new)
@@ -365,45 +333,41 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
 
 
 def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
-    box = intake.Inbox()
-    box.put_label("a", node_uid="u1")
     lost = errors.ClusterError("the Node is gone", reason=Reason.API_ERROR)
-    pipeline = Pipeline(box, Reason.APPLIED, lost, Reason.APPLIED)
+    pipeline = Pipeline("a", Reason.APPLIED, lost, Reason.APPLIED, node_uid="u1")
     uids = ["u3", "u2"]
 
     def register(_request: ports.Cancellation) -> None:
         if uids:
-            box.put_label("a", node_uid=uids.pop())
+            pipeline.box.put_label("a", node_uid=uids.pop())
 
     pipeline.on_run = register
 
-    serve(box, pipeline, intervals(600))
+    serve(pipeline, intervals(600))
 
     assert pipeline.news == [False, False, False]
     assert pipeline.forgotten == 2
 
 
 def test_without_a_label_an_interrupted_run_is_undone() -> None:
-    box = labelled(None)
-    pipeline = Pipeline(box, Reason.APPLIED)
+    pipeline = Pipeline(None, Reason.APPLIED)
 
-    with serving(box, pipeline, intervals(1)):
+    with serving(pipeline, intervals(1)):
         assert pipeline.has_rested.wait(timeout=20)
-        box.put_label("a")
+        pipeline.box.put_label("a")
 
     assert pipeline.runs == [("a", 1)]
     assert pipeline.recovered == [None]
 
 
 def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults() -> None:
-    box = labelled(None)
-    pipeline = Pipeline(box, Reason.APPLIED)
+    pipeline = Pipeline(None, Reason.APPLIED)
 
-    with serving(box, pipeline):
+    with serving(pipeline):
         assert pipeline.has_rested.wait(timeout=20)
-        box.put_gpu_change()
+        pipeline.box.put_gpu_change()
         waiting.until(lambda: pipeline.looks == 1)
-        box.put_label("a")
+        pipeline.box.put_label("a")
 
     assert pipeline.runs == [("a", 1)]
 
@@ -416,13 +380,12 @@ def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults() -> None:
 def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
     ended: Reason, action: drift.Action, *, evicts: bool
 ) -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, ended, Reason.APPLIED)
+    pipeline = Pipeline("a", ended, Reason.APPLIED)
     pipeline.next_action = action
     if evicts:
-        pipeline.on_run = lambda _request: box.put_gpu_change()
+        pipeline.on_run = lambda _request: pipeline.box.put_gpu_change()
 
-    serve(box, pipeline, intervals(drift_check_s=0.0 if evicts else 0.02))
+    serve(pipeline, intervals(drift_check_s=0.0 if evicts else 0.02))
 
     assert pipeline.looks == 1
     assert pipeline.runs == [("a", 1), ("a", 1)]
@@ -430,8 +393,7 @@ def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
 
 
 def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
+    pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
     calls: list[str] = []
     pipeline.on_run = lambda _request: calls.append("run")
 
@@ -441,7 +403,7 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
         yield
         calls.append("not alone")
 
-    loop.Agent(pipeline, box, intervals=intervals(), suspend_gpu_events=alone).serve()
+    loop.Agent(pipeline, pipeline.box, intervals=intervals(), suspend_gpu_events=alone).serve()
 
     assert calls == ["alone", "run", "not alone"] * 2
 
@@ -463,39 +425,37 @@ def test_end_of_the_opt_in_is_no_new_request() -> None:
 
 
 def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
+    pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
     looks: list[bool] = []
 
     def note_change(_request: ports.Cancellation) -> None:
         # Noted during a run, and observed in the pause before the retry.
-        box.put_use_change()
+        pipeline.box.put_use_change()
         looks.append(pipeline.reported.has_observed.is_set())
 
     pipeline.on_run = note_change
-    box.put_on_demand(is_on_demand=True)
+    pipeline.box.put_on_demand(is_on_demand=True)
 
-    serve(box, pipeline)
+    serve(pipeline)
 
     assert pipeline.runs == [("a", 1), ("a", 2)]
     assert looks == [False, True]
 
 
 def test_the_on_demand_label_is_followed_at_rest_as_it_comes_and_goes() -> None:
-    box = labelled(None)
-    pipeline = Pipeline(box)
+    pipeline = Pipeline(None)
 
-    with serving(box, pipeline):
+    with serving(pipeline):
         assert pipeline.has_rested.wait(20)
-        box.put_use_change()
-        box.put_on_demand(is_on_demand=True)
+        pipeline.box.put_use_change()
+        pipeline.box.put_on_demand(is_on_demand=True)
         assert pipeline.reported.has_observed.wait(20)
-        box.put_on_demand(is_on_demand=False)
+        pipeline.box.put_on_demand(is_on_demand=False)
         waiting.until(lambda: not pipeline.reported.is_followed)
         pipeline.reported.has_observed.clear()
         changes = pipeline.reported.changes
-        box.put_use_change()
+        pipeline.box.put_use_change()
         waiting.until(lambda: pipeline.reported.changes > changes)
-        box.stop()
+        pipeline.box.stop()
 
     assert not pipeline.reported.has_observed.is_set()
