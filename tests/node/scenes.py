@@ -223,6 +223,18 @@ def killed(
     return rig, before
 
 
+def at_rest(
+    layout: str, *, rig: fakes.NodeRig | None = None, **options: Any
+) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
+    """Return a node whose layout is active, its agent with these options, and the last outcome."""
+    rig = rig or node(layout=layout)
+    agent = reconciler(rig, **options)
+    ended = run(rig, layout, by=agent)
+    for past in (rig.states, rig.events, rig.messages, rig.log):
+        past.clear()
+    return rig, agent, ended
+
+
 def kills(
     make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = run
 ) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:

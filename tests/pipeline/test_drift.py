@@ -18,18 +18,6 @@ from tests.node.scenes import assert_ends
 LAYOUT = "all-balanced"
 
 
-def node_at_rest(
-    *, heals: bool = False
-) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
-    """Return a node whose layout is active."""
-    rig = scenes.node(layout=LAYOUT)
-    agent = scenes.reconciler(rig, heals_drift=heals)
-    outcome = scenes.run(rig, LAYOUT, by=agent)
-    rig.states.clear()
-    rig.events.clear()
-    return rig, agent, outcome
-
-
 def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
     """Destroy the first instance of the first GPU; return what there was."""
     before = rig.gpus
@@ -45,7 +33,7 @@ def readiness_of(rig: fakes.NodeRig) -> tuple[str, str]:
 
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, ended = scenes.at_rest(LAYOUT)
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.states == []
     before = tamper(rig)
@@ -65,7 +53,7 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
 
 
 def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, ended = scenes.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
     rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
@@ -79,7 +67,7 @@ def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -
 
 
 def test_on_request_a_drift_is_healed() -> None:
-    rig, agent, ended = node_at_rest(heals=True)
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
     before = tamper(rig)
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
@@ -90,7 +78,7 @@ def test_on_request_a_drift_is_healed() -> None:
 
 def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
-    rig, _, _ = node_at_rest()
+    rig, _, _ = scenes.at_rest(LAYOUT)
     scenes.add_pod_on_foreign_instances(rig)
     restarted = scenes.reconciler(rig)
     restarted.recover(LAYOUT)
@@ -98,7 +86,7 @@ def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, reconcile.Reconciler]
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
-    rig, agent, ended = node_at_rest(heals=True)
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -112,7 +100,7 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
-    rig, agent, _ = node_at_rest(heals=True)
+    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
@@ -123,7 +111,7 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
 
 
 def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
-    rig, agent, _ = node_at_rest(heals=True)
+    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
     uid, late = next((uid, pod) for uid, pod in rig.pods.items() if pod.name == "foreign")
@@ -141,7 +129,7 @@ def test_healing_refuses_a_pod_that_gets_a_device_after_the_survey() -> None:
 
 
 def test_a_drift_is_published_although_kubelet_is_silent() -> None:
-    rig, agent, ended = node_at_rest(heals=True)
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
     rig.kubelet.is_silent = True
 
@@ -152,7 +140,7 @@ def test_a_drift_is_published_although_kubelet_is_silent() -> None:
 
 
 def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
-    rig, agent, ended = node_at_rest(heals=True)
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
     uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
     labels, owner = {"app": "watcher"}, "DaemonSet"
@@ -164,7 +152,7 @@ def test_an_extra_client_does_not_keep_a_drift_from_being_healed() -> None:
 
 
 def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
-    rig, agent, _ = node_at_rest(heals=True)
+    rig, agent, _ = scenes.at_rest(LAYOUT, heals_drift=True)
     scenes.add_pod_on_foreign_instances(rig)
     rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
     scenes.run(rig, LAYOUT, by=agent, may_evict=False)
@@ -218,7 +206,7 @@ def test_failure_at_the_start_does_not_make_the_retry_evict(
 
 
 def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
-    rig, _, _ = node_at_rest()
+    rig, _, _ = scenes.at_rest(LAYOUT)
     rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
 
     assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS
@@ -227,7 +215,7 @@ def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
 
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, ended = scenes.at_rest(LAYOUT)
     rig.failing = {len(rig.log): NO_DRIVER}
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
@@ -248,7 +236,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     ],
 )
 def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Reason) -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, ended = scenes.at_rest(LAYOUT)
     labels = dict(rig.labels)
     for number in range(1, 6):
         rig.refusing = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
@@ -267,7 +255,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Re
 
 
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, ended = scenes.at_rest(LAYOUT)
     tamper(rig)
     rig.refusing = {"gpus.observe": NO_DRIVER}
     for _ in range(3):
@@ -281,7 +269,7 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
 
 
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
-    rig, agent, ended = node_at_rest()
+    rig, agent, ended = scenes.at_rest(LAYOUT)
     for _ in range(4):
         rig.failing = {len(rig.log): NO_DRIVER}
         agent.check_drift(LAYOUT, ended)
@@ -291,9 +279,7 @@ def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
 
 
 def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
-    rig = scenes.node()
-    agent = scenes.reconciler(rig)
-    ended = scenes.run(rig, "too-much", by=agent)
+    rig, agent, ended = scenes.at_rest("too-much", rig=scenes.node())
     assert not ended.should_retry
 
     assert [agent.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
@@ -346,8 +332,7 @@ def test_hardware_mended_after_a_final_failure_is_served(
 ) -> None:
     rig = scenes.node()
     mend = fail(rig)
-    agent = scenes.reconciler(rig, TWO_GPUS)
-    ended = scenes.run(rig, "two-gpus", by=agent)
+    _, agent, ended = scenes.at_rest("two-gpus", rig=rig, text=TWO_GPUS)
     assert (ended.reason, ended.should_retry) == (reason, False)
     for _ in range(checks):
         assert agent.check_drift("two-gpus", ended) is drift.Action.REST
@@ -359,51 +344,32 @@ def test_hardware_mended_after_a_final_failure_is_served(
 
 
 def test_an_invalid_file_alone_is_not_retried_at_each_check() -> None:
-    rig = scenes.node()
-    agent = scenes.reconciler(rig, "version: v1\nmig-configs: 3\n")
-    ended = scenes.run(rig, "two-gpus", by=agent)
+    text = "version: v1\nmig-configs: 3\n"
+    _, agent, ended = scenes.at_rest("two-gpus", rig=scenes.node(), text=text)
     assert ended.reason is Reason.INVALID_CONFIG
 
     assert [agent.check_drift("two-gpus", ended) for _ in range(3)] == [drift.Action.REST] * 3
 
 
-@pytest.mark.parametrize("heals", [False, True])
+@pytest.mark.parametrize("agents", ["reports", "heals", "restarts"])
 @pytest.mark.parametrize("layout", [LAYOUT, "two-gpus"])
-def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, *, heals: bool) -> None:
-    rig = scenes.node()
-    agent = scenes.reconciler(rig, TWO_GPUS, heals_drift=heals)
-    ended = scenes.run(rig, layout, by=agent)
+def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, agents: str) -> None:
+    heals = agents != "reports"
+    rig, agent, ended = scenes.at_rest(layout, rig=scenes.node(), text=TWO_GPUS, heals_drift=heals)
     assert ended.state is model.State.SUCCESS
-    rig.events.clear()
     rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
     before, rig.gpus = rig.gpus, rig.gpus[:1]
+    if agents == "restarts":
+        agent = scenes.reconciler(rig, TWO_GPUS, heals_drift=heals)
+        agent.recover(layout)
+        ended = assert_ends(rig, Reason.DRIFTED, layout=layout, by=agent)
 
     for _ in range(2):
         assert agent.check_drift(layout, ended) is drift.Action.REST
 
     assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
-    assert f"the driver no longer lists {before[1]}" in rig.statuses[-1]
-    assert "workloads.evict" not in rig.log
-    rig.gpus = before
-    assert agent.check_drift(layout, ended) is drift.Action.REST
-    assert rig.labels[well_known.STATE_LABEL] == "success"
-
-
-@pytest.mark.parametrize("layout", [LAYOUT, "two-gpus"])
-def test_a_restarted_agent_reports_a_gpu_that_vanished(layout: str) -> None:
-    rig = scenes.node()
-    assert scenes.run(rig, layout, TWO_GPUS).state is model.State.SUCCESS
-    rig.add_pod("spared", devices=frozenset(rig.gpus[0].mig_uuids[:1]))
-    before, rig.gpus = rig.gpus, rig.gpus[:1]
-    agent = scenes.reconciler(rig, TWO_GPUS, heals_drift=True)
-    agent.recover(layout)
-
-    text = f"the driver no longer lists {before[1]}"
-    ended = assert_ends(rig, Reason.DRIFTED, text, layout=layout, by=agent)
-
-    assert agent.check_drift(layout, ended) is drift.Action.REST
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
     assert well_known.APPLIED_LABEL not in rig.labels
+    assert f"the driver no longer lists {before[1]}" in rig.statuses[-1]
     assert "workloads.evict" not in rig.log
     rig.gpus = before
     assert agent.check_drift(layout, ended) is drift.Action.REST
@@ -521,10 +487,8 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
-    rig = scenes.node(layout=LAYOUT)
     other = fakes.FakeExclusion()
-    agent = scenes.reconciler(rig, lock=other)
-    ended = scenes.run(rig, LAYOUT, by=agent)
+    rig, agent, ended = scenes.at_rest(LAYOUT, lock=other)
     tamper(rig)
 
     other.refusals = 1

@@ -27,11 +27,7 @@ def node_at_rest(
     """Return a node whose layout is active and whose GPUs report no fault."""
     rig = scenes.node(layout=LAYOUT)
     set_action(rig, HEALTHY, *range(len(rig.gpus)))
-    agent = scenes.reconciler(rig, limits=limits)
-    outcome = scenes.run(rig, LAYOUT, by=agent)
-    rig.events.clear()
-    rig.messages.clear()
-    return rig, agent, outcome
+    return scenes.at_rest(LAYOUT, rig=rig, limits=limits)
 
 
 def set_action(rig: fakes.NodeRig, action: model.RecoveryAction, *indices: int) -> None:

@@ -20,12 +20,8 @@ def node_at_rest(
     telemetry: ports.Telemetry | None = None,
 ) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
-    rig = scenes.node(layout=LAYOUT)
-    agent = scenes.reconciler(rig, telemetry=telemetry)
-    outcome = scenes.run(rig, LAYOUT, by=agent)
+    rig, agent, outcome = scenes.at_rest(LAYOUT, telemetry=telemetry)
     rig.kubelet.phantoms = {PHANTOM: 4}
-    for each in (rig.states, rig.events, rig.messages, rig.log):
-        each.clear()
     return rig, agent, outcome
 
 
