@@ -16,20 +16,26 @@ from tests.pipeline import repairs
 DAY_S = 86400.0
 
 
-def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all() -> None:
-    rig = repairs.faulty_node()
+@pytest.mark.parametrize(
+    ("make", "last"), [(repairs.faulty_node, "GpuRecovered"), (repairs.stuck_node, "GpuRepaired")]
+)
+def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
+    make: Callable[[], fakes.NodeRig], last: str
+) -> None:
+    rig = make()
     before = rig.gpus
 
     outcome = repairs.serve(rig)
 
     assert outcome.state is model.State.SUCCESS
+    assert not outcome.gpus.unreachable
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pod_names
     assert "spared" in rig.pod_names
     assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
     assert not any(gpu.needs_recovery for gpu in rig.gpus)
     assert {step.gpu_uuid for step in rig.driver.executed} == {before[0].uuid}
-    assert {"GpuRepairBegun", "Draining", "GpuRepaired", "GpuRecovered"} <= set(rig.events)
+    assert {"GpuRepairBegun", "Draining", "GpuRepaired", last} <= set(rig.events)
     assert rig.labels[well_known.APPLIED_LABEL] == repairs.LAYOUT
     scenes.assert_restored(rig)
 
@@ -230,31 +236,26 @@ def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> No
     assert "spared" in rig.pod_names
 
 
-def test_a_restart_does_not_shorten_the_pause() -> None:
+YEARS_S = 20 * 365 * DAY_S
+
+
+@pytest.mark.parametrize(
+    ("starts_s", "resets"),
+    [((0, 100, 1100), [1, 1, 2]), ((YEARS_S, 0, 100), [1, 2, 2])],
+    ids=["a restart does not shorten the pause", "a clock that was years ahead does not block"],
+)
+def test_the_pause_between_repairs_outlasts_agents(
+    starts_s: tuple[float, ...], resets: list[int]
+) -> None:
     rig = repairs.faulty_node()
     rig.resets.action_after = model.RecoveryAction.GPU_RESET
-    repairs.serve(rig)
-    assert repairs.resets(rig) == 1
+    counts = []
+    for start_s in starts_s:
+        rig.clock.now_s = start_s
+        repairs.serve(rig)
+        counts.append(repairs.resets(rig))
 
-    repairs.serve(rig)
-    assert repairs.resets(rig) == 1
-    rig.clock.wait(1000)
-    repairs.serve(rig)
-    assert repairs.resets(rig) == 2
-
-
-def test_a_clock_that_was_years_ahead_does_not_block_a_repair() -> None:
-    rig = repairs.faulty_node()
-    rig.resets.action_after = model.RecoveryAction.GPU_RESET
-    rig.clock.now_s = 20 * 365 * DAY_S
-    repairs.serve(rig)
-    assert repairs.resets(rig) == 1
-
-    rig.clock.now_s = 0.0
-    repairs.serve(rig)
-    assert repairs.resets(rig) == 2
-    repairs.serve(rig)
-    assert repairs.resets(rig) == 2
+    assert counts == resets
 
 
 def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:

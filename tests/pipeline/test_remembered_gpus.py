@@ -12,23 +12,6 @@ from tests.node import fakes, gpu_values, scenes
 from tests.pipeline import repairs
 
 
-def test_a_gpu_that_answers_nothing_is_reset_after_its_pods_are_evicted() -> None:
-    rig = repairs.stuck_node()
-    before = rig.gpus
-
-    outcome = repairs.serve(rig)
-
-    assert outcome.state is model.State.SUCCESS
-    assert not outcome.gpus.unreachable
-    assert repairs.resets(rig) == 1
-    assert "affected" not in rig.pod_names
-    assert "spared" in rig.pod_names
-    assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
-    assert {step.gpu_uuid for step in rig.driver.executed} == {before[0].uuid}
-    assert {"GpuRepairBegun", "Draining", "GpuRepaired"} <= set(rig.events)
-    scenes.assert_restored(rig)
-
-
 def test_a_killed_repair_of_a_silent_gpu_is_finished_by_the_next_agent() -> None:
     for _index, rig, before in scenes.kills(repairs.stuck_node, repairs.serve):
         rig.clock.wait(5)
