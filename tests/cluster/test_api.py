@@ -1,7 +1,6 @@
 """What the agent reads in the API's answers, from the embedded server and from a real one."""
 
 import dataclasses
-import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -247,58 +246,115 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
 # -- refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "words"),
-    [
-        ("get", f"{NODES}/none", {}, 404, 'nodes "none" not found'),
-        ("get", "/api/v1/nothing", {}, 404, "the server could not find the requested resource"),
-        ("post", NODES, {"metadata": {"name": NAME}}, 409, f'nodes "{NAME}" already exists'),
-        ("post", NODES, {"metadata": {"name": "A"}}, 422, "is invalid: metadata.name: Invalid"),
-        (
-            "patch",
-            f"{NODES}/{NAME}",
-            {"metadata": {"labels": {"a b": "c"}}},
-            422,
-            "is invalid: metadata.labels: Invalid value",
-        ),
-        (
-            "patch",
-            f"{NODES}/{NAME}",
-            {"metadata": {"resourceVersion": "1"}},
-            409,
-            "the object has been modified; please apply your changes to the latest version",
-        ),
-        (
-            "post",
-            clusters.EVENTS,
-            {"metadata": {"name": "e"}, "firstTimestamp": "noon"},
-            400,
-            'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
-        ),
-        *(
-            ("post", clusters.BUDGETS, a_budget("odd", spec), 422, "is invalid: spec")
-            for spec in (
-                {"minAvailable": "half"},
-                {"maxUnavailable": -1},
-                {"minAvailable": 1, "maxUnavailable": 1},
-                {"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}},
-            )
-        ),
-    ],
-)
-def test_a_refusal_has_the_same_status_and_words(
-    kube: api.KubeApi, method: str, path: str, body: Mapping[str, object], status: int, words: str
-) -> None:
+def named(name: str = NAME, **metadata: object) -> clusters.Object:
+    return {"metadata": {"name": name, **metadata}}
+
+
+def a_lease(**spec: object) -> clusters.Object:
+    return named("odd") | {"spec": spec}
+
+
+LABELS, ANNOTATIONS = "is invalid: metadata.labels: Invalid", "is invalid: metadata.annotations: "
+ELSEWHERE = f"/api/v1/namespaces/{clusters.OURS.namespace}/events"
+REFUSALS: list[tuple[str, str, object, int, str]] = [
+    ("get", f"{NODES}/none", {}, 404, 'nodes "none" not found'),
+    ("get", "/api/v1/nothing", {}, 404, "the server could not find the requested resource"),
+    ("get", f"{NODES}/{NAME}/eviction", {}, 404, ""),
+    ("get", "/apis/apps/v2/daemonsets", {}, 404, ""),
+    ("get", f"{PODS}/train/eviction", {}, 405, ""),
+    ("post", f"{NODES}/{NAME}", {}, 405, ""),
+    ("post", "/api/v1/pods", {}, 405, ""),
+    # -- names, kinds and types
+    ("post", NODES, named(), 409, f'nodes "{NAME}" already exists'),
+    ("post", NODES, named("A"), 422, "is invalid: metadata.name: Invalid"),
+    ("post", NODES, named(""), 422, "is invalid: metadata.name: Required value"),
+    ("post", NODES, named("b") | {"kind": "Pod"}, 400, ""),
+    ("post", NODES, named("b") | {"spec": 3}, 400, ""),
+    ("post", NODES, named("b", labels={"a": 1}), 400, ""),
+    ("post", NODES, [], 400, ""),
+    ("post", PODS, named("p", namespace="other"), 400, ""),
+    ("post", f"{PODS}/p1/eviction", named("p2"), 400, ""),
+    ("put", f"{NODES}/{NAME}", named("b"), 400, ""),
+    ("patch", f"{NODES}/{NAME}", named("b"), 400, ""),
+    ("patch", f"{NODES}/{NAME}", [], 400, ""),
+    ("patch", f"{NODES}/{NAME}", named(resourceVersion="1"), 409, "please apply your changes to"),
+    # -- labels, annotations and taints
+    ("patch", f"{NODES}/{NAME}", named(labels={"a b": "c"}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", named(labels={"a": "all 1g"}), 422, "a valid label"),
+    ("patch", f"{NODES}/{NAME}", named(labels={"a": "x" * 64}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", named(labels={"x" * 64: "a"}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", named(labels={"no/two/slashes": "x"}), 422, LABELS),
+    ("patch", f"{NODES}/{NAME}", named(labels={"a/": "x"}), 422, "name part must be non-empty"),
+    ("patch", f"{NODES}/{NAME}", named(annotations={"a b": "x"}), 422, ANNOTATIONS),
+    ("patch", f"{NODES}/{NAME}", named(annotations={"a": "x" * 270_000}), 422, ANNOTATIONS),
+    (
+        "patch",
+        f"{NODES}/{NAME}",
+        {"spec": {"taints": [{"key": "a"}]}},
+        422,
+        "metadata.taints[0].effect: Required value",
+    ),
+    (
+        "patch",
+        f"{NODES}/{NAME}",
+        {"spec": {"taints": [{"key": "a", "effect": "Sometimes"}]}},
+        422,
+        "metadata.taints[0].effect: Unsupported value",
+    ),
+    (
+        "patch",
+        f"{NODES}/{NAME}",
+        {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}] * 2}},
+        422,
+        "metadata.taints[1]: Duplicate value",
+    ),
+    # -- Events, Leases and budgets
+    (
+        "post",
+        clusters.EVENTS,
+        named("e") | {"firstTimestamp": "noon"},
+        400,
+        'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
+    ),
+    ("post", ELSEWHERE, named("e") | {"involvedObject": {"kind": "Node", "name": "n"}}, 422, ""),
+    (
+        "post",
+        ELSEWHERE,
+        named("e") | {"involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"}},
+        422,
+        "does not match event.namespace",
+    ),
+    ("post", clusters.LEASES, a_lease(renewTime="2026-01-02T03:04:05Z"), 400, ""),
+    ("post", clusters.LEASES, a_lease(leaseDurationSeconds="15"), 400, ""),
+    ("post", clusters.LEASES, a_lease(leaseDurationSeconds=0), 422, "must be greater than 0"),
+    ("post", clusters.LEASES, a_lease(leaseTransitions=-1), 422, "must be greater than or equal"),
+    *(
+        ("post", clusters.BUDGETS, a_budget("odd", spec), 422, "is invalid: spec")
+        for spec in (
+            {"minAvailable": "half"},
+            {"maxUnavailable": -1},
+            {"minAvailable": 1, "maxUnavailable": 1},
+            {"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}},
+        )
+    ),
+]
+"""Method, path, body, and the answer's status and words."""
+
+
+def test_refusals_have_the_same_status_and_words(kube: api.KubeApi) -> None:
     calls: dict[str, Callable[..., object]] = {
         "get": kube.get,
         "post": kube.post,
-        "patch": functools.partial(kube.patch),
+        "put": kube.put,
+        "patch": kube.patch,
     }
-    with pytest.raises(responses.ApiError) as raised:
-        calls[method](path, body)
+    for method, path, body, status, words in REFUSALS:
+        with pytest.raises(responses.ApiError) as raised:
+            calls[method](path, body)
 
-    assert raised.value.status == status
-    assert words in raised.value.explanation
+        explanation = raised.value.explanation
+        is_same = raised.value.status == status and words in explanation
+        assert is_same, (method, path, body, raised.value.status, explanation)
 
 
 # -- nodes ------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def _key(field: str, key: str) -> Iterator[Object]:
         yield _wrong(field, key, "name part must be non-empty")
     elif len(name) > _MAX_LABEL:
         yield _wrong(field, key, f"name part must be no more than {_MAX_LABEL} characters")
-    elif not _QUALIFIED_PART.match(name):
+    if not _QUALIFIED_PART.match(name):
         yield _wrong(field, key, "name part must consist of alphanumeric characters, '-', '_' or "
                      "'.', and must start and end with an alphanumeric character")  # fmt: skip
 
@@ -114,7 +114,7 @@ def _label_value(field: str, value: str) -> Iterator[Object]:
 def _node(_obj: Object, spec: Object) -> Iterator[Object]:
     identities = set()
     for index, taint in enumerate(spec.get("taints") or ()):
-        field = f"spec.taints[{index}]"
+        field = f"metadata.taints[{index}]"  # sic, as the real server has it
         yield from _key(f"{field}.key", taint.get("key", ""))
         yield from _label_value(f"{field}.value", taint.get("value", ""))
         effect = taint.get("effect", "")
