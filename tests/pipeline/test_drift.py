@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -395,6 +396,26 @@ UNUSABLE_FILES = {
     "typo": scenes.CONFIG.replace(f"{scenes.LAYOUT}:", "one-slice-chnged:"),
     "invalid": scenes.CONFIG + "  bad: [{devices: all, mig-devices: {1g.5gb: x}}]\n",
 }
+
+
+def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    pod = rig.add_pod("training", devices=frozenset({scenes.device(rig, 1, "1g.5gb")}))
+    rig.driver.lost.add(rig.gpus[1].uuid)
+    agent = scenes.reconciler(rig)
+    ended = scenes.run(rig, "all-disabled", by=agent, is_new=True)
+    rig.driver.lost.clear()
+    assert agent.check_drift("all-disabled", ended) is drift.Action.HEAL
+    rest: dict[str, Any] = {"layout": "all-disabled", "by": agent, "may_evict": False}
+
+    why = f"all-disabled is applied to GPU 1 ({rig.gpus[1].uuid}) once no pod uses devices"
+    outcome = assert_ends(rig, Reason.IN_USE, why, "default/training", **rest)
+
+    assert outcome.should_retry
+    rig.kubelet.assigned.pop(pod)
+    del rig.pods[pod]
+    assert_ends(rig, Reason.APPLIED, **rest)
+    assert scenes.has_layout(rig, "all-disabled")
 
 
 def node_without_file(

@@ -91,7 +91,7 @@ def plan_change(job: jobs.Job, target: resolving.Target) -> Change:
     return Change(
         target=target,
         desired=desired,
-        rights=_rights(job),
+        rights=_rights(job, plan),
         gpus=gpus,
         plan=plan,
         restoring=restoring,
@@ -148,10 +148,16 @@ def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan)
         )
 
 
-def _rights(job: jobs.Job) -> orders.Rights:
+def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
     """Return whether the change may evict."""
     if not job.may_evict:
-        message = functools.partial(outcomes.drift_message, job.status.title)
+        title, verified = job.status.title, job.journal.record.verified
+        if verified and verified.listed and plan.gpu_uuids.isdisjoint(verified.listed):
+            # They were unreachable when the layout was verified: it has not drifted there.
+            gpus = messages.listed([f"GPU {gpu.gpu_index} ({gpu.gpu_uuid})" for gpu in plan.gpus])
+            message = functools.partial(outcomes.owed_message, title, gpus)
+            return orders.Refuse(errors.Reason.IN_USE, message)
+        message = functools.partial(outcomes.drift_message, title)
         return orders.Refuse(errors.Reason.DRIFTED, message)
     if job.request.is_on_demand:
         return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
