@@ -15,6 +15,7 @@ from mig_manager.adapters.kubernetes import api
 from tests import programs
 from tests.adapters import kube_rig
 from tests.adapters.kube_rig import Server, answer, failure, refuse
+from tests.shell import commandline
 
 HEAVY = frozenset(
     {
@@ -234,6 +235,33 @@ def test_a_missing_or_malformed_kubeconfig_is_a_usage_error(
     for message in (malformed.value.message, nowhere.value.message):
         assert message.endswith("; name a kubeconfig with --kubeconfig or KUBECONFIG")
         assert message == " ".join(message.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (["no-such-program"], "exec: [Errno 2] No such file or directory: 'no-such-program'"),
+        (["/bin/sh", "-c", "echo no session >&2; exit 3"], "exec: process returned 3. no session"),
+        (["/bin/echo", "{}"], "exec: malformed response. missing key 'apiVersion'"),
+    ],
+)
+def test_a_program_for_credentials_that_fails_leads_to_one_message(
+    tmp_path: pathlib.Path, program: list[str], why: str
+) -> None:
+    command, *args = program
+    version = "client.authentication.k8s.io/v1"
+    user = {"exec": {"command": command, "args": args, "apiVersion": version}}
+    path = kube_rig.kubeconfig(tmp_path / "config", {"server": "http://127.0.0.1:9"}, user)
+
+    ended = commandline.run(["rollout", "x", "-l", "a", "--kubeconfig", path], {})
+
+    message = f"no credentials for a Kubernetes API: kubeconfig {path}: {why}; name a kubeconfig "
+    assert ended.status == 2
+    assert ended.err.startswith(f"mig-manager: {message}")
+    assert [line.split(":")[0].strip() for line in ended.err.splitlines()] == [
+        "mig-manager",
+        "remedy",
+    ]
 
 
 def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(

@@ -8,14 +8,15 @@ servers. Its retries are off: it would repeat a POST, and could not be interrupt
 import contextlib
 import dataclasses
 import http
+import logging
 import math
 import os
 import pathlib
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, Self
 
 import kubernetes.client.configuration
 import kubernetes.client.exceptions
@@ -133,9 +134,10 @@ class KubeApi:
                 if kubeconfig is None:
                     kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
                 else:
-                    kube_config().load_kube_config(
-                        kubeconfig, client_configuration=configuration, persist_config=False
-                    )
+                    with _failed_programs_raised():
+                        kube_config().load_kube_config(
+                            kubeconfig, client_configuration=configuration, persist_config=False
+                        )
             except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
                 where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
                 paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
@@ -375,3 +377,23 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     requested_s = error.retry_after_s if isinstance(error, responses.ApiError) else None
     return _backoff_s(state) if requested_s is None else requested_s
+
+
+@contextlib.contextmanager
+def _failed_programs_raised() -> Iterator[None]:
+    """Raise the failure of a kubeconfig's program for credentials.
+
+    The loader logs it, and goes on without credentials
+    (``KubeConfigLoader._load_from_exec_plugin`` of kubernetes.config.kube_config).
+    """
+
+    def refuse(record: logging.LogRecord) -> NoReturn:
+        message = record.getMessage().removeprefix("exec: ")
+        raise kubernetes.config.config_exception.ConfigException(f"exec: {message}")
+
+    logger = logging.getLogger()
+    logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(refuse)
