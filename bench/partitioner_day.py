@@ -179,7 +179,7 @@ def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
                     watch = exits.enter_context(device_watch.watching(nodes.watched()))
                     requests = audit.Log(server.audit_log)
                     runs = nodes.runs()
-                    played = exits.enter_context(pods_of_a_day.Day(nodes.view))
+                    played = exits.enter_context(pods_of_a_day.Day(nodes.cluster))
                     played.play(plan.jobs, end_s=plan.day_s)
                     ends = nodes.runs() - runs
         finally:

@@ -113,8 +113,8 @@ class Stage:
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(server))
         exits.callback(self.cluster.listen(lambda *_: self._changed.set()))
-        nodes = [machine.start(exits, self.cluster) for machine in self.machines]
-        self.sandbox = nodes[0]
+        self.sandboxes = [machine.start(exits, self.cluster) for machine in self.machines]
+        self.sandbox = self.sandboxes[0]
 
         def have_devices() -> bool:
             views = (self.cluster.node(name) or {} for name in self._names)

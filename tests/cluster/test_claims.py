@@ -39,7 +39,7 @@ class Scene:
         self.nodes = nodes
         (machine,) = nodes.machines
         self._state = state_file.SharedState(machine.state_file)
-        self._driver = dra_driver.Driver(nodes.view, real.kube, self._devices, node=NODE)
+        self._driver = dra_driver.Driver(nodes.cluster, real.kube, self._devices, node=NODE)
 
     def _devices(self) -> list[dict[str, Any]]:
         return [
@@ -53,14 +53,14 @@ class Scene:
         waiting.until(lambda: self._driver.play() and holds(), what, within_s=120)
 
     def run(self, name: str, profile: str) -> None:
-        self.nodes.view.create(
+        self.nodes.cluster.create(
             cluster_view.Kind.POD, objects.gpu_pod(name, f"nvidia.com/mig-{profile}")
         )
 
     def running(self) -> dict[str, str]:
         """Return the devices of the running pods with claims, by name of the pod."""
         devices = {}
-        for pod in self.nodes.view.list(cluster_view.Kind.POD):
+        for pod in self.nodes.cluster.list(cluster_view.Kind.POD):
             claim = (pod["status"].get("extendedResourceClaimStatus") or {}).get(
                 "resourceClaimName"
             )
@@ -88,12 +88,12 @@ class Scene:
         """Request a layout, and return when it is active."""
 
         def has_finished() -> bool:
-            status = self.nodes.status(NODE)
+            status = self.nodes.status()
             return status.get("config") == layout and "finishedAt" in status
 
-        self.nodes.label({NODE: {well_known.CONFIG_LABEL: layout}})
+        self.nodes.set_labels({NODE: {well_known.CONFIG_LABEL: layout}})
         self.until(has_finished, f"an end for {layout}")
-        assert self.nodes.status(NODE)["reason"] == "Applied", self.nodes.status(NODE)
+        assert self.nodes.status()["reason"] == "Applied", self.nodes.status()
 
 
 @pytest.fixture
@@ -108,8 +108,10 @@ def scene(real_cluster: clusters.Real) -> Iterator[Scene]:
         nodes = exits.enter_context(sandbox_nodes.running(real_cluster, shape))
         # Before the device plugin has listed a MIG device: kubelet would keep the resource as 0,
         # and the scheduler would ask no driver before 1.36.
-        nodes.label({NODE: {well_known.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}})
-        nodes.view.create(cluster_view.Kind.DAEMON_SET, dra_driver.DAEMON_SET)
+        nodes.set_labels(
+            {NODE: {well_known.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}}
+        )
+        nodes.cluster.create(cluster_view.Kind.DAEMON_SET, dra_driver.DAEMON_SET)
         for row in hardware.template(hardware.find(PRODUCT)).profiles or ():
             if made := device_classes.of_profile(row.profile):
                 kube.post(dra_driver.CLASSES, device_classes.manifest(row.profile, made))

@@ -69,7 +69,7 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
         exits.callback(other.end)
         watch = exits.enter_context(device_watch.watching(nodes.watched()))
         requests = audit.Log(real_cluster.server.audit_log)
-        played = exits.enter_context(pods_of_a_day.Day(nodes.view))
+        played = exits.enter_context(pods_of_a_day.Day(nodes.cluster))
 
         played.play([_NEVER, *jobs(_MORNING)], end_s=_HALF_S)
         leader.end(signal.SIGKILL)
