@@ -127,6 +127,22 @@ def test_a_plugin_that_missed_a_gpu_restarts_beside_a_former_capacity() -> None:
     assert rig.schedulable == {"nvidia.com/gpu": devices}
 
 
+def test_a_plugin_that_missed_a_gpu_restarts_once_the_gpu_is_back() -> None:
+    text = "version: v1\nmig-configs:\n  first:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
+    rig, agent = (rig := scenes.node()), scenes.reconciler(rig, text)
+    rig.driver.lost.add(rig.gpus[1].uuid)
+    scenes.run(rig, "first", by=agent)
+    rig.driver.lost.clear()
+    served = frozenset(rig.gpus[0].mig_uuids)
+    # The only device of this resource was registered by the plugin before the change.
+    rig.schedulable = {"nvidia.com/mig-7g.40gb": served, "nvidia.com/gpu": frozenset()}
+    rig.plugin.unhealthy = {"nvidia.com/gpu": frozenset({rig.gpus[1].uuid})}
+
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
+
+    assert rig.schedulable == {"nvidia.com/gpu": served | {rig.gpus[1].uuid}}
+
+
 MODE_OF_ANOTHER = """
 version: v1
 mig-configs:

@@ -97,38 +97,57 @@ def _with_replaced(
     return programs
 
 
-def is_schedulable(job: jobs.Job, gpus: Sequence[model.Gpu]) -> bool:
-    """Check, without waiting, whether the node advertises the GPUs' devices."""
+def is_schedulable(
+    job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[str] = frozenset()
+) -> bool:
+    """Check, without waiting, whether the node advertises the GPUs' devices.
+
+    All devices of the GPUs with the UUIDs ``changed`` must be healthy.
+    """
     pods = job.deps.workloads.list()
-    return not _missing(job, Paused(programs=find(job, pods, gpus)), gpus, pods)
+    paused = Paused(programs=find(job, pods, gpus), changed=changed)
+    return not _missing(job, paused, gpus, pods)
 
 
 def find_stale(
-    job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu], *, ignored: frozenset[str] = frozenset()
+    job: jobs.Job,
+    pods: _Pods,
+    gpus: Sequence[model.Gpu],
+    *,
+    changed: frozenset[str] = frozenset(),
+    ignored: frozenset[str] = frozenset(),
 ) -> tuple[advertisers.Advertiser, ...]:
-    """Return the advertisers with a ready pod and outdated devices, but none named ``ignored``."""
+    """Return the advertisers with a ready pod and outdated devices, but none named ``ignored``.
+
+    ``changed`` is as of ``is_schedulable``.
+    """
     return tuple(
         each
         for each in ALL
         if each.name not in ignored
         and advertisers.is_any_ready(filter(each.owns, pods))
-        and each.is_stale(job, gpus)
+        and (each.is_stale(job, gpus) or (changed and each.missing(job, gpus, pods, changed)))
     )
 
 
-def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu]) -> Paused:
+def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[str]) -> Paused:
     """Restart advertisers with outdated devices, once in all attempts at a request.
+
+    Args:
+        job: The attempt.
+        gpus: The node's GPUs.
+        changed: As of ``is_schedulable``.
 
     Returns:
         The argument of ``wait_schedulable``: their new pods, or pods that are starting.
     """
     pods = job.deps.workloads.list()
     present = find(job, pods, gpus)
-    again = find_stale(job, pods, gpus, ignored=job.memory.restarted)
+    again = find_stale(job, pods, gpus, changed=changed, ignored=job.memory.restarted)
     job.memory.note_restarted(each.name for each in again)
     stale = tuple(pod for each in again for pod in pods if each.owns(pod))
     delete(job, stale)
-    return Paused(programs=present, old_uids=uids(stale))
+    return Paused(programs=present, old_uids=uids(stale), changed=changed)
 
 
 def delete(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:

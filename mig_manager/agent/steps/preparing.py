@@ -152,8 +152,8 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
     """Return whether the change may evict."""
     if not job.may_evict:
         title, verified = job.status.title, job.journal.record.verified
-        if verified and verified.listed and plan.gpu_uuids.isdisjoint(verified.listed):
-            # They were unreachable when the layout was verified: it has not drifted there.
+        if verified and plan.gpu_uuids == verified.returned(plan.gpu_uuids):
+            # The layout has not drifted there.
             gpus = messages.listed([f"GPU {gpu.gpu_index} ({gpu.gpu_uuid})" for gpu in plan.gpus])
             message = functools.partial(outcomes.owed_message, title, gpus)
             return orders.Refuse(errors.Reason.IN_USE, message)

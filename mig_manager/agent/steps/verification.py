@@ -68,6 +68,9 @@ def verify_unchanged(
         return resume_and_verify(job, paused, gpus, is_from_owner=is_from_owner)
     if is_stale:
         job.transaction().refresh()
+    # Kubelet still counts the devices that a plugin registered before the GPU was lost.
+    verified = job.journal.record.verified
+    returned = verified.returned(gpu.uuid for gpu in gpus) if verified else frozenset[str]()
     config_now = job.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = resuming.resume_advertisers(
@@ -76,9 +79,9 @@ def verify_unchanged(
             plugin_config=job.plugin_config,
         )
         _wait_schedulable(job, paused, gpus, "waiting for the plugin's new config")
-    elif not advertising.is_schedulable(job, gpus):
+    elif not advertising.is_schedulable(job, gpus, returned):
         job.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
-        advertising.wait_schedulable(job, advertising.restart_stale(job, gpus), gpus)
+        advertising.wait_schedulable(job, advertising.restart_stale(job, gpus, returned), gpus)
     return job.status.success(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_from_owner=is_from_owner
     )

@@ -49,6 +49,10 @@ class Verified:
             return ()
         return tuple(name for uuid, name in self.listed.items() if uuid not in uuids)
 
+    def returned(self, uuids: Iterable[str]) -> frozenset[str]:
+        """Return those of reachable GPUs that were unreachable then; none if unknown."""
+        return frozenset(uuids) - self.listed.keys() if self.listed else frozenset()
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
