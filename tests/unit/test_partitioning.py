@@ -197,6 +197,15 @@ DECISIONS: dict[
             unmet("p", "1x 1g.5gb", "a (too little cpu)"),
         ],
     ),
+    "a misspelt profile is unmet": (
+        [node("a", EMPTY)],
+        [pod("p", requests={"nvidia.com/mig-tiny": "1"}, age_s=700), pod("q", "7g.40gb")],
+        {},
+        [
+            "a: 1x 7g.40gb for q",
+            "p unmet: no MIG profile is called nvidia.com/mig-tiny",
+        ],
+    ),
     "an absurd number of devices costs nothing": (
         [node("a", EMPTY)],
         [pod("p", f"{2**62}x1g.5gb"), pod("q", "7g.40gb")],

@@ -44,7 +44,8 @@ class Batch:
         """By group: the number of its devices; groups of equal devices differ in other needs."""
         self._profiles = {profile for each in self.profiles for profile in each}
         self.others = [needs.others for needs in self.needs]
-        self._is_known = [not needs.unknown for needs in self.needs]
+        self.is_known = [not needs.unknown for needs in self.needs]
+        """By group: whether every requested MIG resource has a profile."""
         self._available: list[Mapping[str, int]] = [each.available for each in self.index.facts]
         self.amounts = node_sets.Amounts(self._available)
         self._free: dict[int, Mapping[model.Profile, int]] = {}
@@ -131,7 +132,7 @@ class Batch:
 
     def possible(self, group: int) -> int:
         """Return the nodes whose idle GPUs could have the devices of a group."""
-        if not self._is_known[group]:
+        if not self.is_known[group]:
             return 0
         kind = self.kind[group]
         if kind not in self._possible:
@@ -148,9 +149,7 @@ class Batch:
         return self._possible[kind]
 
     def serving(self, group: int, nodes: int) -> int:
-        """Return the nodes of a set that a change lets serve a pod of a group."""
-        if not self._is_known[group]:
-            return 0
+        """Return the nodes of a set that a change lets serve a pod of a known group."""
         nodes &= ~(self.excluded(group) | self.amounts.short(self.others[group]))
         return self.with_devices(group, nodes)
 

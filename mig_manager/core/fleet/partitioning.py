@@ -132,7 +132,11 @@ class _Decider:
     def make_room(self, *, most: int | None = None) -> None:
         """Choose nodes one by one as long as a change serves a pod; ``most`` are changed."""
         index, search = self._batch.index, offers.Offers(self._batch)
-        ranks = [rank for rank in self._remaining if not self._kept.is_backed_off(rank)]
+        ranks = [
+            rank
+            for rank in self._remaining
+            if self._batch.is_known[self._batch.group[rank]] and not self._kept.is_backed_off(rank)
+        ]
         holding, skipped = self._holds(ranks), dict(self._kept.refused)
         candidates = node_sets.of(
             index.position[node.name]
