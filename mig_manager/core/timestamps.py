@@ -28,7 +28,5 @@ def age(when: dt.datetime | None, now: dt.datetime) -> str:
         return "-"
     seconds = max(0, round((now - when).total_seconds()))
     # Two of a unit before the next larger one: 90 minutes say more than 1 hour.
-    for size, unit in _UNITS:
-        if seconds >= _TWICE * size or size == 1:
-            return f"{seconds // size}{unit}"
-    return "0s"
+    size, unit = next(row for row in _UNITS if seconds >= _TWICE * row[0] or row[0] == 1)
+    return f"{seconds // size}{unit}"

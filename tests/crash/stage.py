@@ -38,7 +38,7 @@ _MONITOR_LABEL = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
 _FORKS = multiprocessing.get_context("forkserver")
 # A fork of a process that has imported everything and used nothing is as good as a fresh start.
 _FORKS.set_forkserver_preload(
-    ["grpc", "mig_manager.adapters.kubelet.messages", "tests.crash.agent_process"]
+    ["grpc", "mig_manager.adapters.kubelet_messages", "tests.crash.agent_process"]
 )
 
 Serials = Mapping[str, tuple[int, int]]

@@ -127,13 +127,11 @@ def _past_pod(uid: str, series: _Series) -> PastPod | None:
             name = f"nvidia.com/mig-{found[1].replace('_', '.')}"
             counts[name] = counts.get(name, 0) + int(count)
     needs = demand.Needs(amounts=demand.to_amounts(counts))
-    if _CREATED not in series.times or not needs.profiles:
-        return None
     created, start, end, last = (
         None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
         for seconds in (*map(series.times.get, (_CREATED, _STARTED, _ENDED)), series.last_s)
     )
-    if created is None:
+    if created is None or not needs.profiles:
         return None
     return PastPod(
         pod=demand.Pending(
