@@ -175,6 +175,7 @@ def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> Non
         *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
         *("--pod-resources-socket", str(patient.folder / "none.sock")),
     )
+    by_variable = patient.examine(kubeconfig=patient.folder / "none")
     with socket.create_server(("127.0.0.1", 0)) as mute, apiserver.serve() as server:
         config = server.kubeconfig(patient.folder / "kubeconfig")
         text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
@@ -182,6 +183,8 @@ def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> Non
 
         silent = patient.examine("--timeout-s", "4", "--kubeconfig", str(config))
 
+    assert by_variable.verdict("api") is SKIPPED
+    assert f"{patient.folder}/none: no such file" in by_variable.text("api")
     assert missing.failing == {"api", "pod-resources"}
     assert missing.verdict("rights") is SKIPPED
     assert missing.text("rights") == "unknown: the cluster"

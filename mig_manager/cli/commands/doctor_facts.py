@@ -140,7 +140,7 @@ def facts(chosen: doctor_settings.DoctorSettings) -> Facts:
         except errors.UsageError as error:
             if chosen.has_cluster:
                 raise
-            raise NotAskedError("no kubeconfig") from error
+            raise NotAskedError(error.message if path else "no kubeconfig") from error
 
     def api_of_node() -> api.KubeApi:
         connected = kube.needed()
