@@ -98,31 +98,225 @@ def test_a_node_that_is_unavailable_already_or_about_to_be_counts(away: dict[str
     assert "y" not in decision.start
 
 
-def test_a_node_that_is_not_ready_or_has_another_manager_is_skipped() -> None:
-    decision = decided(node("a", is_ready=False), most="5")
-    assert (decision.start, states(decision)) == ((), {"a": NodeState.SKIPPED})
-    assert decision.phase is Phase.FAILED
-
-    decision = decided(node("a", status=None, applied=""), node("b"))
-    assert (decision.unavailable, decision.start) == ((), ("b",))
-    assert states(decision)["a"] is NodeState.SKIPPED
-
-
-def test_a_requested_node_counts_before_its_label_shows_it() -> None:
-    rolled = rolling()
-    assert rolled.decide([node("a"), node("b")], 0.0).start == ("a",)
-    rolled.requested("a")
-    decision = rolled.decide([node("a"), node("b")], 1.0)
-    assert decision.start == ()
-    assert states(decision)["a"] is NodeState.IN_PROGRESS
-
-
-def test_rollout_is_done_once_all_nodes_applied_its_layout() -> None:
-    assert decided(done("a"), done("b")).phase is Phase.DONE
-    assert states(decided(asked("a"), done("b"))) == {
-        "a": NodeState.IN_PROGRESS,
-        "b": NodeState.APPLIED,
+def shown(decision: rollout.RolloutDecision) -> str:
+    """Return a decision in words."""
+    actions = {
+        "start": decision.start,
+        "withdraw": decision.withdraw,
+        "unavailable": decision.unavailable,
     }
+    return "; ".join(
+        (
+            decision.phase.value,
+            ", ".join(f"{each.name} {each.state.value}" for each in decision.nodes),
+            *(f"{action} {' '.join(names)}" for action, names in actions.items() if names),
+            *(f"{each.name}: {each.message}" for each in decision.failures),
+        )
+    )
+
+
+RETRIED = failed("a", is_retried=True)
+STOPPED = asked(
+    "a",
+    state=model.State.FAILED,
+    status=run(LAYOUT, model.State.FAILED, reason="Interrupted"),
+)
+DEAD = node("z", requested="another", status=APPLIED)
+WAITING = busy("a", phase="Wait")
+NOT_READY = node("b", is_ready=False)
+Step = tuple[float, list[nodes.Node], str]
+COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
+    "all nodes have the layout": (
+        {},
+        [
+            (0, [asked("a"), done("b")], "rolling; a in-progress, b applied; unavailable a"),
+            (1, [done("a"), done("b")], "done; a applied, b applied"),
+        ],
+    ),
+    "a requested node counts before its label shows it": (
+        {"is_carried_out": True},
+        [
+            (0, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+            (1, [node("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+        ],
+    ),
+    "a node that is not ready is skipped": (
+        {"most": "5"},
+        [(0, [node("a", is_ready=False)], "failed; a skipped; unavailable a")],
+    ),
+    "a node with another manager is skipped": (
+        {},
+        [
+            (
+                0,
+                [node("a", status=None, applied=""), node("b")],
+                "rolling; a skipped, b to-do; start b",
+            ),
+        ],
+    ),
+    "a failure pauses the others once nodes in progress have ended": (
+        {"most": "2", "pauses": True},
+        [
+            (
+                0,
+                [busy("a"), busy("b"), node("c")],
+                "rolling; a in-progress, b in-progress, c to-do; unavailable a b",
+            ),
+            (
+                1,
+                [failed("a"), busy("b"), node("c")],
+                "pausing; a failed, b in-progress, c to-do; unavailable b; a: in use",
+            ),
+            (
+                2,
+                [failed("a"), done("b"), node("c")],
+                "paused; a failed, b applied, c to-do; a: in use",
+            ),
+        ],
+    ),
+    "a pause stays while the agent retries": (
+        {"pauses": True},
+        [
+            (0, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (1, [RETRIED, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
+            (
+                2,
+                [busy("a"), node("b")],
+                "paused; a in-progress, b to-do; unavailable a; a: in use",
+            ),
+        ],
+    ),
+    "an agent that stopped during its run is awaited": (
+        {"pauses": True},
+        [
+            (0, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (50, [STOPPED, done("b")], "rolling; a in-progress, b applied; unavailable a"),
+            (
+                101,
+                [STOPPED, done("b")],
+                (
+                    "failed; a timed-out, b applied; unavailable a; "
+                    "a: not applied 100 s after the start"
+                ),
+            ),
+        ],
+    ),
+    "earlier failures pause nothing": (
+        {"pauses": True},
+        [(0, [failed("a"), node("b")], "rolling; a failed, b to-do; start b; a: in use")],
+    ),
+    "a failure of the last node ends the rollout": (
+        {"pauses": True},
+        [
+            (0, [done("a"), busy("b")], "rolling; a applied, b in-progress; unavailable b"),
+            (1, [done("a"), failed("b")], "failed; a applied, b failed; b: in use"),
+        ],
+    ),
+    "a retrying node is awaited until its time-out": (
+        {},
+        [
+            (0, [busy("a")], "rolling; a in-progress; unavailable a"),
+            (1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
+            (101, [RETRIED], "failed; a failed; unavailable a; a: in use"),
+        ],
+    ),
+    "a request without response is withdrawn and makes room": (
+        {"is_carried_out": True},
+        [
+            (0, [asked("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (9, [asked("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (
+                10,
+                [asked("a"), node("b")],
+                (
+                    "rolling; a no-response, b to-do; withdraw a; unavailable a; "
+                    "a: no agent has responded for 10 s; is it running?"
+                ),
+            ),
+            (
+                11,
+                [node("a"), node("b")],
+                (
+                    "rolling; a no-response, b to-do; start b; "
+                    "a: no agent responded; the request is withdrawn"
+                ),
+            ),
+        ],
+    ),
+    "a label without a rollout's mark is not withdrawn": (
+        {},
+        [
+            (0, [asked("a", mark=None)], "rolling; a in-progress; unavailable a"),
+            (
+                10,
+                [asked("a", mark=None)],
+                "failed; a no-response; a: no agent has responded for 10 s; is it running?",
+            ),
+        ],
+    ),
+    # It is asked for the new layout in its decision; another rollout's node is not ours to judge.
+    "a dead agent with an old request is not unavailable for ever": (
+        {},
+        [
+            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; start z; unavailable z"),
+            (10, [node("b"), DEAD], "stalled; b to-do, z to-do"),
+        ],
+    ),
+    "a node times out, but not while it waits for a slot": (
+        {},
+        [
+            (0, [WAITING, node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (500, [WAITING, node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (599, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (
+                600,
+                [busy("a"), node("b")],
+                (
+                    "rolling; a timed-out, b to-do; unavailable a; "
+                    "a: not applied 100 s after the start"
+                ),
+            ),
+        ],
+    ),
+    "a rollout that can neither start nor await a node stalls": (
+        {},
+        [
+            (0, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
+            (9, [node("a"), NOT_READY], "rolling; a to-do, b skipped; unavailable b"),
+            (10, [node("a"), NOT_READY], "stalled; a to-do, b skipped; unavailable b"),
+        ],
+    ),
+    "a superseded node is left alone and a deleted one forgotten": (
+        {},
+        [
+            (0, [busy("a")], "rolling; a in-progress; unavailable a"),
+            (
+                1,
+                [node("a", requested="third")],
+                "failed; a superseded; unavailable a; a: layout third was requested meanwhile",
+            ),
+            (
+                1.5,
+                [node("a", requested=None)],
+                "failed; a superseded; a: the label was removed meanwhile",
+            ),
+            (2, [done("b")], "done; b applied"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "steps"), COURSES.values(), ids=COURSES)
+def test_course(options: dict[str, Any], steps: list[Step]) -> None:
+    is_carried_out = options.get("is_carried_out", False)
+    rolled = rolling(options.get("most", "1"), pauses=options.get("pauses", False))
+    for now_s, there, expected in steps:
+        decision = rolled.decide(there, now_s)
+        assert shown(decision) == expected, now_s
+        for name in decision.start if is_carried_out else ():
+            rolled.requested(name)
+        for name in decision.withdraw if is_carried_out else ():
+            rolled.withdrawn(name)
 
 
 def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
@@ -150,124 +344,6 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     assert name in wide[1]
     assert [(len(line), line[-1]) for line in narrow] == [(43, "…")] * 2
     assert "ip-10-0-12-34.eu-cent…  in-progress" in narrow[1]
-
-
-def test_a_failure_pauses_the_others_once_nodes_in_progress_have_ended() -> None:
-    pausing = rolling("2", pauses=True)
-    pausing.decide([busy("a"), busy("b"), node("c")], 0.0)
-    assert pausing.decide([failed("a"), busy("b"), node("c")], 1.0).phase is Phase.PAUSING
-    decision = pausing.decide([failed("a"), done("b"), node("c")], 2.0)
-    assert (decision.phase, decision.start) == (Phase.PAUSED, ())
-    assert [(each.name, each.reason, each.message) for each in decision.failures] == [
-        ("a", "InUse", "in use")
-    ]
-
-
-def test_a_pause_stays_while_the_agent_retries() -> None:
-    pausing = rolling("2", pauses=True)
-    pausing.decide([busy("a"), node("b")], 0.0)
-    pausing.decide([failed("a", is_retried=True), node("b")], 1.0)
-
-    decision = pausing.decide([busy("a"), node("b")], 2.0)
-
-    assert decision.phase is Phase.PAUSED
-    assert [each.reason for each in decision.failures] == ["InUse"]
-
-
-def test_an_agent_that_stopped_during_its_run_is_awaited_and_not_withdrawn() -> None:
-    pausing = rolling("2", pauses=True)
-    pausing.decide([busy("a"), node("b")], 0.0)
-    ended = run(LAYOUT, model.State.FAILED, reason="Interrupted")
-    stopped = asked("a", state=model.State.FAILED, status=ended)
-
-    decision = pausing.decide([stopped, done("b")], 50.0)
-
-    assert (decision.phase, decision.withdraw) == (Phase.ROLLING, ())
-    assert states(decision)["a"] is NodeState.IN_PROGRESS
-    assert pausing.decide([stopped, done("b")], 101.0).phase is not Phase.ROLLING
-
-
-def test_earlier_failures_pause_nothing() -> None:
-    decision = rolling("2", pauses=True).decide([failed("a"), node("b")], 0.0)
-    assert (decision.phase, decision.start) == (Phase.ROLLING, ("b",))
-
-
-def test_a_failure_of_the_last_node_ends_the_rollout() -> None:
-    pausing = rolling(pauses=True)
-    pausing.decide([done("a"), busy("b")], 0.0)
-
-    assert pausing.decide([done("a"), failed("b")], 1.0).phase is Phase.FAILED
-
-
-def test_a_retrying_node_counts_and_is_awaited_until_its_time_out() -> None:
-    rolled = rolling()
-    rolled.decide([busy("a")], 0.0)
-
-    decision = rolled.decide([failed("a", is_retried=True), node("b")], 1.0)
-    assert (decision.phase, decision.start, decision.unavailable) == (Phase.ROLLING, (), ("a",))
-    assert rolled.decide([failed("a", is_retried=True)], 101.0).phase is Phase.FAILED
-
-
-def test_a_request_without_response_is_withdrawn_and_makes_room() -> None:
-    rolled = rolling()
-    rolled.decide([asked("a"), node("b")], 0.0)
-    assert rolled.decide([asked("a"), node("b")], 9.0).withdraw == ()
-
-    decision = rolled.decide([asked("a"), node("b")], 10.0)
-    assert decision.withdraw == ("a",)
-    assert states(decision)["a"] is NodeState.NO_RESPONSE
-    rolled.withdrawn("a")
-    after = rolled.decide([node("a"), node("b")], 11.0)
-    assert (after.withdraw, after.start) == ((), ("b",))
-    assert states(after)["a"] is NodeState.NO_RESPONSE
-
-
-def test_a_label_without_a_rollouts_mark_is_not_withdrawn() -> None:
-    rolled = rolling()
-    unmarked = asked("a", mark=None)
-    rolled.decide([unmarked], 0.0)
-
-    decision = rolled.decide([unmarked], 10.0)
-
-    assert states(decision)["a"] is NodeState.NO_RESPONSE
-    assert decision.withdraw == ()
-
-
-def test_dead_agent_with_an_old_request_does_not_block_the_others() -> None:
-    rolled = rolling()
-    dead = node("z", requested="another", status=APPLIED)
-    assert rolled.decide([node("b"), dead], 0.0).start == ("z",)
-    # It is asked for the new layout in its decision; another rollout's node is not ours to judge.
-    assert rolled.decide([node("b"), dead], 10.0).unavailable == ()
-
-
-def test_node_times_out_but_not_while_it_waits_for_a_slot() -> None:
-    rolled = rolling()
-    for now_s in (0.0, 500.0):
-        rolled.decide([busy("a", phase="Wait"), node("b")], now_s)
-    there = [busy("a"), node("b")]
-    assert states(rolled.decide(there, 599.0))["a"] is NodeState.IN_PROGRESS
-    decision = rolled.decide(there, 600.0)
-    assert states(decision)["a"] is NodeState.TIMED_OUT
-    assert decision.failures[0].message == "not applied 100 s after the start"
-    assert decision.start == ()
-
-
-def test_a_rollout_that_can_neither_start_nor_await_a_node_stalls() -> None:
-    rolled = rolling()
-    stuck = [node("a"), node("b", is_ready=False)]
-    phases = [rolled.decide(stuck, now_s).phase for now_s in (0.0, 9.0, 10.0)]
-    assert phases == [Phase.ROLLING, Phase.ROLLING, Phase.STALLED]
-
-
-def test_a_superseded_node_is_left_alone_and_a_deleted_one_is_forgotten() -> None:
-    rolled = rolling()
-    rolled.decide([busy("a")], 0.0)
-    decision = rolled.decide([node("a", requested="third")], 1.0)
-    assert (decision.start, states(decision)) == ((), {"a": NodeState.SUPERSEDED})
-    (removed,) = rolled.decide([node("a", requested=None)], 1.5).nodes
-    assert removed.message == "the label was removed meanwhile"
-    assert rolled.decide([done("b")], 2.0).phase is Phase.DONE
 
 
 # Undo
