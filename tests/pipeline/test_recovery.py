@@ -143,6 +143,21 @@ def test_run_killed_before_the_node_registers_again_is_undone(wanted: str | None
         assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
+def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
+    rig = scenes.hosted_node()
+    rig.refusing["host.start"] = scenes.BROKEN["host"]
+    agent = scenes.reconciler(rig)
+    assert scenes.run(rig, by=agent).is_unfinished
+    rig.refusing.clear()
+    register_again(rig)
+
+    agent.forget_node()
+    agent.recover(LAYOUT)
+
+    assert scenes.run(rig, by=agent, attempt=2).reason is Reason.APPLIED
+    scenes.assert_restored(rig)
+
+
 def register_again(rig: fakes.NodeRig) -> None:
     """Delete the Node, and let kubelet and the operator write what they know of it."""
     rig.annotations.clear()
