@@ -132,6 +132,12 @@ def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(stage: Stage) ->
         stage.cluster.patch(cluster_view.Kind.NODE, stage.node(), change)
         stage.wait(lambda: stage.clients("dcgm") == expected, f"{expected}")  # noqa: B023
 
+    def has_only_the_plugin() -> bool:
+        return all(map(objects.is_plugin, stage.cluster.list(cluster_view.Kind.POD)))
+
+    stage.wait(has_only_the_plugin, "the end of the monitor")
+    assert stays_so(has_only_the_plugin)
+
 
 def test_reboot_destroys_instances_and_brings_the_plugin_back(stage: Stage) -> None:
     stage.partition(1)
