@@ -20,17 +20,17 @@ def expected(known: arrivals.Arrivals, now_s: float, within_s: float) -> list[tu
 def test_the_most_likely_pods_are_expected_first() -> None:
     known = after(*((_SMALL, at_s) for at_s in (0, 10, 20)), (_LARGE, 20))
 
-    assert expected(known, 30, 60) == [_SMALL, _LARGE]
-    assert expected(known, 30, 150) == [_SMALL, _LARGE, _SMALL]
-    assert [pod.uid for pod in known.expected(30, 60)] == ["0000", "0001"]
+    assert expected(known, 30, 150) == [_SMALL, _LARGE]
+    assert expected(known, 30, 400) == [_SMALL, _SMALL, _LARGE, _SMALL]
+    assert [pod.uid for pod in known.expected(30, 150)] == ["0000", "0001"]
 
 
 def test_fewer_pods_are_expected_the_longer_none_arrives() -> None:
     known = after((_LARGE, 0))
 
-    assert expected(known, 0, 60) == [_LARGE]
-    assert expected(known, 900, 60) == []
-    assert expected(known, 900, 600) == [_LARGE]
+    assert expected(known, 0, 240) == [_LARGE]
+    assert expected(known, 900, 240) == []
+    assert expected(known, 900, 1200) == [_LARGE]
     assert expected(known, 9000, 1e9) == []
 
 
@@ -39,4 +39,12 @@ def test_no_pod_is_expected_within_no_time_or_without_devices() -> None:
     known.add((("cpu", 1000),), 0)
 
     assert expected(known, 0, 0) == []
-    assert expected(known, 0, 60) == [_SMALL]
+    assert expected(known, 0, 240) == [_SMALL]
+
+
+def test_as_many_pods_are_expected_as_arrive_in_a_large_cluster() -> None:
+    known = after(*((_SMALL, at_s) for at_s in range(0, 600, 4)))
+
+    # 0.16 a second after ten minutes: 9.5 in the mean, 12 with a probability of 20 %.
+    assert expected(known, 600, 60) == [_SMALL] * 12
+    assert len(known.expected(600, 1e9)) == 500

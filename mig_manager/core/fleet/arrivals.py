@@ -8,10 +8,10 @@ from mig_manager.core.node import resources
 
 _MEMORY_S = 600.0
 """After this time an arrival counts for a third."""
-_LEAST_PROBABILITY = 0.05
+_LEAST_PROBABILITY = 0.2
 """Of a pod that is expected. Fewer pods make room for them too late, more block other devices."""
-_MOST_ALIKE = 4
-_MOST_KINDS = 64
+_MOST_EXPECTED = 500
+"""More only make decisions in a large cluster longer."""
 _LEAST_RATE = 0.01 / _MEMORY_S
 
 
@@ -48,11 +48,14 @@ class Arrivals:
             self._rates = {devices: (rate, now_s) for devices, rate in rates.items()}
         likely: list[tuple[float, demand.Amounts]] = []
         for devices, rate in rates.items():
-            mean, fewer = rate * within_s, 0.0
-            for count in range(_MOST_ALIKE):
-                fewer += math.exp(-mean) * mean**count / math.factorial(count)
-                if 1 - fewer >= _LEAST_PROBABILITY:
-                    likely.append((fewer, devices))
+            mean = rate * within_s
+            exactly = fewer = math.exp(-mean)
+            for count in range(1, _MOST_EXPECTED + 1):
+                if 1 - fewer < _LEAST_PROBABILITY:
+                    break
+                likely.append((fewer, devices))
+                exactly *= mean / count
+                fewer += exactly
         return tuple(
             demand.Pending(
                 namespace="",
@@ -60,7 +63,7 @@ class Arrivals:
                 uid=f"{number:04}",
                 needs=demand.Needs(amounts=devices),
             )
-            for number, (_, devices) in enumerate(sorted(likely)[:_MOST_KINDS])
+            for number, (_, devices) in enumerate(sorted(likely)[:_MOST_EXPECTED])
         )
 
     def _rate(self, devices: demand.Amounts, now_s: float) -> float:

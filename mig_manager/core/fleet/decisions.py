@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mig_manager.core import model
 from mig_manager.core.fleet import demand, holds, waiting
 
-PREPARE_FOR_S = 15.0
+PREPARE_FOR_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
