@@ -412,13 +412,19 @@ def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
     assert story.rig.labels[well_known.STATE_LABEL] == "failed"
 
 
-def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read() -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read(*, is_restarted: bool) -> None:
     story = active_by_own_file()
     scenes.add_pod_on_foreign_instances(story.rig)
 
-    story.live(story.file("version: ["))
+    if is_restarted:
+        story.source.text = "version: ["
+        story.live()
+    else:
+        story.live(story.file("version: ["))
 
     assert story.ended[-1] is Reason.INVALID_CONFIG
+    assert well_known.APPLIED_LABEL not in story.rig.labels
 
 
 def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, remembering, served_layouts
+from mig_manager.agent import jobs, remembering, run_journal, served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
+from mig_manager.core.node import node_object, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import requests
 
@@ -203,6 +204,7 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
         The GPUs, and whether the owner wrote the layout.
 
     Raises:
+        ClusterError: The label of a layout that is not active could not be removed.
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
     verified = job.journal.record.verified
@@ -215,12 +217,26 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
         raise error
     gpus = observe(job)
     if requests.fingerprint(gpus) != verified.gpus:
+        if not gpus.unreachable:
+            _remove_applied_label(job)
         raise error
     job.status.note(config_hash=verified.config_hash, config_problem=error.message)
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
     return gpus, verified.is_from_owner
+
+
+def _remove_applied_label(job: jobs.Job) -> None:
+    """Remove the label of the applied layout, which a reboot may have taken from the GPUs."""
+    if well_known.APPLIED_LABEL not in job.deps.node.latest().labels:
+        return
+    step = run_journal.Step(
+        message=f"the GPUs no longer have layout {job.status.title}",
+        entries=job.journal.entries,
+        change=node_object.NodePatch(labels={well_known.APPLIED_LABEL: None}),
+    )
+    job.journal.publish_step(model.Phase.RESOLVE, lambda _view: step)
 
 
 def observe_once(job: jobs.Job, target: Target) -> model.ObservedGpus:
