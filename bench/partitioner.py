@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--trace", type=pathlib.Path, help="openb_pod_list_*.csv")
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner.json")
     chosen = parser.parse_args()
+    if chosen.results:
+        chosen.results.mkdir(parents=True, exist_ok=True)
     if chosen.trace:
         text = chosen.trace.read_text(encoding="utf-8")
     else:
