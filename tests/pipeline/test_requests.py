@@ -182,11 +182,13 @@ def unrelated_change_of_the_file(dies_at: int | None) -> Story:
     return story
 
 
-def new_node_object(dies_at: int | None) -> Story:
+def new_node_object(dies_at: int | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
     story = active(dies_at)
     scenes.add_pod_on_foreign_instances(story.rig)
     story.rig.annotations.clear()
+    if record:
+        story.rig.annotations[well_known.REQUEST_ANNOTATION] = record
     for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
         story.rig.labels.pop(key, None)
     story.live()
@@ -401,6 +403,10 @@ def test_an_active_layout_survives_a_file_that_lacks_it(
     assert story.rig.condition["status"] == "True"
     for message in (story.rig.statuses[-1], story.rig.condition["message"]):
         assert words in message
+
+
+def test_no_pod_is_evicted_on_a_new_node_with_an_unreadable_record() -> None:
+    new_node_object(None, record="{")
 
 
 def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:

@@ -120,7 +120,8 @@ def find_record(
     pod is evicted.
     """
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
-    record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION) or saved)
+    record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
+    record = record or _parse_record(saved)
     if record is None:
         applied = view.labels.get(well_known.APPLIED_LABEL, "")
         record = requests.of_status(published, journal, applied)
