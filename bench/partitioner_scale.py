@@ -242,8 +242,8 @@ class Decider:
         """Decide once; return the time that it took."""
         began_s = time.process_time()
         pending = self._watched.pending
-        seen = self._sightings.on_own_clock(self._watched.nodes.values(), now=now)
-        nodes = partitioned.with_pods(seen, self._watched.requests)
+        seen = partitioned.with_pods(self._watched.nodes.values(), self._watched.requests)
+        nodes = self._sightings.on_own_clock(seen, now=now)
         decision = partitioning.decide(
             nodes, pending, _LIMITS, now=now, history=self._history, cache=self._cache
         )

@@ -151,8 +151,8 @@ def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan)
 def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
     """Return whether the change may evict."""
     if not job.may_evict:
-        title, verified = job.status.title, job.journal.record.verified
-        if verified and plan.gpu_uuids == verified.returned(plan.gpu_uuids):
+        title = job.status.title
+        if plan.gpu_uuids == resolving.find_returned(job, plan.gpu_uuids):
             # The layout has not drifted there.
             gpus = messages.listed([f"GPU {gpu.gpu_index} ({gpu.gpu_uuid})" for gpu in plan.gpus])
             message = functools.partial(outcomes.owed_message, title, gpus)

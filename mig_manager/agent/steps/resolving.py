@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
@@ -277,3 +277,9 @@ def missing(job: jobs.Job) -> tuple[str, ...]:
     """Name the GPUs that the driver no longer lists since the layout was verified."""
     verified = job.journal.record.verified
     return verified.missing(job.status.gpus, job.deps.boot_id) if verified else ()
+
+
+def find_returned(job: jobs.Job, uuids: Iterable[str]) -> frozenset[str]:
+    """Return those of reachable GPUs that were unreachable when the layout was verified."""
+    verified = job.journal.record.verified
+    return verified.returned(uuids) if verified else frozenset()

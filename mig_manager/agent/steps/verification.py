@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import advertising, resuming
-from mig_manager.agent.steps import host
+from mig_manager.agent.steps import host, resolving
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 
@@ -69,8 +69,7 @@ def verify_unchanged(
     if is_stale:
         job.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
-    verified = job.journal.record.verified
-    returned = verified.returned(gpu.uuid for gpu in gpus) if verified else frozenset[str]()
+    returned = resolving.find_returned(job, (gpu.uuid for gpu in gpus))
     config_now = job.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = resuming.resume_advertisers(

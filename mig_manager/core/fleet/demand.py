@@ -256,8 +256,7 @@ def _is_ready_agent(
     names = (str(container["name"]) for container in spec["containers"])
     if not mig_managers.is_mig_manager(api_values.strings(metadata.get("labels")), names):
         return None
-    conditions = status.get("conditions") or ()
-    return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
+    return api_values.is_ready(status)
 
 
 def _amounts(spec: Mapping[str, Any]) -> Amounts:

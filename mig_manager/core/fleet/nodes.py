@@ -153,10 +153,7 @@ def parse(item: Mapping[str, Any]) -> Node:
     """Parse a Node object of the API. Raises ClusterError: It is malformed."""
     view = node_object.parse_node(item)
     with api_values.as_cluster_error(f"node {view.name}"):
-        conditions = (item.get("status") or {}).get("conditions") or ()
-        is_ready = any(
-            each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
-        )
+        is_ready = api_values.is_ready(item.get("status") or {})
         metadata = item["metadata"]
         requested_by, requested_at = _writer(metadata)
     published, status_error = None, ""

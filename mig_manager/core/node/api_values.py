@@ -27,6 +27,14 @@ def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
     return {str(key): str(value) for key, value in (mapping or {}).items()}
 
 
+def is_ready(status: Mapping[str, Any]) -> bool:
+    """Return whether the status of a pod or a node has the condition ``Ready``."""
+    return any(
+        each.get("type") == "Ready" and each.get("status") == "True"
+        for each in status.get("conditions") or ()
+    )
+
+
 def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
     """Return the ``nvidia.com/*`` entries of a resource list."""
     return {

@@ -203,7 +203,7 @@ def losses(
     most: collections.Counter[str] = collections.Counter()
     for name, count in devices_of(capacity).items():
         # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
-        most |= collections.Counter({base(name): count})
+        most[base(name)] = max(most[base(name)], count)
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
