@@ -18,5 +18,5 @@ def make_pod(
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": {"a": name}},
         "spec": {"nodeName": node, "containers": [container()], **spec},
-        "status": {"phase": phase},
+        "status": {"phase": phase, "startTime": "2026-01-02T03:04:05Z"},
     }

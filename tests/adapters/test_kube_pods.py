@@ -55,9 +55,10 @@ def test_a_terminating_bare_pod_is_marked_as_such() -> None:
         "kubernetes.io/config.mirror": "x",
         well_known.KEEP_ANNOTATION: "false",
     }
+    del thing["status"]["startTime"]
     pod = pod_object.parse_pod(thing)
     assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
-    assert (pod.is_ready, pod.is_kept) == (False, False)
+    assert (pod.is_ready, pod.is_kept, pod.is_admitted) == (False, False, False)
 
 
 @pytest.mark.parametrize(

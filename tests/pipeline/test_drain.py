@@ -200,6 +200,21 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRi
     assert other in rig.pods
 
 
+def test_a_silent_kubelets_last_answer_is_not_about_a_successor(rig: NodeRig) -> None:
+    other = frozenset({machine.mig_uuid("other")})
+
+    def succeed() -> None:
+        if not rig.pods:
+            rig.add_pod("train", devices=other)
+
+    rig.clock.on_wait.append(succeed)
+    at(rig, 0, lambda: setattr(rig.kubelet, "is_silent", True))
+    at(rig, 9, lambda: setattr(rig.kubelet, "is_silent", False))
+
+    assert drained(rig) == 1
+    assert [pod.name for pod in rig.pods.values()] == ["train"]
+
+
 def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) -> None:
     other = rig.add_pod("other", devices=frozenset({machine.mig_uuid("other")}))
     rig.clock.on_wait.append(rig.kubelet.assigned.clear)

@@ -97,6 +97,31 @@ def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
     scenes.assert_ends(rig, Reason.APPLIED)
 
 
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_a_pod_is_not_evicted_for_the_device_of_its_predecessor(*, is_admitted: bool) -> None:
+    rig = scenes.busy_node()
+    (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
+    own = frozenset({scenes.device(rig, 1, "1g.5gb")})
+    successor = rig.add_pod(
+        "db-0",
+        devices=own if is_admitted else frozenset(),
+        is_admitted=is_admitted,
+        phase="Running" if is_admitted else "Pending",
+    )
+    rig.kubelet.unlisted["db-0"] = rig.kubelet.assigned[affected]
+
+    def end() -> None:
+        if rig.clock.now_s > 5 and rig.kubelet.unlisted:
+            rig.kubelet.unlisted.clear()
+            rig.pods[successor] = dataclasses.replace(rig.pods[successor], is_admitted=True)
+            rig.kubelet.assigned[successor] = own
+
+    rig.clock.on_wait.append(end)
+    scenes.assert_ends(rig, Reason.APPLIED)
+    assert successor in rig.pods
+    assert affected not in rig.pods
+
+
 # A process on the GPU itself
 
 

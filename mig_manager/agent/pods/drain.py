@@ -178,6 +178,8 @@ class Drain:
     def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
             return dataclasses.replace(before, pods=pods)
+        earlier_uids = {pod.uid for pod in before.pods}
+        present = {pod.key for pod in pods if pod.uid in earlier_uids}
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
             assigned = self.allocations.assigned()
@@ -185,12 +187,10 @@ class Drain:
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             no_answer = error.message
-            gone = {pod.key for pod in before.pods} - {pod.key for pod in pods}
+            gone = {pod.key for pod in before.pods} - present
             assigned = tuple(one for one in before.assigned if one.key not in gone)
         # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
-        earlier_uids = {pod.uid for pod in before.pods}
-        unlisted = {pod.key for pod in pods if pod.uid in earlier_uids}
-        unlisted -= {one.key for one in assigned if one.device_ids}
+        unlisted = present - {one.key for one in assigned if one.device_ids}
         kept = (one for one in before.assigned if one.key in unlisted)
         return dataclasses.replace(
             before, pods=pods, assigned=(*assigned, *kept), no_answer=no_answer

@@ -7,6 +7,7 @@ A device that may be in use counts as in use: kubelet does not show the devices 
 starts, or of a running init container, so such a pod may have any that its resource stands for.
 """
 
+import collections
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -72,12 +73,14 @@ class Usage:
         (PodResources v1). So does a pod whose device's id is unknown or no UUID, and one with
         ResourceClaims if they have such a device, or if their devices are not known. A pod that
         only kubelet knows counts as ``is_unlisted``: it was deleted by force, or is static and has
-        no mirror.
+        no mirror. It may have a successor of the same name, which kubelet has not admitted yet or
+        lists too.
         """
         if affected is not None and not affected:
             return ()
         allocations = self._allocations()
-        listed = {pod.key for pod in self.pods}
+        entries = collections.Counter(one.key for one in self.assigned or () if one.device_ids)
+        listed = {pod.key for pod in self.pods if pod.is_admitted and entries[pod.key] <= 1}
         unlisted = (one for key, one in allocations.items() if key not in listed)
         return tuple(
             pod
@@ -86,7 +89,7 @@ class Usage:
             and not clients.is_device_plugin(pod)
             and not any(client.matches(pod) for client in extra_clients)
             and not clients.gated_by((pod,), clients.MONITORS)
-            and self._may_use(pod, allocations.get(pod.key), affected)
+            and self._may_use(pod, _of(pod, allocations), affected)
         )
 
     def undecided(
@@ -138,7 +141,7 @@ class Usage:
 
     def why_uncertain(self, pod: pod_object.Pod) -> str:
         """Return why an affected pod may use none of the devices; empty if it does use one."""
-        allocated = self._allocations().get(pod.key)
+        allocated = _of(pod, self._allocations())
         if self._may_claim_gpu(pod, allocated):
             return "its ResourceClaim may stand for any GPU"
         ids = pod.claimed_ids or frozenset()
@@ -240,7 +243,7 @@ class Usage:
 
     def _may_be_listed(self, pod: pod_object.Pod) -> bool:
         """Return whether kubelet may list the devices of a pod later, and lists none now."""
-        allocated = self._allocations().get(pod.key)
+        allocated = _of(pod, self._allocations())
         is_listed = allocated is not None and (allocated.device_ids or allocated.claim_drivers)
         is_starting = not (pod.has_gpu_init or pod.is_terminating)
         return not is_listed and (is_starting or bool(self.why_incomplete))
@@ -271,6 +274,13 @@ class Usage:
         users = (user for each in self.processes.values() for user in each)
         owners = {user.owner for user in users if not steps.is_releasing_daemon(user)}
         return not owners.isdisjoint(("", f"pod {pod.uid}"))
+
+
+def _of(
+    pod: pod_object.Pod, allocations: Mapping[str, pod_object.PodDevices]
+) -> pod_object.PodDevices | None:
+    """Return a pod's allocation; one with the name of a new pod is its predecessor's."""
+    return allocations.get(pod.key) if pod.is_admitted else None
 
 
 def _plugin_resources(pod: pod_object.Pod) -> frozenset[str]:

@@ -37,6 +37,8 @@ class Pod:
     is_mirror: bool = False  # A static pod's shadow: the API cannot evict it
     is_ready: bool = False
     is_terminating: bool = False
+    is_admitted: bool = True
+    """Whether kubelet has reported that it admitted it. Before, it has no device."""
     gpu_resources: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """``nvidia.com/*`` extended resources over all containers, init containers included."""
     container_names: tuple[str, ...] = ()
@@ -154,6 +156,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
             for condition in status.get("conditions") or ()
         ),
         is_terminating=bool(metadata.get("deletionTimestamp")),
+        is_admitted=bool(status.get("startTime")),
         gpu_resources=peak(spec, _container_resources),
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
         node_name=str(spec.get("nodeName") or ""),
