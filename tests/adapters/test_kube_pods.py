@@ -127,12 +127,27 @@ def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
     total: int,
     may_init: bool,  # noqa: FBT001 - a column of the table
 ) -> None:
-    """An init container may use them only while the pod starts."""
-    for phase in ("Pending", "Running"):
-        thing = make_pod(phase=phase, containers=containers, initContainers=inits)
+    """An init container may use them only until it has ended."""
+    for code in (None, 1, 0):
+        thing = make_pod(containers=containers, initContainers=inits)
+        state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+        thing["status"]["initContainerStatuses"] = [{"name": "main", "state": state}]
         pod = pod_object.parse_pod(thing)
         assert pod.gpu_resources == ({GPU: total} if total else {})
-        assert pod.may_run_gpu_init is (may_init and phase == "Pending")
+        assert pod.has_gpu_init is (may_init and code != 0)
+        assert not pod.completed_resources
+
+
+def test_a_pods_resources_of_init_containers_that_have_ended_are_known() -> None:
+    thing = make_pod(initContainers=gpus(1))
+    thing["status"]["initContainerStatuses"] = [
+        {"name": "main", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    ]
+    pod = pod_object.parse_pod(thing)
+    assert (pod.gpu_resources, pod.completed_resources) == ({GPU: 1}, frozenset({GPU}))
+    assert (
+        pod_object.parse_pod(make_pod(initContainers=gpus(1))).completed_resources == frozenset()
+    )
 
 
 # -- over the API -----------------------------------------------------------------------------

@@ -82,6 +82,18 @@ def test_pod_on_a_device_without_uuid_counts_as_its_user(*, may_evict: bool) -> 
     assert ("gpus.execute" in rig.log) is may_evict
 
 
+def test_a_pod_stays_once_its_only_containers_with_a_gpu_have_ended() -> None:
+    rig = scenes.busy_node()
+    gpu = {"nvidia.com/gpu": 1}
+    rig.add_pod("warmed", gpu_resources=gpu, completed_resources=frozenset(gpu))
+    rig.add_pod("warming", gpu_resources=gpu, has_gpu_init=True)
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert "warmed" in rig.pod_names
+    assert "warming" not in rig.pod_names
+
+
 def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:
     rig = scenes.node(layout="all-1g.5gb")
     device = scenes.device(rig, 1, "1g.5gb")

@@ -153,7 +153,7 @@ class Usage:
         if allocated is None or not allocated.device_ids:
             is_silent = self.no_answer or self.assigned is None
             return "kubelet does not answer" if is_silent else "kubelet lists no device of it yet"
-        if pod.may_run_gpu_init:
+        if pod.has_gpu_init:
             return "its init container may use any GPU"
         is_named = any(map(_DEVICE_UUID.fullmatch, allocated.device_ids))
         return "" if is_named else "its device ids are not UUIDs"
@@ -222,7 +222,7 @@ class Usage:
         if any(map(self._is_unknown, claimed | ids)) and self._may_run(pod):
             return True
         has_gpu = any(map(resources.is_device_or_shared, _plugin_resources(pod)))
-        if not ids or pod.may_run_gpu_init or affected is None:
+        if not ids or pod.has_gpu_init or affected is None:
             return has_gpu and self._may_get(pod, affected)
         if not ids.isdisjoint(affected):
             return True
@@ -284,8 +284,8 @@ def _of(
 
 
 def _plugin_resources(pod: pod_object.Pod) -> frozenset[str]:
-    """Return the ``nvidia.com/*`` resources that a device plugin provides to a pod."""
-    return frozenset(pod.gpu_resources.keys() - pod.claimed_resources)
+    """Return the ``nvidia.com/*`` resources of a device plugin that a pod uses or will use."""
+    return frozenset(pod.gpu_resources.keys() - pod.claimed_resources - pod.completed_resources)
 
 
 def _joined(one: pod_object.PodDevices, other: pod_object.PodDevices) -> pod_object.PodDevices:
@@ -379,7 +379,7 @@ def paused_homes(
 def relevant(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[object, ...]]:
     """Return the part of the pods' states that decides the use, to detect a change."""
     return frozenset(
-        (pod.uid, pod.is_finished, pod.may_run_gpu_init)
+        (pod.uid, pod.is_finished, pod.has_gpu_init)
         for pod in pods
         if pod.gpu_resources or pod.may_claim
     )

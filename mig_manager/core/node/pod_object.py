@@ -51,8 +51,10 @@ class Pod:
     """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: unknown."""
     claimed_resources: frozenset[str] = frozenset()
     """The names in ``gpu_resources`` that a ResourceClaim provides instead of a device plugin."""
+    completed_resources: frozenset[str] = frozenset()
+    """The names in ``gpu_resources`` that only completed ordinary init containers request."""
     has_gpu_init: bool = False
-    """Whether an ordinary init container requests a GPU: kubelet does not list its devices."""
+    """Whether an ordinary init container requests a GPU and may run: kubelet lists no devices."""
     mounts_plugin_sockets: bool = False
     """Whether it mounts the directory of the host where device plugins register with kubelet."""
     mounts_driver_sockets: bool = False
@@ -81,11 +83,6 @@ class Pod:
     def may_claim(self) -> bool:
         """Whether it has, or may have, a GPU by a ResourceClaim."""
         return self.has_claims or bool(self.claimed_ids)
-
-    @property
-    def may_run_gpu_init(self) -> bool:
-        """Whether an ordinary init container with a GPU may be running."""
-        return self.has_gpu_init and self.phase == "Pending"
 
     @property
     def is_finished(self) -> bool:
@@ -132,10 +129,13 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     claimed = frozenset(
         str(each["resourceName"]) for each in extended.get("requestMappings") or ()
     )
-    has_gpu_init = any(
-        container.get("restartPolicy") != "Always" and _container_resources(container)
+    ended = _completed_init_containers(status)
+    inits = [
+        container
         for container in spec.get("initContainers") or ()
-    )
+        if container.get("restartPolicy") == "Always" or container["name"] not in ended
+    ]
+    resources = peak(spec, _container_resources)
     # The last part of a path: k0s, MicroK8s and ``--root-dir`` change the parts before it.
     mounts = {
         str((volume.get("hostPath") or {}).get("path") or "").rstrip("/").rpartition("/")[2]
@@ -157,7 +157,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         ),
         is_terminating=bool(metadata.get("deletionTimestamp")),
         is_admitted=bool(status.get("startTime")),
-        gpu_resources=peak(spec, _container_resources),
+        gpu_resources=resources,
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
         node_name=str(spec.get("nodeName") or ""),
         is_kept=annotations.get(well_known.KEEP_ANNOTATION) == "true",
@@ -165,7 +165,13 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         has_claims=bool(spec.get("resourceClaims") or extended),
         claims=_claims(spec, status),
         claimed_resources=claimed,
-        has_gpu_init=has_gpu_init,
+        completed_resources=frozenset(
+            resources.keys() - peak({**spec, "initContainers": inits}, _container_resources).keys()
+        ),
+        has_gpu_init=any(
+            container.get("restartPolicy") != "Always" and _container_resources(container)
+            for container in inits
+        ),
         # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, and
         # ``DefaultKubeletPluginsRegistrationDirName`` of k8s.io/kubernetes/pkg/kubelet/config.
         mounts_plugin_sockets="device-plugins" in mounts,
@@ -177,6 +183,15 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         tolerated=frozenset(
             str(each["key"]) for each in spec.get("tolerations") or () if each.get("key")
         ),
+    )
+
+
+def _completed_init_containers(status: Mapping[str, Any]) -> frozenset[str]:
+    """Return the init containers that succeeded; a new pod sandbox starts them again."""
+    return frozenset(
+        str(container["name"])
+        for container in status.get("initContainerStatuses") or ()
+        if ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0
     )
 
 
