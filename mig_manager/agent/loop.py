@@ -183,7 +183,7 @@ class Agent:
         return outcome.should_retry or not self.is_recovered
 
     def _note_unreachable(self, error: errors.ClusterError) -> None:
-        """Note that a run could not publish its outcome; the next attempt reads its journal."""
+        """Note that a run published no outcome; the next attempt reads its journal."""
         self.is_recovered = False
         _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
         self._telemetry.outcome_lost(error.reason)

@@ -31,11 +31,19 @@ from mig_manager.core.planner import vgpus
 
 _log = structlog.get_logger()
 
+_MID_CHANGE = (
+    model.Phase.EXECUTE,
+    model.Phase.ROLL_BACK,
+    model.Phase.RESUME,
+    model.Phase.VERIFY,
+)
+
 
 def run(job: jobs.Job) -> outcomes.Outcome:
     """Apply the layout or repair GPUs, or roll back; return the outcome without publishing it.
 
     Raises:
+        ClusterError: API_UNAVAILABLE: in mid-change; the next attempt resumes from the journal.
         Rebooting: The machine goes down; nothing is restored.
         Superseded: Another layout is requested, or the agent stops.
     """
@@ -52,6 +60,8 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                 end.add(undo(job))
                 raise
             except errors.MigManagerError as error:
+                if _is_resumed_next(job, error):
+                    raise
                 if isinstance(error, errors.DrainError):
                     job.journal.note(draining=error.keeps_taint)
                 result = undo(job)
@@ -70,6 +80,8 @@ def run(job: jobs.Job) -> outcomes.Outcome:
                 problem = f"{type(error).__name__}: {error}"
                 return job.journal.failure(errors.Reason.INTERNAL, problem, undo(job))
     except (errors.ClusterError, errors.LockedError) as error:
+        if _is_resumed_next(job, error):
+            raise
         return job.journal.failure(error.reason, error.message)
 
 
@@ -117,6 +129,19 @@ def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> None:
     is_first = job.may_evict and job.request.attempt == 1
     if is_first and resolved.expects_change(job.request.last_gpus):
         job.journal.enter(model.Phase.RESOLVE, "observing the GPUs")
+
+
+def _is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
+    """Check whether to leave a change as it is, because the API does not answer for the moment.
+
+    A rollback would cost a second change of the GPUs, and a failure would be published only to be
+    replaced by the next attempt.
+    """
+    is_outage = isinstance(error, errors.ClusterError) and (
+        error.reason is errors.Reason.API_UNAVAILABLE
+    )
+    has_begun = job.status.published.phase in _MID_CHANGE
+    return is_outage and has_begun and job.request.attempt == 1
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -388,7 +388,7 @@ class Telemetry:
         """A newer request superseded a run."""
 
     def outcome_lost(self, reason: errors.Reason) -> None:
-        """A run could not publish its outcome, because the API refused or did not answer."""
+        """A run published no outcome, because the API refused or did not answer."""
 
     def retry_scheduled(self, delay_s: float) -> None:
         """The request will be retried."""

@@ -168,6 +168,27 @@ def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: 
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
+def test_api_outage_once_gpus_change_is_no_failure_and_no_rollback(scenario: str) -> None:
+    make, layout = SCENARIOS[scenario]
+    undisturbed = calls(make, layout)
+    after = range(undisturbed.index("gpus.execute"), len(undisturbed))
+    asked = [i for i in after if undisturbed[i].startswith(("node.", "workloads.", "slices."))]
+    assert len(asked) > 2
+    for index in asked:
+        rig = make()
+        agent = reconciler(rig)
+        rig.failing = {index: BROKEN["node"]}
+        try:
+            run(rig, layout, by=agent)
+        except errors.ClusterError:
+            agent.recover(layout)
+            assert run(rig, layout, by=agent, attempt=2).state is model.State.SUCCESS, index
+        assert "failed" not in rig.states, index
+        assert "restoring the previous instances" not in rig.statuses, index
+        assert_restored(rig)
+
+
+@pytest.mark.parametrize("scenario", SWEPT)
 def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) -> None:
     make, layout = SCENARIOS[scenario]
     for number in range(patches(make, layout)):
