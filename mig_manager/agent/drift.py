@@ -150,8 +150,12 @@ def act(
     memory = dataclasses.replace(memory, is_drifted=not is_active, failed_checks=0)
     if memory.is_drifted:
         return _handle_drift(job, observation, is_new=not was_drifted), memory
-    if was_drifted and advertising.find_stale(job, job.deps.workloads.list(), observation.gpus):
-        # A plugin or driver that began in between has other devices, and a run restarts it.
+    # A GPU that the layout does not name, or another place of the same instances.
+    differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.gpus)
+    if (was_drifted or (is_success and differs)) and advertising.find_stale(
+        job, job.deps.workloads.list(), observation.gpus
+    ):
+        # The plugin or driver has other devices, and a run restarts it.
         return Action.HEAL, memory
     if was_drifted or was_unknown:
         # The layout is active again, and this agent did not apply it.

@@ -10,10 +10,11 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes, reconcile
-from mig_manager.core import model
+from mig_manager.core import model, profile_name
 from mig_manager.core.node import schedulable, well_known
 from mig_manager.errors import Reason
-from tests.node import fakes, scenes, swept_scenes
+from tests import changes
+from tests.node import fakes, gpu_values, scenes, swept_scenes
 from tests.node.scenes import assert_ends
 
 LAYOUT = "all-balanced"
@@ -65,6 +66,20 @@ def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -
     scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable == served
+
+
+def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> None:
+    text = "version: v1\nmig-configs:\n  first:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
+    rig, agent, ended = scenes.at_rest("first", rig=scenes.node(), text=text)
+    assert agent.check_drift("first", ended) is drift.Action.REST
+    desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("3g.20gb"): 2})
+    rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], desired))
+
+    assert agent.check_drift("first", ended) is drift.Action.HEAL
+    rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
+
+    assert rig.schedulable == {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+    assert agent.check_drift("first", rested) is drift.Action.REST
 
 
 def test_on_request_a_drift_is_healed() -> None:
