@@ -136,13 +136,17 @@ class Transaction:
             after = rounds.run(first, observed, replan)
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
-            self._give_up(rounds, interrupted, keep_pending=False)
+            self._give_up(rounds, interrupted)
             raise
         except errors.MigManagerError as error:
             _log.warning("change_failed", reason=error.reason.value, error=error.message)
             # A reboot activates a pending mode; cancelling the mode would waste the reboot.
             keep_pending = error.reason.is_mode_pending
-            result = self._give_up(rounds, interrupted, keep_pending=keep_pending)
+            result = (
+                self._give_up_keeping_modes(rounds, first, observed)
+                if keep_pending
+                else self._give_up(rounds, interrupted)
+            )
             error.add(result.message)
             for warning in vgpus.host_warnings(observed, first):
                 error.add(warning)
@@ -154,16 +158,38 @@ class Transaction:
         self.journal.note(snapshot=(*self.elsewhere, *unrestored(after)), stale_files=True)
         return after, tuple(rounds.executed)
 
-    def _give_up(
-        self, rounds: "_Rounds", interrupted: Snapshots, *, keep_pending: bool
-    ) -> Rollback:
+    def _give_up(self, rounds: "_Rounds", interrupted: Snapshots) -> Rollback:
         if rounds.refusal and not interrupted:
             self.journal.note(snapshot=self.elsewhere)
             return Rollback(is_complete=True, message="nothing was changed")
         # The instances that a stale plan would create belong to another program.
         is_stale = isinstance(rounds.refusal, errors.StalePlanError)
-        before = interrupted if is_stale else rounds.before
-        return self.roll_back(before, keep_pending=keep_pending)
+        return self.roll_back(interrupted if is_stale else rounds.before)
+
+    def _give_up_keeping_modes(
+        self, rounds: "_Rounds", plan: steps.Plan, observed: Observed
+    ) -> Rollback:
+        """Roll back, but leave an older change of a mode that the plan keeps to a later rollback.
+
+        Else the reset or reboot that activates the pending modes would activate the old one too.
+        """
+        switched = {
+            (step.gpu_uuid, step.mode) for step in plan.steps if isinstance(step, steps.SetMode)
+        }
+        now = {gpu.uuid: gpu.snapshot for gpu in observed}
+
+        def target(older: model.GpuSnapshot) -> model.GpuSnapshot:
+            found = now.get(older.uuid, older)
+            is_switched = (older.uuid, older.current_mode) in switched
+            if found.current_mode is older.current_mode or is_switched:
+                return older
+            return dataclasses.replace(found, created=older.created)
+
+        before = tuple(map(target, rounds.before))
+        result = self.roll_back(before, keep_pending=True)
+        if before != rounds.before:
+            self.journal.note(snapshot=(*self.elsewhere, *rounds.before))
+        return result
 
     def roll_back(
         self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False

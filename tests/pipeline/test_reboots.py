@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import reconcile
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
@@ -79,6 +79,42 @@ def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(*, by_agent: bool)
 
     assert [gpu.uuid for gpu in kept.snapshot] == [gpu.uuid for gpu in rig.gpus]
     assert now.snapshot == ()
+
+
+ONE_OR_BOTH = """
+version: v1
+mig-configs:
+  one:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  both:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+"""
+
+
+def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> None:
+    rig = scenes.node()
+
+    def refuse(step: steps.Step) -> Exception | None:
+        is_back = isinstance(step, steps.SetMode) and step.mode is model.MigMode.DISABLED
+        is_refused = is_back or isinstance(step, steps.CreateGpuInstance)
+        return errors.HardwareError("no", reason=Reason.NO_PERMISSION) if is_refused else None
+
+    rig.driver.step_error = refuse
+    assert scenes.run(rig, "one", ONE_OR_BOTH).is_unfinished
+    assert rig.gpus[0].current_mode is model.MigMode.ENABLED
+    rig.driver.step_error = lambda _step: None
+    rig.driver.mode_waits = rig.host.may_reboot = True
+    agent = scenes.reconciler(rig, ONE_OR_BOTH)
+    agent.recover("both")
+
+    go_down(rig, "both", by=agent)
+    older = json.loads(rig.annotations[well_known.JOURNAL_ANNOTATION])["snapshot"]
+    rig.restart_machine()
+    outcome = scenes.resume(rig, "both", ONE_OR_BOTH)
+
+    assert [each["uuid"] for each in older] == [gpu.uuid for gpu in rig.gpus]
+    assert outcome.reason is Reason.APPLIED, outcome.message
+    assert rig.host.reboots == 1
 
 
 def test_a_new_node_object_leads_to_no_second_reboot() -> None:
