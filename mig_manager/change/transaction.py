@@ -179,11 +179,11 @@ class Transaction:
         now = {gpu.uuid: gpu.snapshot for gpu in observed}
 
         def target(older: model.GpuSnapshot) -> model.GpuSnapshot:
-            found = now.get(older.uuid, older)
+            present = now.get(older.uuid, older)
             is_switched = (older.uuid, older.current_mode) in switched
-            if found.current_mode is older.current_mode or is_switched:
+            if present.current_mode is older.current_mode or is_switched:
                 return older
-            return dataclasses.replace(found, created=older.created)
+            return dataclasses.replace(present, created=older.created)
 
         before = tuple(map(target, rounds.before))
         result = self.roll_back(before, keep_pending=True)
