@@ -171,6 +171,21 @@ def test_a_compute_instance_of_an_interrupted_change_is_removed_later() -> None:
     assert oracle.state_of(after) == oracle.state_of(gpu)
 
 
+def test_a_spanning_instance_counts_as_created_whatever_its_span() -> None:
+    gpu = a100("7g.40gb@0[4c@0 3c@4]")
+    plan = plan_to(gpu, {"7g.40gb": 1})
+    between = machine.run(gpu, plan.steps)
+    (gi,) = between.gpu_instances
+    (ci,) = gi.compute_instances
+    reported = dataclasses.replace(ci, placement=model.Placement(0, 8))
+    gi = dataclasses.replace(gi, compute_instances=(reported,))
+    between = dataclasses.replace(between, gpu_instances=(gi,))
+
+    before = planner.baseline(plan_to(between, {}), [between], planner.baseline(plan, [gpu]))
+
+    assert oracle.state_of(restored(between, before)) == oracle.state_of(gpu)
+
+
 def test_mig_mode_stays_enabled_with_a_foreign_instance() -> None:
     before = (dataclasses.replace(a100(mode=OFF).snapshot, created=()),)
     now = a100("1g.5gb@0")

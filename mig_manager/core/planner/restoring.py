@@ -81,18 +81,17 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
 
 def present(gpu: model.Gpu, created: Sequence[model.Creation]) -> Iterator[model.Creation]:
     """Yield the creations whose instances exist on a GPU."""
+    here: set[model.Creation] = set()
+    for gi in gpu.gpu_instances:
+        here.add(model.Creation(gi.profile, gi.placement))
+        here.update(
+            model.Creation.inside(ci.profile, gi.placement, ci.placement)
+            for ci in gi.compute_instances
+        )
+    unclear = {gi.placement for gi in gpu.gpu_instances if _lacks_placements(gi)}
     for each in created:
-        for gi in gpu.gpu_instances:
-            if gi.placement != each.gpu_instance:
-                continue
-            inside = {(ci.profile, ci.placement) for ci in gi.compute_instances}
-            is_there = (
-                gi.profile == each.profile
-                if each.span is None
-                else (_lacks_placements(gi) or (each.profile, each.span) in inside)
-            )
-            if is_there:
-                yield each
+        if each in here or (each.span and each.gpu_instance in unclear):
+            yield each
 
 
 def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuInstance]:
