@@ -389,11 +389,13 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
 
     def updated(self, newer: "ObservedGpus") -> "ObservedGpus":
         """Return these GPUs, updated with a newer observation of some of them."""
-        fresh = {gpu.uuid: gpu for gpu in newer}
-        lost = {gpu.uuid for gpu in newer.unreachable}
+        uuids = {gpu.uuid for gpu in (*newer, *newer.unreachable)}
+        indices = {gpu.index for gpu in (*newer, *newer.unreachable)}
+        others = (gpu for gpu in self if gpu.uuid not in uuids)
+        lost = (gpu for gpu in self.unreachable if gpu.index not in indices)
         return ObservedGpus(
-            (fresh.get(gpu.uuid, gpu) for gpu in self if gpu.uuid not in lost),
-            sorted({*self.unreachable, *newer.unreachable}, key=lambda gpu: gpu.index),
+            sorted((*newer, *others), key=lambda gpu: gpu.index),
+            sorted((*newer.unreachable, *lost), key=lambda gpu: gpu.index),
         )
 
 

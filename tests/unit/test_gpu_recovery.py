@@ -10,6 +10,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import messages, model
 from mig_manager.core.records import gpu_codec, gpu_recovery
 from tests import contract
+from tests.node import gpu_values
 
 GPU = hardware.template(hardware.find("NVIDIA A30"))
 FAULTS = [action for action in model.RecoveryAction if action is not model.RecoveryAction.NONE]
@@ -86,3 +87,14 @@ def test_an_action_of_a_newer_agent_is_read_as_other() -> None:
     text = gpu_codec.to_json([gpu(0, FAULTS[0])]).replace(FAULTS[0].value, "warm-boot")
     (faulty,) = gpu_codec.from_json(text)
     assert faulty.recovery_action is model.RecoveryAction.OTHER
+
+
+def test_a_newer_observation_replaces_the_older_of_each_gpu() -> None:
+    here, back = gpu(0, None), gpu(1, None)
+    lost = gpu_values.unreachable(back)
+    older = model.ObservedGpus([here], [lost])
+    again = dataclasses.replace(lost, message="another")
+    assert older.updated(model.ObservedGpus((), [again])) == model.ObservedGpus([here], [again])
+    assert older.updated(model.ObservedGpus([back])) == model.ObservedGpus([here, back])
+    gone = gpu_values.unreachable(here)
+    assert older.updated(model.ObservedGpus((), [gone])) == model.ObservedGpus((), [gone, lost])
