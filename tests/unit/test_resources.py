@@ -181,14 +181,17 @@ def test_whole_gpus_count_unless_the_strategy_offers_instances(
 
 
 @pytest.mark.parametrize(
-    ("allocatable", "is_good"),
-    [({}, True), ({GPU: 1}, False), pytest.param({GPU: 2}, True, id="strategy none")],
+    ("allocatable", "strategy", "is_good"),
+    [
+        *(({}, None, True), ({GPU: 1}, None, False), ({GPU: 2}, None, True)),
+        *(({}, strategies.Strategy.SINGLE, True), ({GPU: 2}, strategies.Strategy.SINGLE, False)),
+    ],
 )
 def test_without_kubelet_gpus_without_devices_are_compared(
-    allocatable: dict[str, int], *, is_good: bool
+    allocatable: dict[str, int], strategy: strategies.Strategy | None, *, is_good: bool
 ) -> None:
     gpus = [samples.gpu(samples.A100, index=index) for index in range(2)]
-    why = schedulable.why_not(gpus, None, counted(allocatable))
+    why = schedulable.why_not(gpus, None, counted(allocatable), strategy=strategy)
     assert (why == "") is is_good
 
 

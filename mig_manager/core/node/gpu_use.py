@@ -38,11 +38,12 @@ def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
 
 def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
     """Return the resource of each device, by its id, that a plugin with strategy mixed names."""
-    names = {gpu.uuid: resources.GPU for gpu in gpus}
-    for device in (device for gpu in gpus for device in gpu.devices):
-        if device.uuid and (name := resources.of_profile(device.profile)):
-            names[device.uuid] = name
-    return names
+    return {
+        uuid: name
+        for gpu in gpus
+        for uuid, name in ((gpu.uuid, resources.GPU), *resources.devices(gpu))
+        if uuid
+    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

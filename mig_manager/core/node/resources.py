@@ -54,16 +54,24 @@ def profile_of(resource: str) -> model.Profile | None:
     return profile if of_profile(profile) == resource and not is_shared else None
 
 
-def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
-    """Count the devices of each resource with ``mig.strategy=mixed``, nameless ones excepted."""
-    devices: collections.Counter[str] = collections.Counter()
-    for gpu in gpus:
-        if gpu.current_mode is not model.MigMode.ENABLED:
-            devices[GPU] += 1
-            continue
-        names = (of_profile(device.profile) for device in gpu.devices if device.uuid)
-        devices.update(name for name in names if name)
-    return dict(devices)
+def devices(
+    gpu: model.Gpu, strategy: strategies.Strategy | None = strategies.Strategy.MIXED
+) -> list[tuple[str | None, str]]:
+    """Return the id and the resource of each device of a GPU, nameless ones excepted.
+
+    A MIG device without UUID has no id: the driver lists none, or the GPU was published.
+    """
+    if gpu.current_mode is not model.MigMode.ENABLED or strategy is strategies.Strategy.NONE:
+        return [(gpu.uuid, GPU)]
+    named = ((device.uuid, name_of(device.profile, strategy)) for device in gpu.devices)
+    return [(uuid, name) for uuid, name in named if name]
+
+
+def counts(
+    gpus: Iterable[model.Gpu], strategy: strategies.Strategy = strategies.Strategy.MIXED
+) -> dict[str, int]:
+    """Count the devices of each resource that a device plugin can advertise: those with an id."""
+    return collections.Counter(name for gpu in gpus for one, name in devices(gpu, strategy) if one)
 
 
 def desired_counts(
@@ -75,18 +83,18 @@ def desired_counts(
 
     Whole GPUs are counted even if there is none.
     """
-    devices = collections.Counter({GPU: 0})
+    total = collections.Counter({GPU: 0})
     for gpu in gpus:
         if gpu.name in strategies.DISPLAYS:
             continue
         gpu_desired = desired.get(gpu.uuid)
         if gpu_desired is None or gpu_desired.mode is not model.MigMode.ENABLED:
-            devices[GPU] += 1
+            total[GPU] += 1
             continue
         for profile, count in gpu_desired.counts.items():
             if name := name_of(profile, strategy):
-                devices[name] += count
-    return dict(devices)
+                total[name] += count
+    return dict(total)
 
 
 def is_device(name: str) -> bool:
@@ -174,15 +182,15 @@ def kinds(
 
     ``strategy`` None: unknown.
     """
-    devices = collections.Counter(name for gpu in gpus for name in _devices(gpu, strategy))
+    existing = collections.Counter(name for gpu in gpus for _, name in devices(gpu, strategy))
     requests: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for pod in pods:
         for name, amount in pod.gpu_resources.items():
             if amount > 0 and is_device_or_shared(name) and not pod.is_finished:
                 requests[base(name)][pod.key] += amount
-    names = sorted(devices.keys() | requests.keys(), key=lambda name: (name == GPU, name))
+    names = sorted(existing.keys() | requests.keys(), key=lambda name: (name == GPU, name))
     return tuple(
-        DeviceKind(resource=name, count=devices[name], pods=dict(sorted(requests[name].items())))
+        DeviceKind(resource=name, count=existing[name], pods=dict(sorted(requests[name].items())))
         for name in names
     )
 
@@ -208,10 +216,10 @@ def losses(
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
         if gpu_plan.changes_mode or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
-            ending.update(_devices(by_uuid[gpu_plan.gpu_uuid], strategy))
+            ending.update(name for _, name in devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
             destroyed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
-            ending.update(_names([step.profile for step in destroyed], strategy))
+            ending.update(filter(None, (name_of(step.profile, strategy) for step in destroyed)))
     return tuple(
         Loss(
             kind=kind,
@@ -221,13 +229,3 @@ def losses(
         for kind in kinds(known, pods, strategy=strategy)
         if ending[kind.resource] and kind.pods
     )
-
-
-def _devices(gpu: model.Gpu, strategy: strategies.Strategy | None) -> list[str]:
-    if gpu.current_mode is not model.MigMode.ENABLED or strategy is strategies.Strategy.NONE:
-        return [GPU]
-    return _names((device.profile for device in gpu.devices), strategy)
-
-
-def _names(profiles: Iterable[model.Profile], strategy: strategies.Strategy | None) -> list[str]:
-    return [name for profile in profiles if (name := name_of(profile, strategy))]

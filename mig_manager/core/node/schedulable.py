@@ -192,14 +192,8 @@ def _has_at_least(
 
 def _counts(gpus: Sequence[model.Gpu]) -> dict[strategies.Strategy, dict[str, int]]:
     """Return the number of devices by resource that the plugin has with each strategy."""
-    sliced, whole = expected_devices(gpus)
-    return {
-        strategies.Strategy.MIXED: resources.counts(
-            gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS
-        ),
-        strategies.Strategy.SINGLE: {resources.GPU: len(sliced)},
-        strategies.Strategy.NONE: {resources.GPU: len(whole)},
-    }
+    known = [gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS]
+    return {strategy: resources.counts(known, strategy) for strategy in strategies.Strategy}
 
 
 def _is_as_expected(
