@@ -95,6 +95,20 @@ def test_a_pod_has_the_devices_of_its_claims_if_all_are_known(
         assert pod.has_claims is (claimed is None or bool(claimed))
 
 
+def test_a_claim_that_was_not_necessary_is_no_claim(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    one, claim = claiming("p1", on("d0"))
+    one["spec"]["resourceClaims"].append({"name": "1", "resourceClaimTemplateName": "t"})
+    none = make_pod("p2", resourceClaims=[{"name": "1", "resourceClaimTemplateName": "t"}])
+    for thing in (one, none):
+        thing["status"].setdefault("resourceClaimStatuses", []).append({"name": "1"})
+    server.create(one, none, claim, a_slice(a_device("d0", uuid="MIG-0")))
+
+    assert {pod.name: pod.claimed_ids for pod in workloads.list()} == {"p1": ONE, "p2": None}
+    assert [pod.name for pod in workloads.list() if pod.has_claims] == ["p1"]
+
+
 def test_an_extended_resource_has_the_device_of_the_schedulers_claim(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:

@@ -122,6 +122,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     annotations = api_values.strings(metadata.get("annotations"))
     # The API server sets Pending; only an object that never went through it has none.
     phase = str(status.get("phase") or "Pending")
+    claims = _claims(spec, status)
     grace = spec.get("terminationGracePeriodSeconds")
     owners = metadata.get("ownerReferences") or ()
     owner = next((each for each in owners if each.get("controller")), None)
@@ -162,8 +163,8 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         node_name=str(spec.get("nodeName") or ""),
         is_kept=annotations.get(well_known.KEEP_ANNOTATION) == "true",
         grace_s=_DEFAULT_GRACE_S if grace is None else int(grace),
-        has_claims=bool(spec.get("resourceClaims") or extended),
-        claims=_claims(spec, status),
+        has_claims=claims is None or bool(claims),
+        claims=claims or (),
         claimed_resources=claimed,
         completed_resources=frozenset(
             resources.keys() - peak({**spec, "initContainers": inits}, _container_resources).keys()
@@ -221,8 +222,8 @@ def _variables(spec: Mapping[str, Any], name: str) -> list[str]:
     ]
 
 
-def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a pod's claims.
+def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of a pod's claims; None if one is unknown, which may be for a GPU.
 
     The status has the names of claims from a template, and of the claim that the scheduler made
     for extended resources (KEP-5004, Kubernetes 1.34).
@@ -231,14 +232,16 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ..
         str(each["name"]): str(each.get("resourceClaimName") or "")
         for each in status.get("resourceClaimStatuses") or ()
     }
+    # ``PodResourceClaimStatus``: without a name "generating a ResourceClaim was not necessary".
+    unnecessary = {name for name, claim in made.items() if not claim}
     names = [
         str(each.get("resourceClaimName") or made.get(str(each["name"]), ""))
         for each in spec.get("resourceClaims") or ()
+        if each["name"] not in unnecessary
     ]
     if extended := status.get("extendedResourceClaimStatus"):
         names.append(str(extended.get("resourceClaimName") or ""))
-    # A claim without a known name may be for a GPU.
-    return tuple(names) if all(names) else ()
+    return tuple(names) if all(names) else None
 
 
 def _command_line(container: Mapping[str, Any]) -> list[str]:
