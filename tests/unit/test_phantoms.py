@@ -33,6 +33,7 @@ DIVIDED = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1")
         (Strategy.MIXED, None, {LARGE: 4}, {LARGE}),
         (Strategy.SINGLE, {GPU}, {GPU: 2, SMALL: 2}, {SMALL}),
         (Strategy.SINGLE, {SMALL}, {SMALL: 2}, set()),
+        (Strategy.SINGLE, None, {SMALL: 2, LARGE: 4}, {LARGE}),
         (Strategy.NONE, set(), {GPU: 1}, set()),
         (None, set(), {GPU: 2, SMALL: 2}, set()),
         (None, {SMALL}, {GPU: 2, SMALL: 2}, {GPU}),

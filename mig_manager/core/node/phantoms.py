@@ -32,15 +32,19 @@ def find(
         gpus: The node's GPUs.
         node: The node, with its advertised devices.
         strategy: How the device plugin names MIG devices; None: unknown.
-        kubelet: Returns the healthy devices by resource, None if kubelet does not answer. Called
-            only if something is in doubt.
+        kubelet: Returns the healthy devices by resource, None if kubelet does not answer: then
+            the strategy, which may be of an outdated label, is not relied on. Called only if
+            something is in doubt.
     """
     if not is_possible(gpus, node, strategy):
         return {}
     advertised = resources.devices_of(node.allocatable)
-    registered = {name for name, ids in (kubelet() or {}).items() if ids}
+    answer = kubelet()
+    registered = {name for name, ids in (answer or {}).items() if ids}
     if any(map(resources.is_mig, registered)):
         strategy = strategies.Strategy.MIXED
+    elif answer is None:
+        strategy = None
     supplied = _supplied(gpus, advertised, strategy) | registered
     if not any(map(resources.is_device_or_shared, registered)):
         # The plugin may be restarting, and may use other names than those of profiles.
