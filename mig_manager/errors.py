@@ -238,28 +238,35 @@ class Location:
 class MigManagerError(Exception):
     """An error with a reason, from which its remedy follows."""
 
-    def __init__(self, message: str, *, reason: Reason, location: Location | None = None) -> None:
-        self.message = f"{location}: {message}" if location else message
-        """One sentence for a person, without the remedy."""
-        super().__init__(self.message)
+    def __init__(
+        self, text: str, *, reason: Reason, location: Location | None = None, remedy: str = ""
+    ) -> None:
+        super().__init__(text)
+        self.text = text  # the message without the location
         self.reason = reason
         self.location = location  # where a document is wrong, or requests the impossible
-        self.own_remedy = ""
+        self.own_remedy = remedy
         """Replaces the reason's remedy: for the user of a command, or of a NotReadyError."""
         self.others: tuple[str, ...] = ()  # messages of the document's later errors
 
+    @property
+    def message(self) -> str:
+        """One sentence for a person, without the remedy."""
+        return f"{self.location}: {self.text}" if self.location else self.text
+
     def add(self, more: str) -> None:
         """Append to the message."""
-        self.message = f"{self.message}; {more}"
-        self.args = (self.message,)
+        self.text = f"{self.text}; {more}"
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class UsageError(MigManagerError):
     """A command line, setting or environment variable that cannot be used."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
-        super().__init__(message, reason=Reason.USAGE)
-        self.own_remedy = remedy
+        super().__init__(message, reason=Reason.USAGE, remedy=remedy)
 
 
 class UnknownCommandError(UsageError):
@@ -272,9 +279,13 @@ class ConfigError(MigManagerError):
     def __init__(
         self, message: str, *, location: Location | None = None, remedy: str = ""
     ) -> None:
-        super().__init__(message, reason=Reason.INVALID_CONFIG, location=location)
         unreadable = "" if location else "Check the file's path and rights, or name another file."
-        self.own_remedy = remedy or unreadable
+        super().__init__(
+            message,
+            reason=Reason.INVALID_CONFIG,
+            location=location,
+            remedy=remedy or unreadable,
+        )
 
 
 class CheckpointError(MigManagerError):
@@ -306,10 +317,7 @@ class LayoutError(MigManagerError):
 
     def locate(self, location: Location) -> None:
         """Add the location in the config document, unless the message has one."""
-        if self.location is None:
-            self.location = location
-            self.message = f"{location}: {self.message}"
-            self.args = (self.message,)
+        self.location = self.location or location
 
 
 class HardwareError(MigManagerError):
@@ -323,8 +331,9 @@ class HardwareError(MigManagerError):
         operation: str = "",
         gpu: str = "",
         code: int | None = None,
+        remedy: str = "",
     ) -> None:
-        super().__init__(message, reason=reason)
+        super().__init__(message, reason=reason, remedy=remedy)
         self.operation = operation  # the NVML function, such as ``nvmlDeviceCreateGpuInstance``
         self.gpu = gpu  # index and UUID as text; empty if no GPU is concerned
         self.code = code  # the NVML return value; None if NVML was not called
@@ -334,8 +343,7 @@ class GpuInUseError(HardwareError):
     """Processes use instances or GPUs that a plan changes; no step was run."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
-        super().__init__(message, reason=Reason.IN_USE)
-        self.own_remedy = remedy
+        super().__init__(message, reason=Reason.IN_USE, remedy=remedy)
 
 
 class StalePlanError(HardwareError):
@@ -355,8 +363,9 @@ class ClusterError(MigManagerError):
         reason: Reason,
         status: int | None = None,
         retry_after_s: float | None = None,
+        remedy: str = "",
     ) -> None:
-        super().__init__(message, reason=reason)
+        super().__init__(message, reason=reason, remedy=remedy)
         self.status = status  # of HTTP; None: no answer
         self.retry_after_s = retry_after_s  # how long the server asks to wait
 
@@ -400,10 +409,6 @@ class DrainError(MigManagerError):
 
 class NotReadyError(MigManagerError):
     """The node or its devices were not ready before a deadline."""
-
-    def __init__(self, message: str, *, reason: Reason, remedy: str = "") -> None:
-        super().__init__(message, reason=reason)
-        self.own_remedy = remedy
 
 
 class HostError(MigManagerError):

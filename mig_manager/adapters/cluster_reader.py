@@ -104,9 +104,9 @@ class ClusterReader:
                     raise
                 missing.append(error.message)
         if missing and not nodes:
-            none = errors.ClusterError("; ".join(missing), reason=errors.Reason.API_ERROR)
-            none.own_remedy = self._remedy()
-            raise none
+            raise errors.ClusterError(
+                "; ".join(missing), reason=errors.Reason.API_ERROR, remedy=self._remedy()
+            )
         if not nodes:
             what = f"selector {selector!r}" if selector else "NVIDIA GPUs"
             raise errors.UsageError(

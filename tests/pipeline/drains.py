@@ -73,9 +73,10 @@ FORCE = policies.Policy(is_forced=True)
 
 
 def refused(
-    reason: errors.Reason, status: int | None = None, **fields: float
+    reason: errors.Reason, status: int | None = None, retry_after_s: float | None = None
 ) -> errors.ClusterError:
-    return errors.ClusterError(f"the API said {status}", reason=reason, status=status, **fields)
+    message = f"the API said {status}"
+    return errors.ClusterError(message, reason=reason, status=status, retry_after_s=retry_after_s)
 
 
 FORBIDDEN = refused(errors.Reason.FORBIDDEN, 403)
