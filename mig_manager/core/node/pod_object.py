@@ -152,10 +152,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         owner_kind=str(owner["kind"]) if owner else None,
         owner_name=str(owner["name"]) if owner else "",
         is_mirror=_MIRROR_ANNOTATION in annotations,
-        is_ready=any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in status.get("conditions") or ()
-        ),
+        is_ready=api_values.is_ready(status),
         is_terminating=bool(metadata.get("deletionTimestamp")),
         is_admitted=bool(status.get("startTime")),
         gpu_resources=resources,

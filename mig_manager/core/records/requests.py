@@ -239,7 +239,7 @@ def of_status(
         and published.config == applied
     )
     is_verified = status.was_active(published) or has_failed_early
-    if not dataclasses.replace(journal, snapshot=()).is_restored:
+    if not journal.is_waiting:
         is_verified = False
     is_custom = bool(published.annotation_hash)
     return Request(
