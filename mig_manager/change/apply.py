@@ -20,13 +20,14 @@ def apply(
     deps: local.Dependencies,
     resolve: Callable[[], layouts.Layout],
     *,
-    scope: plans.Scope = plans.Scope.ALL,
+    is_mode_only: bool = False,
 ) -> plans.Applied:
     """Apply a layout, and verify it.
 
     Rolls back the changes of a killed ``apply`` on GPUs outside this layout, and on all GPUs if
-    the layout does not fit. Without the right to reset, a mode that needs a reset stays pending:
-    a failure, unless the scope is the mode alone.
+    the layout does not fit. With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
+    Without the right to reset, a mode that needs a reset stays pending: a failure, unless only
+    the mode counts.
 
     Raises:
         ConfigError: The layout or hooks file is invalid.
@@ -51,21 +52,21 @@ def apply(
         name=layout.name,
         content_hash=layout.content_hash,
         covered=lambda gpus: layouts.select(layout, gpus),
-        plan=lambda gpus: plans.plan(gpus, layout, scope=scope, processes=processes),
+        plan=lambda gpus: plans.plan(gpus, layout, is_mode_only=is_mode_only, processes=processes),
         unrestored_elsewhere=lambda gpus, snapshot: layouts.unrestored_elsewhere(
             layout, gpus, snapshot
         ),
     )
     variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
     points = hook_points.HookPoints(deps.hooks, variables=variables)
-    return _run(deps, target, points, "apply", scope)
+    return _run(deps, target, points, "apply", is_mode_only=is_mode_only)
 
 
 def restore(
     deps: local.Dependencies,
     source: ports.ConfigSource,
     *,
-    scope: plans.Scope = plans.Scope.ALL,
+    is_mode_only: bool = False,
 ) -> plans.Applied:
     """Restore the instances in a checkpoint, and verify them.
 
@@ -78,7 +79,6 @@ def restore(
     text = source.read()
     content = checkpoint.parse(text, source=source.name)
     name = f"checkpoint {source.name}"
-    is_mode_only = scope is plans.Scope.MODE_ONLY
 
     def plan(gpus: model.ObservedGpus) -> plans.Planned:
         changes = planner.restore_checkpoint(content, gpus, is_mode_only=is_mode_only)
@@ -93,7 +93,7 @@ def restore(
         unrestored_elsewhere=lambda gpus, snapshot: gpus.missing(snapshot),
     )
     points = hook_points.HookPoints(deps.hooks)
-    return _run(deps, target, points, "restore", scope)
+    return _run(deps, target, points, "restore", is_mode_only=is_mode_only)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +115,10 @@ def _run(
     target: _Target,
     points: hook_points.HookPoints,
     verb: str,
-    scope: plans.Scope,
+    *,
+    is_mode_only: bool,
 ) -> plans.Applied:
     points.load()
-    is_mode_only = scope is plans.Scope.MODE_ONLY
     if is_mode_only:
         # ``boot`` names what it restores, and these GPUs need not have the layout's instances.
         target = dataclasses.replace(target, name=f"{target.name} (MIG mode only)")

@@ -159,7 +159,7 @@ class Node(fakes.NodeRig):
         self,
         layout: layouts.Layout | errors.MigManagerError,
         *,
-        scope: plans.Scope = plans.Scope.ALL,
+        is_mode_only: bool = False,
         may_reset: bool = True,
     ) -> plans.Applied:
         """Apply a layout; an error is raised when the layout is resolved."""
@@ -170,14 +170,14 @@ class Node(fakes.NodeRig):
             return layout
 
         deps = dataclasses.replace(self.deps, may_reset=may_reset)
-        return applying.apply(deps, resolve, scope=scope)
+        return applying.apply(deps, resolve, is_mode_only=is_mode_only)
 
     def change_to(self, name: str, **options: Any) -> plans.Applied:
         return self.apply(self.layouts.layout(name), **options)
 
-    def restore(self, text: str, *, scope: plans.Scope = plans.Scope.ALL) -> plans.Applied:
+    def restore(self, text: str, *, is_mode_only: bool = False) -> plans.Applied:
         source = fakes.FakeConfig(text, name="c.json")
-        return applying.restore(self.deps, source, scope=scope)
+        return applying.restore(self.deps, source, is_mode_only=is_mode_only)
 
     def boot(
         self, fallback: str = "", *, driver_timeout_s: float = 120.0, repairs: bool = False

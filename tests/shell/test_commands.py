@@ -53,8 +53,8 @@ def layout(name: str) -> layouts.Layout:
     return DOCUMENT.layout(name)
 
 
-def has(node: Node, name: str, scope: plans.Scope = plans.Scope.ALL) -> bool:
-    return plans.plan(node.hardware.observe(), layout(name), scope=scope).is_applied
+def has(node: Node, name: str, *, is_mode_only: bool = False) -> bool:
+    return plans.plan(node.hardware.observe(), layout(name), is_mode_only=is_mode_only).is_applied
 
 
 def with_layout(name: str, *, count: int = 2) -> Node:
@@ -93,17 +93,16 @@ def test_apply_proves_what_it_claims() -> None:
 
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     node, full = Node("off"), with_layout("balanced")
-    mode_only = plans.Scope.MODE_ONLY
 
-    applied = node.apply(layout("balanced"), scope=mode_only)
-    full.apply(layout("small"), scope=mode_only)
+    applied = node.apply(layout("balanced"), is_mode_only=True)
+    full.apply(layout("small"), is_mode_only=True)
 
     assert applied.layout == "balanced"
     assert node.kept.config == "balanced (MIG mode only)"
     assert full.kept.config == "small (MIG mode only)"
     assert [gpu.current_mode for gpu in node.gpus] == [model.MigMode.ENABLED] * 2
     assert [gpu.gpu_instances for gpu in node.gpus] == [(), ()]
-    assert has(node, "balanced", scope=mode_only)
+    assert has(node, "balanced", is_mode_only=True)
     assert not has(node, "balanced")
     assert has(full, "balanced")
 

@@ -8,7 +8,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import steps
-from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
 from tests.node import applying_rig, scenes
 from tests.node.applying_rig import is_creation
@@ -87,7 +86,7 @@ def test_point_without_hooks_or_instances_is_left_out() -> None:
     mode_only = Played("off")
     hookless = Played("off", "hooks: {pre-apply-mode: [{command: mode}]}")
 
-    mode_only.change_to("wanted", scope=plans.Scope.MODE_ONLY)
+    mode_only.change_to("wanted", is_mode_only=True)
     applied = hookless.change_to("wanted")
 
     assert mode_only.happened == ["start", "mode", "MODE", "exit"]

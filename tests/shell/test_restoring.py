@@ -10,7 +10,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
 from tests.node import fake_host
 from tests.node.applying_rig import Node
@@ -65,7 +64,7 @@ def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
 def test_with_the_mode_alone_no_instance_is_made() -> None:
     node = Node("off")
 
-    node.restore(CHECKPOINT, scope=plans.Scope.MODE_ONLY)
+    node.restore(CHECKPOINT, is_mode_only=True)
 
     assert node.shape == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
 
@@ -97,6 +96,6 @@ def test_a_restore_of_the_mode_alone_judges_no_instance_afterwards() -> None:
     impossible = re.sub(r'("Start":)[0-9]+', r"\g<1>5", CHECKPOINT)
     assert impossible != CHECKPOINT
 
-    assert node.restore(impossible, scope=plans.Scope.MODE_ONLY).is_changed
+    assert node.restore(impossible, is_mode_only=True).is_changed
 
     assert {gpu.current_mode for gpu in node.gpus} == {model.MigMode.ENABLED}

@@ -75,7 +75,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     result = apply.apply(
         dataclasses.replace(dependencies, may_reset=not chosen.is_reset_skipped),
         here.layout,
-        scope=here.scope,
+        is_mode_only=chosen.is_mode_only,
     )
     status = here.answer(result.to_data, lambda: "MIG configuration applied successfully")
     here.warn(result.overlooked)

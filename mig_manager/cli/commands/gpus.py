@@ -22,7 +22,6 @@ class GpuCommand(gpu_access.GpuAccess):
         terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
         self.style = terminal.style(chosen.colour)
         self.is_wide = chosen.output_format is settings.OutputFormat.WIDE
-        self.scope = plans.Scope.MODE_ONLY if chosen.is_mode_only else plans.Scope.ALL
 
     def answer(
         self,

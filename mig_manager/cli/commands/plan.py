@@ -36,7 +36,13 @@ def run(chosen: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     here = gpus.GpuCommand(chosen, terminal)
     layout, users = here.layout(), here.pods_by_device()
     observed = here.gpus().observe()
-    result = plans.plan(observed, layout, scope=here.scope, users=users, processes=here.processes)
+    result = plans.plan(
+        observed,
+        layout,
+        is_mode_only=chosen.is_mode_only,
+        users=users,
+        processes=here.processes,
+    )
     status = here.answer(
         result.to_data, lambda: gpu_report.plan(result, is_wide=here.is_wide, style=here.style)
     )

@@ -36,7 +36,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     file = here.checkpoint_file()
     source = files.ConfigFile(file)
     dependencies = here.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
-    result = apply.restore(dependencies, source, scope=here.scope)
+    result = apply.restore(dependencies, source, is_mode_only=chosen.is_mode_only)
     status = here.answer(result.to_data, lambda: "MIG configuration restored successfully")
     here.warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
     here.note_changes(result.rounds)

@@ -5,7 +5,6 @@ They and ``apply`` use the same planner, so ``plan``, ``apply`` and ``assert`` a
 """
 
 import dataclasses
-import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,14 +19,6 @@ if TYPE_CHECKING:
 
 Processes = Mapping[str, tuple[steps.GpuProcess, ...]]
 """The processes that use each GPU, by its UUID."""
-
-
-class Scope(enum.Enum):
-    """The part of a layout that counts."""
-
-    ALL = "all"
-    MODE_ONLY = "mode-only"
-    """Only MIG mode; GPUs in the right mode keep their instances."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +155,7 @@ def plan(
     observed: model.ObservedGpus,
     layout: layouts.Layout,
     *,
-    scope: Scope = Scope.ALL,
+    is_mode_only: bool = False,
     users: Mapping[str, tuple[str, ...]] | None = None,
     processes: Callable[[], Processes | None] = dict,
 ) -> Planned:
@@ -173,7 +164,7 @@ def plan(
     Args:
         observed: The GPUs.
         layout: The layout.
-        scope: The part of it that counts.
+        is_mode_only: Whether GPUs in the right MIG mode keep their instances.
         users: Pods by the UUID of the MIG device or GPU that they use; None: unknown.
         processes: Returns the processes that use each GPU, by its UUID; None: unknown. Called only
             if the plan destroys a device.
@@ -182,7 +173,7 @@ def plan(
         LayoutError: The layout is impossible on these GPUs.
     """
     desired = layouts.select(layout, observed)
-    if scope is Scope.MODE_ONLY:
+    if is_mode_only:
         modes = {gpu.uuid: gpu.current_mode for gpu in observed}
         desired = {
             uuid: model.DesiredGpu(mode=goal.mode)
