@@ -204,7 +204,8 @@ class ClusterReader:
                     remedy="Add this entry, or name another ConfigMap or a file (-f).",
                 )
             text = data.get(_DOCUMENT_KEY, next(iter(data.values())))
-            return config.parse(text, source=source, is_lenient=is_lenient)
+            document = config.parse(text, source=source, is_lenient=is_lenient)
+            return dataclasses.replace(document, is_presumed=config_map is None)
         if default is not None:
             return default
         tried = ", ".join("/".join(each) for each in _CONFIG_MAPS)

@@ -176,9 +176,10 @@ def _of_node(
     if report.gpus is None and presumed is None:
         result = dataclasses.replace(result, message=why_not)
     if result.planned:
-        used = run.config_hash if run and run.config == layout_name else ""
-        if chosen is None and used not in ("", result.content_hash):
-            notes.append(f"its agent last used another layout named {layout_name}")
+        used = [run.config_hash] if run and run.config == layout_name and run.config_hash else []
+        listed = [each.content_hash for each in report.node.layouts if each.name == layout_name]
+        if chosen is None and {*(listed or used)} - {result.content_hash}:
+            notes.append(f"its agent has another layout named {layout_name}")
         notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
     return NodePlan(preview=result, notes=tuple(notes))
 

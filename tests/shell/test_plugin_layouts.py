@@ -127,7 +127,7 @@ def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(user: rig.Vi
     assert "Origin: generated for NVIDIA A100-SXM4-40GB" in answer.out
     owners = user.alone("plan", "team-a", "gpu-1")
     assert owners.status == 1
-    assert "has no content of layout 'team-a'" in owners.out
+    assert "unknown: only its agent has the content of this layout" in owners.out
     assert "no ConfigMap with layouts found" in user.alone("plan", "all-7g.80gb", "gpu-1").err
     named = user.alone("plan", "all-7g.40gb", "gpu-1", "--config-map", "default/none")
     assert (named.status, named.out) == (1, "")

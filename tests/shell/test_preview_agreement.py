@@ -62,3 +62,32 @@ def test_both_previews_give_the_same_verdict(
             assert preview["verdict"] in verdicts[fits]
             assert planned.status == rolled.status == (0 if fits else 1)
             assert (plan["why_not"] or "") == (preview["message"] if fits is False else "")
+
+
+def test_content_that_only_the_agent_has_is_unknown(tmp_path: pathlib.Path) -> None:
+    listed = {"night": {"hash": "0123456789ab", "origin": "config.yaml:3"}}
+    node = rig.node("gpu-1", gpus=IDLE)
+    node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
+        {"version": 1, "layouts": listed}
+    )
+    other = DOCUMENT.replace("fits:", "night:")
+    with apiserver.serve() as server:
+        server.store.create(node)
+        viewer = rig.viewer(server, tmp_path)
+        kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
+        words = ("night", "-l", "nvidia.com/gpu.present", "-o", "json")
+
+        planned = [viewer.alone("plan", *words)]
+        rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
+        data = {"config.yaml": other}
+        server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
+        planned.append(viewer.alone("plan", *words))
+        chosen = viewer.alone("plan", *words, "-f", "-", stdin=other)
+
+    assert [each.status for each in (*planned, rolled)] == [1, 1, 1]
+    verdicts = [json.loads(each.out)["nodes"][0] for each in (*planned, rolled, chosen)]
+    assert [each["fits"] for each in verdicts[:2]] == [None, None]
+    assert verdicts[0]["why_not"] == verdicts[1]["why_not"] == verdicts[2]["message"]
+    assert (verdicts[2]["verdict"], verdicts[2]["reason"]) == ("unknown", "ContentUnknown")
+    assert (chosen.status, verdicts[3]["fits"]) == (0, True)
+    assert verdicts[3]["notes"] == ["its agent has another layout named night"]

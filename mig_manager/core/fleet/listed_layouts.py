@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
@@ -30,11 +29,12 @@ def require_layout(members: Iterable[nodes.Node], document: layouts.Document, na
 
 def layout_of(
     node: nodes.Node, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
-) -> layouts.Layout:
-    """Return the layout that a node with these GPUs serves under a name.
+) -> layouts.Layout | None:
+    """Return the layout that a node with these GPUs serves under a name; None if unknown.
 
     It is from the document, unless the node lists the content of a generated layout, or takes it
-    from its annotation.
+    from its annotation. Unknown is a listed layout whose content is not in the document; a file
+    or ConfigMap that a person named may be newer than the list.
 
     Raises:
         ConfigError: The annotation is invalid.
@@ -49,9 +49,6 @@ def layout_of(
         made = served.generated(gpus).get(name)
         if made and made.content_hash == listed.content_hash:
             return made
-    if listed and own is None:
-        raise errors.LayoutError(
-            f"{document.source} has no content of layout '{name}' ({listed.origin})",
-            reason=errors.Reason.UNKNOWN_CONFIG,
-        )
+        if own is None or document.is_presumed:
+            return None
     return document.layout(name)

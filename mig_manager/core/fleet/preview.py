@@ -18,6 +18,8 @@ from mig_manager.core.node import clients, pod_object, resources, strategies
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
+_NO_CONTENT = "only its agent has the content of this layout: name the agent's file with -f"
+
 
 class NodeFit(enum.Enum):
     """Whether a node can have a layout; the values are a public contract."""
@@ -25,7 +27,7 @@ class NodeFit(enum.Enum):
     APPLIED = "applied"
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
-    UNKNOWN = "unknown"  # its GPUs, or their profiles, are unknown
+    UNKNOWN = "unknown"  # its GPUs, their profiles, or the layout's content
 
     @property
     def fits(self) -> bool | None:
@@ -108,12 +110,11 @@ def preview(
     gpus, why = nodes.published_gpus(node)
     gpus = presumed if gpus is None else gpus
     if gpus is None:
-        unknown = NodeFit.UNKNOWN
-        return Preview(
-            name=node.name, layout=name, feasibility=unknown, reason="NotPublished", message=why
-        )
+        return _unknown(node, name, "NotPublished", why)
     try:
         chosen = layout or listed_layouts.layout_of(node, gpus, document, name)
+        if chosen is None:
+            return _unknown(node, name, "ContentUnknown", _NO_CONTENT)
         printable = dataclasses.replace(chosen, name=messages.printable(chosen.name))
         planned = plans.plan(gpus, printable)
     except (errors.ConfigError, errors.LayoutError) as error:
@@ -141,6 +142,16 @@ def preview(
         planned=planned,
         losses=losses,
         claiming=claiming,
+    )
+
+
+def _unknown(node: nodes.Node, layout: str, reason: str, message: str) -> Preview:
+    return Preview(
+        name=node.name,
+        layout=layout,
+        feasibility=NodeFit.UNKNOWN,
+        reason=reason,
+        message=message,
     )
 
 

@@ -212,6 +212,8 @@ class Document:
     warnings: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     extensions: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     """What mig-parted does not support, in the order of the file."""
+    is_presumed: bool = dataclasses.field(default=False, compare=False)
+    """Whether no person named it: agents may have another file."""
 
     def layout(self, name: str, nodes: Sequence[Sequence[model.Gpu]] = ()) -> Layout:
         """Return the layout of that name; LayoutError (UNKNOWN_CONFIG) names close matches.
