@@ -261,7 +261,7 @@ DECISIONS: dict[
         {},
         [
             f"large IN_USE: {BUSY}",
-            "small LIMITED: it waits for a (as many nodes as allowed are under change)",
+            "small IN_USE: it waits for a (its GPUs are on hold for a larger pod)",
         ],
     ),
     "no more GPUs are on hold than a pod requests": (

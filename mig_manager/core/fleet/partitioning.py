@@ -96,7 +96,6 @@ class _Decider:
         nominated = frozenset(self._kept.nominated)
         self._changes = changes.Changes(pods, limits, now, history, nominated)
         self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
-        self._causes = waiting.Causes(pods, self._changes.why_not_now)
 
     @property
     def requested(self) -> tuple[decisions.Change, ...]:
@@ -107,9 +106,16 @@ class _Decider:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
         waits = list(self._kept.waiting)
+        held = {name for record in self._gpu_holds.values() for name, _ in record.gpus}
+        causes = waiting.Causes(
+            self._batch,
+            self._changes.why_not_now,
+            is_full=self._changes.is_full,
+            on_hold=node_sets.of(map(self._batch.index.position.__getitem__, held)),
+        )
         for rank in self._remaining:
             pod = self._batch.pods[rank]
-            reason, message = self._why(rank)
+            reason, message = self._why(rank, causes)
             if reason is None:
                 unmet.append(decisions.Unmet(pod=pod, message=message))
             else:
@@ -123,11 +129,11 @@ class _Decider:
             unused=self._kept.unused,
         )
 
-    def _why(self, rank: int) -> waiting.Cause:
+    def _why(self, rank: int, causes: waiting.Causes) -> waiting.Cause:
         if self._kept.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
             return waiting.Wait.NOT_SCHEDULED, message
-        return self._causes.why(rank, self._kept.refused.get(rank, 0))
+        return causes.why(rank, self._kept.refused.get(rank, 0))
 
     def make_room(self, *, most: int | None = None) -> None:
         """Choose nodes one by one as long as a change serves a pod; ``most`` are changed."""

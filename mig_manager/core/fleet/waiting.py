@@ -29,12 +29,26 @@ class Causes:
     """The causes for the pods of one batch; pods with equal needs share them."""
 
     def __init__(
-        self, pods: batch.Batch, why_not_now: Callable[[partitioned.PartitionedNode], Cause]
+        self,
+        pods: batch.Batch,
+        why_not_now: Callable[[partitioned.PartitionedNode], Cause],
+        *,
+        is_full: bool,
+        on_hold: int,
     ) -> None:
-        """Build it; ``why_not_now`` returns why a node cannot be changed now, empty if it can."""
+        """Build it.
+
+        Args:
+            pods: The batch.
+            why_not_now: Returns why a node cannot be changed now, empty if it can.
+            is_full: Whether as many nodes as allowed are under change.
+            on_hold: The nodes with GPUs on hold.
+        """
         self._batch = pods
         self._index = pods.index
         self._why_not_now = why_not_now
+        self._is_full = is_full
+        self._on_hold = on_hold
         self._known: dict[tuple[int, int], Cause] = {}
 
     def why(self, rank: int, refused: int) -> Cause:
@@ -103,8 +117,10 @@ class Causes:
             yield Wait.IN_USE, nodes, f"{text} is available"
             rest &= ~nodes
         able = pods.with_devices(group, rest)
-        yield Wait.LIMITED, able, "as many nodes as allowed are under change"
-        yield Wait.IN_USE, rest & ~able, "too much of its GPUs is in use"
+        limited, on_hold = (able, 0) if self._is_full else (0, able & self._on_hold)
+        yield Wait.LIMITED, limited, "as many nodes as allowed are under change"
+        yield Wait.IN_USE, on_hold, "its GPUs are on hold for a larger pod"
+        yield Wait.IN_USE, rest & ~(limited | on_hold), "too much of its GPUs is in use"
 
     def _impossible(self, group: int) -> Iterator[tuple[str, int]]:
         """Yield the opted-in nodes, by the reason why they can never serve a group."""
