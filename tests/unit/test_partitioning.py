@@ -292,11 +292,12 @@ DECISIONS: dict[
         {"expected": [LARGE]},
         [f"p SCHEDULER: node a {ROOM}"],
     ),
-    "nothing is prepared beside an unmet pod": (
+    "an unmet pod does not keep devices from expected pods": (
         [node("a", SMALL)],
         [pod("p", "7x7g.40gb")],
         {"expected": [LARGE]},
         [
+            "a: 1x 7g.40gb instead of 7x 1g.5gb for expected pods",
             unmet("p", "7x 7g.40gb", "a (its GPUs can have at most 1x 7g.40gb)"),
         ],
     ),

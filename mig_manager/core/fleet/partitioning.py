@@ -54,8 +54,8 @@ def decide(  # noqa: PLR0913 - what a decision depends on
         history: Of the last decision.
         base: By node and UUID, the state to which idle instances are merged back.
         cache: Of the last decision; nodes whose GPUs and pods are the same are not examined again.
-        expected: Pods that likely come soon, in order. While no pod waits, one node is changed so
-            that devices for them are ready.
+        expected: Pods that likely come soon, in order. While no pod waits that a node could serve,
+            one node is changed so that devices for them are ready.
     """
     cache = cache or node_index.NodeCache()
     pods = batch.Batch(nodes, pending, limits.reserved, cache)
@@ -65,7 +65,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     decider.merge_back(base or {})
     decision = decider.decision()
     likely = tuple(expected)
-    if likely and not (pods.pods or decision.changes):
+    if likely and not (decision.waiting or decision.changes):
         soon = batch.Batch(pods.nodes, likely, limits.reserved, cache)
         preparing = _Decider(soon, limits, now, history)
         preparing.make_room(most=1)
