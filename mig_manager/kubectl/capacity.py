@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING
 
 from mig_manager.cli.toolkit import console
 from mig_manager.core import bar, messages, model, picture, profile_name, tables, timestamps
-from mig_manager.core.fleet import node_reports
+from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
-from mig_manager.core.records import capacity as records
 from mig_manager.kubectl import cluster, settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
 _HEAD = ("NODE", "OBSERVED", "FREE", "STRANDED", "IDLE NOW", "ROOM")
-_NOT_PUBLISHED = (
-    "its agent has not published which instances are in use: it is outdated, has not finished a "
-    "run, or got no answer from kubelet"
-)
 _LEGEND = (
     "IDLE NOW: devices that a pod can get at once. ROOM: what fits once idle instances are "
     "destroyed, for one profile at a time. FREE: memory slices outside the instances in use. "
@@ -191,13 +186,8 @@ def _of_node(report: node_reports.Report) -> NodeCapacity:
     if node.is_ready and node.is_unavailable:
         notes.append("no new pods are scheduled to it: it is cordoned or changing")
     is_on_demand = node.view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
-    text = node.view.annotations.get(well_known.CAPACITY_ANNOTATION)
-    use: records.NodeUse | None = None
-    try:
-        use = records.from_json(text) if text else None
-        notes += [] if text else [_NOT_PUBLISHED]
-    except ValueError as error:
-        notes.append(f"the published use cannot be read: {messages.fit(str(error), 80)}")
+    use, why = nodes.published_use(node, report.gpus or ())
+    notes += [why] if why else []
     measured, unknown = [], []
     in_use = use.in_use if use else {}
     for gpu in (report.gpus or ()) if use else ():

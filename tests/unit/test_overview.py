@@ -26,6 +26,7 @@ def node(
     *in_use: model.Placement,
     applied: str = "balanced",
     before: str = "",
+    strategy: str = "mixed",
     **status: str,
 ) -> nodes.Node:
     annotations = {
@@ -42,21 +43,29 @@ def node(
             [gpu], {gpu.uuid: in_use}, at=AT
         )
     labels = {well_known.CONFIG_LABEL: "balanced", well_known.APPLIED_LABEL: applied}
+    if strategy:
+        labels["nvidia.com/mig.strategy"] = strategy
     return nodes.parse(
         {
             "metadata": {"name": "a", "uid": "1", "labels": labels, "annotations": annotations},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "allocatable": {} if strategy else {"nvidia.com/gpu": "2"},
+            },
         }
     )
 
 
 def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
     resource = f"nvidia.com/{profile}"
-    container: Mapping[str, Any] = {"name": "c", "resources": {"limits": {resource: "1"}}}
+    limits = {"limits": {resource: "1"}}
+    has_claim = profile == "claim"
+    container: Mapping[str, Any] = {"name": "c", "resources": {} if has_claim else limits}
+    claims = {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]} if has_claim else {}
     return pod_object.parse_pod(
         {
             "metadata": {"name": name, "namespace": "default", "uid": name},
-            "spec": {"containers": [container], **({"nodeName": on} if on else {})},
+            "spec": {"containers": [container], **claims, **({"nodeName": on} if on else {})},
         }
     )
 
@@ -85,6 +94,25 @@ def drawn(one: nodes.Node, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> l
             "0 │2g░░░░░│1g░│1g░│3g░░░░░░░░░░░░░│",
         ),
         (node(ONE_FREE), ["mig-3g.20gb"], "0 │···············│3g█████████████│"),
+        (node(ONE_FREE, strategy="single"), ["gpu"], "0 │···············│3g█████████████│"),
+        (
+            # Without the label, the node's resources show the strategy.
+            node(ONE_FREE, strategy=""),
+            ["gpu"],
+            "0 │···············│3g█████████████│",
+        ),
+        (
+            # The device plugin gives the whole GPU.
+            node(ONE_FREE, strategy="none"),
+            ["gpu"],
+            "0 │███████████████│3g█████████████│",
+        ),
+        (
+            # Published before the instance was destroyed.
+            node(ONE_FREE, model.Placement(0, 4)),
+            ["claim"],
+            "0 │···············│3g░░░░░░░░░░░░░│",
+        ),
         (node(OFF), ["gpu"], "0 │MIG off████████████████████████│"),
         (node(OFF), [], "0 │MIG off░░░░░░░░░░░░░░░░░░░░░░░░│"),
     ],

@@ -2,18 +2,22 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model, timestamps
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import custom_layouts, served
-from mig_manager.core.node import api_values, node_object, strategies, well_known
-from mig_manager.core.records import gpu_codec, journals
+from mig_manager.core.node import api_values, node_object, resources, strategies, well_known
+from mig_manager.core.records import capacity, gpu_codec, journals
 from mig_manager.core.records import status as run_status
 
 _GPU_LABELS = ("nvidia.com/gpu.present", "nvidia.com/mig.capable")
+_NO_USE = (
+    "its agent has not published which instances are in use: it is outdated, has not finished a "
+    "run, or got no answer from kubelet"
+)
 _CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
@@ -66,8 +70,13 @@ class Node:
 
     @property
     def strategy(self) -> strategies.Strategy | None:
-        """The device plugin's MIG strategy; None if unknown."""
-        return strategies.labelled(self.view.labels)
+        """The device plugin's MIG strategy by its label, or else by the resources; or unknown."""
+        if labelled := strategies.labelled(self.view.labels):
+            return labelled
+        names = [name for name, count in self.view.allocatable.items() if count]
+        if any(map(resources.is_mig, names)):
+            return strategies.Strategy.MIXED
+        return strategies.Strategy.SINGLE if resources.GPU in names else None
 
     @property
     def gpus(self) -> str | None:
@@ -192,3 +201,26 @@ def published_gpus(node: Node) -> tuple[model.ObservedGpus | None, str]:
         return gpu_codec.from_json(node.gpus), ""
     except ValueError as error:
         return None, f"the published GPUs cannot be read: {messages.word(error)}"
+
+
+def published_use(node: Node, gpus: Iterable[model.Gpu]) -> tuple[capacity.NodeUse | None, str]:
+    """Return the use that an agent has published, or None and the reason.
+
+    A GPU that lacks a used instance is left out: its use is of another moment.
+    """
+    text = node.view.annotations.get(well_known.CAPACITY_ANNOTATION)
+    if not text:
+        return None, _NO_USE
+    try:
+        use = capacity.from_json(text)
+    except ValueError as error:
+        return None, f"the published use cannot be read: {messages.fit(str(error), 80)}"
+    in_use = {
+        gpu.uuid: used
+        for gpu in gpus
+        if (used := use.in_use.get(gpu.uuid)) is not None
+        # A GPU without MIG has no instances: it is in use as a whole.
+        if gpu.current_mode is not model.MigMode.ENABLED
+        or used <= {gi.placement for gi in gpu.gpu_instances}
+    }
+    return dataclasses.replace(use, in_use=in_use), ""

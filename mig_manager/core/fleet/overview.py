@@ -5,14 +5,12 @@ which. Some agents publish which instances are in use; elsewhere the first ones 
 """
 
 import collections
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.fleet import node_reports, nodes
-from mig_manager.core.node import pod_object, resources, strategies, well_known
-from mig_manager.core.records import capacity
+from mig_manager.core.node import pod_object, resources, well_known
 
 _PITCH = 4  # columns of a memory slice
 _IN_USE, _IDLE = "█", "░"
@@ -123,12 +121,9 @@ def _in_use(
     node: nodes.Node, gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod]
 ) -> frozenset[_Span]:
     """Return as many instances and whole GPUs of each kind as pods on the node request."""
-    published: frozenset[_Span] = frozenset()
-    with contextlib.suppress(ValueError):
-        known = capacity.from_json(node.view.annotations.get(well_known.CAPACITY_ANNOTATION, ""))
-        published = frozenset(
-            (uuid, placement) for uuid, spans in known.in_use.items() for placement in spans
-        )
+    use, _ = nodes.published_use(node, gpus)
+    known = use.in_use if use else {}
+    published = {(uuid, placement) for uuid, spans in known.items() for placement in spans}
     requested: collections.Counter[str] = collections.Counter()
     has_claims = False
     for pod in pods:
@@ -139,10 +134,10 @@ def _in_use(
     spans = [
         (name, (gpu.uuid, placement))
         for gpu in gpus
-        for name, placement in _devices(gpu, node.strategy)
+        for _, name, placement in resources.devices(gpu, node.strategy)
     ]
     spans.sort(key=lambda each: each[1] not in published)
-    in_use: set[_Span] = set(published) if has_claims else set()
+    in_use: set[_Span] = {*published} if has_claims else set()
     for name, span in spans:
         if requested[name] > 0:
             requested[name] -= 1
@@ -150,19 +145,7 @@ def _in_use(
     return frozenset(in_use)
 
 
-def _devices(
-    gpu: model.Gpu, strategy: strategies.Strategy | None
-) -> Iterable[tuple[str, model.Placement | None]]:
-    if gpu.current_mode is not model.MigMode.ENABLED:
-        yield resources.GPU, None
-        return
-    for gi in gpu.gpu_instances:
-        for ci in gi.compute_instances:
-            if name := resources.name_of(ci.profile, strategy):
-                yield name, gi.placement
-
-
-def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[bar.Cell, ...]:
+def _cells(gpu: model.Gpu, in_use: frozenset[_Span]) -> tuple[bar.Cell, ...]:
     """Return the instances of a GPU and the free slices between them, from slice 0."""
     placements = {gi.placement for gi in gpu.gpu_instances}
     is_on = gpu.current_mode is model.MigMode.ENABLED
@@ -172,7 +155,7 @@ def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[bar.Cell, ...]:
         title, fill = ("", cell.fill) if is_on else ("MIG off", _IDLE)
         if placement in placements:
             title, fill = cell.short, _IDLE
-        if (gpu.uuid, placement) in in_use:
+        if in_use & {(gpu.uuid, placement), (gpu.uuid, None)}:
             fill = _IN_USE
         cells.append(dataclasses.replace(cell, title=title, short="", fill=fill, parts=()))
     return tuple(cells)

@@ -13,7 +13,6 @@ from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import api_values, claims, resources, strategies, well_known
-from mig_manager.core.records import capacity
 from mig_manager.core.records import status as node_status
 
 _UNREACHABLE = errors.Reason.GPU_UNREACHABLE.value
@@ -84,7 +83,11 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     if not (is_opted_in or has_devices or has_driver):
         return None
     gpus = fleet_nodes.published_gpus(node)[0] or ()
-    in_use = _in_use(node.view.annotations.get(well_known.CAPACITY_ANNOTATION), gpus)
+    use, _ = fleet_nodes.published_use(node, gpus)
+    faulty = {gpu.uuid for gpu in gpus if gpu.needs_recovery}
+    in_use = None
+    if use:
+        in_use = {uuid: used for uuid, used in use.in_use.items() if uuid not in faulty}
     published = node.status
     is_retried = node.answer is not None and node.answer.is_retried
     changing = _why_changing(node, is_retried=is_retried)
@@ -285,25 +288,6 @@ def _is_divisible(gpu: model.Gpu) -> bool:
     )
 
 
-def _in_use(
-    text: str | None, gpus: Iterable[model.Gpu]
-) -> dict[str, frozenset[model.Placement]] | None:
-    """Parse the placements in use, by UUID; None if the text is invalid."""
-    try:
-        published = capacity.from_json(text or "")
-    except ValueError:
-        return None
-    by_uuid = {}
-    for gpu in gpus:
-        in_use = published.in_use.get(gpu.uuid)
-        if in_use is None or gpu.needs_recovery:
-            continue
-        # Placements that the GPU lacks are of another moment.
-        if in_use <= {gi.placement for gi in gpu.gpu_instances}:
-            by_uuid[gpu.uuid] = in_use
-    return by_uuid
-
-
 def _why_unusable(
     node: fleet_nodes.Node,
     gpus: Iterable[model.Gpu],
@@ -319,8 +303,9 @@ def _why_unusable(
         yield "its agent takes no custom layouts (--custom-layouts)"
     if in_use is None:
         yield "its agent has not published which instances are in use"
-    if node.strategy not in (None, strategies.Strategy.MIXED):
-        yield f"its device plugin has MIG strategy {node.strategy.value}, not mixed"
+    strategy = strategies.labelled(node.view.labels)
+    if strategy not in (None, strategies.Strategy.MIXED):
+        yield f"its device plugin has MIG strategy {strategy.value}, not mixed"
     divisible = [gpu for gpu in gpus if _is_divisible(gpu)]
     if not divisible:
         yield "none of its GPUs has MIG enabled"

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import listed_layouts, nodes, rollout
 from mig_manager.core.layout import layouts, plans
-from mig_manager.core.node import clients, pod_object, resources, strategies
+from mig_manager.core.node import clients, pod_object, resources
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -188,9 +188,12 @@ def _affected(
     Only the node's kubelet knows which pod uses which device.
     """
     requesting = [pod for pod in pods if not clients.is_device_plugin(pod)]
-    strategy = node.strategy or _likely_strategy(node)
     losses = resources.losses(
-        planned.plan, planned.gpus, requesting, strategy=strategy, capacity=node.view.capacity
+        planned.plan,
+        planned.gpus,
+        requesting,
+        strategy=node.strategy,
+        capacity=node.view.capacity,
     )
     claims: tuple[str, ...] = ()
     if planned.mode_changes or any(
@@ -198,11 +201,3 @@ def _affected(
     ):
         claims = tuple(pod.key for pod in requesting if pod.has_claims and not pod.is_finished)
     return losses, claims
-
-
-def _likely_strategy(node: nodes.Node) -> strategies.Strategy | None:
-    """Return the device plugin's MIG strategy by the node's resources; None if it has none."""
-    names = [name for name, count in node.view.allocatable.items() if count]
-    if any(map(resources.is_mig, names)):
-        return strategies.Strategy.MIXED
-    return strategies.Strategy.SINGLE if resources.GPU in names else None

@@ -41,7 +41,7 @@ def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
     return {
         uuid: name
         for gpu in gpus
-        for uuid, name in ((gpu.uuid, resources.GPU), *resources.devices(gpu))
+        for uuid, name, _ in ((gpu.uuid, resources.GPU, None), *resources.devices(gpu))
         if uuid
     }
 

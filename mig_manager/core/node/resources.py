@@ -56,22 +56,28 @@ def profile_of(resource: str) -> model.Profile | None:
 
 def devices(
     gpu: model.Gpu, strategy: strategies.Strategy | None = strategies.Strategy.MIXED
-) -> list[tuple[str | None, str]]:
-    """Return the id and the resource of each device of a GPU, nameless ones excepted.
+) -> list[tuple[str | None, str, model.Placement | None]]:
+    """Return id, resource and GPU instance of each device of a GPU, nameless ones excepted.
 
-    A MIG device without UUID has no id: the driver lists none, or the GPU was published.
+    A whole GPU has no GPU instance. A MIG device without UUID has no id: the driver lists none, or the GPU was published.
     """
     if gpu.current_mode is not model.MigMode.ENABLED or strategy is strategies.Strategy.NONE:
-        return [(gpu.uuid, GPU)]
-    named = ((device.uuid, name_of(device.profile, strategy)) for device in gpu.devices)
-    return [(uuid, name) for uuid, name in named if name]
+        return [(gpu.uuid, GPU, None)]
+    return [
+        (ci.uuid, name, gi.placement)
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+        if (name := name_of(ci.profile, strategy))
+    ]
 
 
 def counts(
     gpus: Iterable[model.Gpu], strategy: strategies.Strategy = strategies.Strategy.MIXED
 ) -> dict[str, int]:
     """Count the devices of each resource that a device plugin can advertise: those with an id."""
-    return collections.Counter(name for gpu in gpus for one, name in devices(gpu, strategy) if one)
+    return collections.Counter(
+        name for gpu in gpus for uuid, name, _ in devices(gpu, strategy) if uuid
+    )
 
 
 def desired_counts(
@@ -182,7 +188,7 @@ def kinds(
 
     ``strategy`` None: unknown.
     """
-    existing = collections.Counter(name for gpu in gpus for _, name in devices(gpu, strategy))
+    existing = collections.Counter(name for gpu in gpus for _, name, _ in devices(gpu, strategy))
     requests: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for pod in pods:
         for name, amount in pod.gpu_resources.items():
@@ -216,7 +222,7 @@ def losses(
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
         if gpu_plan.changes_mode or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
-            ending.update(name for _, name in devices(by_uuid[gpu_plan.gpu_uuid], strategy))
+            ending.update(name for _, name, _ in devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
             destroyed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
             ending.update(filter(None, (name_of(step.profile, strategy) for step in destroyed)))
