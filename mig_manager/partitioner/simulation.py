@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture, steps
+from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture
 from mig_manager.core.fleet import decisions, demand, partitioned, partitioning, past_decisions
-from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
-from mig_manager.core.planner import planner
 
 _NO_NODE = (
     "No node of the file is opted in, or --node-selector leaves it out. Opt nodes in with "
@@ -26,18 +24,17 @@ class NodeResult:
 
     node: partitioned.PartitionedNode
     change: decisions.Change | None
-    plan: steps.Plan | None
 
     def to_data(self) -> answers.SimulatedNode:
         """Return plain data for JSON and YAML."""
-        change, plan = self.change, self.plan
+        change = self.change
         return {
             "node": self.node.name,
             "unusable": self.node.unusable or None,
             "why": change.why if change else None,
             "pods": [pod.key for pod in change.pods] if change else [],
             "layout": change.layout if change else None,
-            "steps": [gpu_answers.plan(gpu) for gpu in plan.gpus] if plan else [],
+            "steps": [gpu_answers.plan(gpu) for gpu in change.plan.gpus] if change else [],
         }
 
 
@@ -113,7 +110,7 @@ def simulate(
     changes = {change.node: change for change in decision.changes}
     opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)
     return Report(
-        nodes=tuple(_result(node, changes.get(node.name)) for node in opted_in),
+        nodes=tuple(NodeResult(node=node, change=changes.get(node.name)) for node in opted_in),
         decision=decision,
         others=len(nodes) - len(opted_in),
     )
@@ -155,26 +152,18 @@ def items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
     return items
 
 
-def _result(node: partitioned.PartitionedNode, change: decisions.Change | None) -> NodeResult:
-    if change is None:
-        return NodeResult(node=node, change=None, plan=None)
-    (layout,) = config.parse(change.layout, source=node.name).layouts.values()
-    plan = planner.plan(node.gpus, layouts.select(layout, node.gpus))
-    return NodeResult(node=node, change=change, plan=plan)
-
-
 def _node_text(result: NodeResult, style: bar.Style) -> str:
     node, change = result.node, result.change
     title = style.paint(style.fitted(node.name), bar.Tone.STRONG)
-    if change is None or result.plan is None:
+    if change is None:
         why = f"left alone: {node.unusable}" if node.unusable else "stays as it is"
         return f"{title}\n{style.wrapped(messages.with_full_stop(why), indent='  ')}"
     named = messages.listed([pod.key for pod in change.pods])
     why = messages.with_full_stop(f"{change.why}, for {named}" if named else change.why)
-    changed = {gpu.gpu_uuid for gpu in result.plan.gpus}
+    changed = {gpu.gpu_uuid for gpu in change.plan.gpus}
     drawn = picture.draw_change(
         model.ObservedGpus(gpu for gpu in node.gpus if gpu.uuid in changed),
-        result.plan,
+        change.plan,
         selected=changed,
         style=style,
     )

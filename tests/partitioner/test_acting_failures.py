@@ -5,6 +5,7 @@ import json
 import pytest
 import structlog.testing
 
+from mig_manager.core import steps
 from mig_manager.core.fleet import decisions
 from mig_manager.partitioner import announcer
 from mig_manager.sandbox.apiserver import resources as kinds
@@ -156,8 +157,8 @@ def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
                 layout="",
                 content_hash="",
                 pods=(),
-                created={},
-                destroyed={},
+                goals={},
+                plan=steps.Plan(gpus=()),
                 why="room for 1 pod",
             )
         )

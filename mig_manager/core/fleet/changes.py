@@ -1,6 +1,5 @@
 """The changes that one decision requests, within the limits, and why nodes cannot change now."""
 
-import collections
 import datetime as dt
 import math
 from collections.abc import Mapping
@@ -121,16 +120,14 @@ class Changes:
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
         where = f" on GPU {', '.join(gpus)}" if gpus else ""
-        created = (s.profile for s in plan.steps if isinstance(s, steps.CreateGpuInstance))
-        destroyed = (s.profile for s in plan.steps if isinstance(s, steps.DestroyGpuInstance))
         self._requested[node.name] = decisions.Change(
             node=node.name,
             version=node.version,
             layout=document.text,
             content_hash=document.content_hash,
             pods=pods,
-            created=dict(collections.Counter(created)),
-            destroyed=dict(collections.Counter(destroyed)),
+            goals=wanted,
+            plan=plan,
             why=f"{why}{where}",
         )
         return True

@@ -1,10 +1,11 @@
 """The partitioner's decisions as values: limits, changes to request, and pods not served."""
 
+import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.fleet import demand, holds, waiting
 
 PREPARE_FOR_S = 60.0
@@ -48,9 +49,24 @@ class Change:
     pods: tuple[demand.Pending, ...]
     """The pods that it makes room for; none: it merges back, withdraws a refused request, or
     destroys idle instances of GPUs on hold."""
-    created: Mapping[model.Profile, int]
-    destroyed: Mapping[model.Profile, int]
+    goals: Mapping[str, model.DesiredGpu]
+    """By UUID of the GPU, what the layout requests."""
+    plan: steps.Plan  # from the node's present GPUs to the goals
     why: str  # a sentence
+
+    @property
+    def created(self) -> Mapping[model.Profile, int]:
+        """The GPU instances that it creates."""
+        return collections.Counter(
+            step.profile for step in self.plan.steps if isinstance(step, steps.CreateGpuInstance)
+        )
+
+    @property
+    def destroyed(self) -> Mapping[model.Profile, int]:
+        """The GPU instances that it destroys."""
+        return collections.Counter(
+            step.profile for step in self.plan.steps if isinstance(step, steps.DestroyGpuInstance)
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,6 @@ from mig_manager.core.fleet import (
     partitioning,
     past_decisions,
 )
-from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
 
@@ -432,7 +431,7 @@ class _Run:
         change = self._requests[node.origin.name]
         node.started_at, node.requested_at = self._time(), None
         node.known = None
-        _, gone = changed(node.gpus, _goals(node, change))
+        _, gone = changed(node.gpus, change.goals)
         if gone & node.in_use():
             node.refused, node.finished_at = change.content_hash, self._time()
             self._result.refused += 1
@@ -441,7 +440,7 @@ class _Run:
         self._add(self._now_s + self._times.change_s, _EventKind.FINISH, node.origin.name)
 
     def _finish_change(self, node: _Node) -> None:
-        node.gpus, gone = changed(node.gpus, _goals(node, self._requests[node.origin.name]))
+        node.gpus, gone = changed(node.gpus, self._requests[node.origin.name].goals)
         self._result.lost += len(gone & node.in_use())
         self._result.destroyed += len(gone)
         self._result.changes += 1
@@ -494,8 +493,3 @@ def _node(origin: partitioned.PartitionedNode) -> _Node:
     node = _Node(origin=origin, gpus=origin.gpus, others=others)
     node.list_idle()
     return node
-
-
-def _goals(node: _Node, change: decisions.Change) -> dict[str, model.DesiredGpu]:
-    (layout,) = config.parse(change.layout, source="annotation").layouts.values()
-    return layouts.select(layout, node.gpus)
