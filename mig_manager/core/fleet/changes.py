@@ -96,7 +96,7 @@ class Changes:
     ) -> bool:
         """Add a change, unless its agent's last run failed this layout.
 
-        A layout that may succeed later is requested again after ``room_timeout_s``. Its text
+        A layout that may succeed later is requested again after ``ROOM_TIMEOUT_S``. Its text
         differs, because the agent ignores an equal annotation.
         """
         try:
@@ -111,7 +111,7 @@ class Changes:
         )
         if document.content_hash == node.refused:
             finished_at = node.finished_at if node.is_repeatable else None
-            if finished_at is None or self._limits.is_recent(finished_at, now=self._now):
+            if finished_at is None or decisions.is_recent(finished_at, now=self._now):
                 self._still_refused.add(node.name)
                 return False
             document = custom_layouts.written(wanted, addition=f"after {finished_at}")

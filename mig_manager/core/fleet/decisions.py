@@ -9,6 +9,14 @@ from mig_manager.core import model, steps
 from mig_manager.core.fleet import demand, holds, waiting
 
 PREPARE_FOR_S = 60.0
+ROOM_TIMEOUT_S = 300.0
+"""How long room is kept for a pod that the scheduler does not place, how long the pod then gets
+none on that node, and when to repeat a request that an agent failed."""
+
+
+def is_recent(since: dt.datetime, *, now: dt.datetime) -> bool:
+    """Return whether room since then is still kept, or a failure then is not repeated yet."""
+    return (now - since).total_seconds() <= ROOM_TIMEOUT_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +31,8 @@ class PartitionerLimits:
     """Devices of a profile, in use or idle, that a change keeps on every node that has them."""
     merge_back_after_s: float = 0.0
     """Time without demand before idle instances return to the base layout; 0: never."""
-    room_timeout_s: float = 300.0
-    """How long room is kept for a pod that the scheduler does not place, how long the pod then
-    gets none on that node, and when to repeat a request that an agent failed."""
     prepare_for_s: float = PREPARE_FOR_S
     """Devices are kept ready for pods that likely arrive within this time; 0: none."""
-    hold_after_s: float = 600.0
-    """How long a pod waits without room before GPUs are on hold for it in a busy cluster."""
-    hold_timeout_s: float = 1800.0
-    """How long GPUs are on hold for one pod, and how long it then gets none."""
-
-    def is_recent(self, since: dt.datetime, *, now: dt.datetime) -> bool:
-        """Return whether room since then is still kept, or a failure then is not repeated yet."""
-        return (now - since).total_seconds() <= self.room_timeout_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +86,7 @@ class Waiting:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Unused:
-    """Rooms for a pod that the scheduler did not use within ``room_timeout_s``."""
+    """Rooms for a pod that the scheduler did not use within ``ROOM_TIMEOUT_S``."""
 
     count: int
     since: dt.datetime  # when the last of them began

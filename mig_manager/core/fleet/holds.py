@@ -18,6 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from mig_manager.core.fleet import batch, node_room, node_sets
 
 _EARLY_S = 20.0
+"""How long a pod waits without room before GPUs are on hold for it while much is free."""
+_LATE_S = 600.0
+"""The same in a busy cluster."""
+_TIMEOUT_S = 1800.0
+"""How long GPUs are on hold for one pod, and how long it then gets none."""
 _FREE_SHARE = 0.15
 """Free memory slices of all GPUs outside the holds, for holds that begin early."""
 _MOST_CHOICES = 4
@@ -44,30 +49,17 @@ class HoldRecord:
     gpus: frozenset[tuple[str, str]]  # node, UUID
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HoldTimes:
-    """When holds begin and end."""
-
-    now: dt.datetime
-    after_s: float
-    timeout_s: float
-
-    def age_s(self, since: dt.datetime | None) -> float:
-        """Return the time since then; 0 if it is unknown."""
-        return (self.now - since).total_seconds() if since else 0.0
-
-
 class Holds:
     """Chooses the GPUs to hold in one decision."""
 
     def __init__(
-        self, pods: batch.Batch, nodes: int, before: Mapping[str, HoldRecord], times: HoldTimes
+        self, pods: batch.Batch, nodes: int, before: Mapping[str, HoldRecord], now: dt.datetime
     ) -> None:
         """Build it; ``nodes`` can be changed now or soon, ``before`` is of the last decision."""
         self._batch = pods
         self._nodes = nodes
         self._before = before
-        self._times = times
+        self._now = now
         self._taken: set[tuple[int, int]] = set()
         self._cost = 0
         """Free memory slices of the GPUs on hold."""
@@ -104,24 +96,28 @@ class Holds:
         is_served: dict[int, bool] = {}
         for rank in ranks:
             pod, group = self._batch.pods[rank], self._batch.group[rank]
-            age_s = self._times.age_s(pod.created_at)
-            if len(holds) >= _MOST_HOLDS or age_s < min(_EARLY_S, self._times.after_s):
+            age_s = self._age_s(pod.created_at)
+            if len(holds) >= _MOST_HOLDS or age_s < _EARLY_S:
                 continue
             if group not in is_served:
                 able = ready & ~self._batch.never(group)
                 is_served[group] = bool(self._batch.serving(group, able))
             if not is_served[group] and not self._has_ended(pod.uid):
                 is_first = not any(not hold.is_early for hold in holds)
-                is_due = is_first and age_s >= self._times.after_s
+                is_due = is_first and age_s >= _LATE_S
                 if is_due or group not in self._without_choice:
                     holds += self._for_pod(rank, is_due=is_due)
         return tuple(holds)
 
+    def _age_s(self, since: dt.datetime | None) -> float:
+        """Return the time since then; 0 if it is unknown."""
+        return (self._now - since).total_seconds() if since else 0.0
+
     def _has_ended(self, uid: str) -> bool:
         """Return whether the hold for a pod took too long; then it gets none for as long."""
         before = self._before.get(uid)
-        hold_s = self._times.age_s(before.since) if before else 0.0
-        if before and self._times.timeout_s < hold_s <= 2 * self._times.timeout_s:
+        hold_s = self._age_s(before.since) if before else 0.0
+        if before and _TIMEOUT_S < hold_s <= 2 * _TIMEOUT_S:
             self.records[uid] = dataclasses.replace(before, gpus=frozenset())
             return True
         return False
@@ -129,7 +125,7 @@ class Holds:
     def _for_pod(self, rank: int, *, is_due: bool) -> Iterator[Hold]:
         pod, mine = self._batch.pods[rank], set[tuple[str, str]]()
         before = self._before.get(pod.uid)
-        is_kept = before is not None and self._times.age_s(before.since) <= self._times.timeout_s
+        is_kept = before is not None and self._age_s(before.since) <= _TIMEOUT_S
         own = before.gpus if before and is_kept else frozenset()
         for _, _, position, indices in heapq.nsmallest(_MOST_CHOICES, self._choices(rank, own)):
             cost = sum(self._free[position, index] for index in indices)
@@ -144,7 +140,7 @@ class Holds:
         if not mine:
             self._without_choice.add(self._batch.group[rank])
         else:
-            since = before.since if before and is_kept else self._times.now
+            since = before.since if before and is_kept else self._now
             self.records[pod.uid] = HoldRecord(since=since, gpus=frozenset(mine))
 
     def _choices(

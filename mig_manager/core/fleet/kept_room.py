@@ -1,6 +1,6 @@
 """Keep the room that nodes have, or are being changed for, until the scheduler binds pods there.
 
-A pod that the scheduler does not place within ``room_timeout_s`` gets no room on that node for as
+A pod that the scheduler does not place within ``ROOM_TIMEOUT_S`` gets no room on that node for as
 long. Pod affinity, volumes and so on can keep it off.
 """
 
@@ -17,14 +17,9 @@ class KeptRoom:
     """The pods of a batch that need no change."""
 
     def __init__(
-        self,
-        pods: batch.Batch,
-        limits: decisions.PartitionerLimits,
-        now: dt.datetime,
-        history: past_decisions.History,
+        self, pods: batch.Batch, now: dt.datetime, history: past_decisions.History
     ) -> None:
         self._batch = pods
-        self._limits = limits
         self._now = now
         self._history = history
         self._nodes = {node.name: node for node in pods.nodes}
@@ -48,7 +43,7 @@ class KeptRoom:
         unused = self.unused.get(self._batch.pods[rank].uid)
         if unused is None or unused.count < _MOST_UNUSED:
             return False
-        pause_s = self._limits.room_timeout_s * (1 << min(unused.count, _MOST_DOUBLINGS))
+        pause_s = decisions.ROOM_TIMEOUT_S * (1 << min(unused.count, _MOST_DOUBLINGS))
         return self._now - unused.since < dt.timedelta(seconds=pause_s)
 
     def _keep(self, rank: int) -> bool:
@@ -63,7 +58,7 @@ class KeptRoom:
             return True
         for name, when in since.items():
             node = self._nodes.get(name)
-            if node and node.is_changing and self._limits.is_recent(when, now=self._now):
+            if node and node.is_changing and decisions.is_recent(when, now=self._now):
                 self._wait(rank, node, f"node {name} is being changed for it")
                 return True
         for node in self._batch.hosts(group, since):
@@ -78,7 +73,7 @@ class KeptRoom:
         """Let a pod wait for the scheduler, on a node with room since now or a known time."""
         pod, reason = self._batch.pods[rank], waiting.Wait.SCHEDULER
         since = self._history.room_since.get(pod.uid, {}).get(node.name, self._now)
-        if not self._limits.is_recent(since, now=self._now):
+        if not decisions.is_recent(since, now=self._now):
             since = self._now
         self.room_since.setdefault(pod.uid, {})[node.name] = since
         self.waiting.append(
@@ -94,7 +89,7 @@ class KeptRoom:
         for rank, pod in enumerate(self._batch.pods):
             for name, since in self._history.room_since.get(pod.uid, {}).items():
                 age_s = (self._now - since).total_seconds()
-                if self._limits.room_timeout_s < age_s <= 2 * self._limits.room_timeout_s:
+                if decisions.ROOM_TIMEOUT_S < age_s <= 2 * decisions.ROOM_TIMEOUT_S:
                     before = self.unused.get(pod.uid)
                     if before is None or since > before.since:
                         count = before.count + 1 if before else 1

@@ -91,7 +91,7 @@ class _Decider:
         self._limits = limits
         self._now = now
         self._history = history
-        self._kept = kept_room.KeptRoom(pods, limits, now, history)
+        self._kept = kept_room.KeptRoom(pods, now, history)
         self._remaining = self._kept.keep()
         nominated = frozenset(self._kept.nominated)
         self._changes = changes.Changes(pods, limits, now, history, nominated)
@@ -195,12 +195,7 @@ class _Decider:
         position, own = self._batch.index.position, self._changes.own
         ready = node_sets.of(position[node.name] for node in own if not node.unusable)
         changing = node_sets.of(position[node.name] for node in own if node.is_changing)
-        times = holds.HoldTimes(
-            now=self._now,
-            after_s=self._limits.hold_after_s,
-            timeout_s=self._limits.hold_timeout_s,
-        )
-        chosen = holds.Holds(self._batch, ready | changing, self._history.gpu_holds, times)
+        chosen = holds.Holds(self._batch, ready | changing, self._history.gpu_holds, self._now)
         result = chosen.choose(ranks, ready)
         self._gpu_holds = chosen.records
         return result
