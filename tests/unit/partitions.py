@@ -193,8 +193,6 @@ def seen(
     bound = [each for each in parsed if isinstance(each, demand.Bound)]
     bound += [
         demand.Bound(
-            namespace="ml",
-            name="user",
             uid="user",
             node_name=node.name,
             amounts=((resources.of_profile(ci.profile) or "", 1),),

@@ -166,8 +166,6 @@ def test_requests_of_pods_are_counted_as_they_come_and_go(
     requests, pods = partitioned.Requests(), dict[int, demand.Bound]()
     for number, change in changes:
         now = change and demand.Bound(
-            namespace="ml",
-            name=f"p{number}",
             uid=f"{number}",
             node_name=change[0],
             amounts=demand.to_amounts({"cpu": change[1], "pods": 1}),

@@ -81,7 +81,6 @@ class Waiting:
     pod: demand.Pending
     reason: waiting.Wait
     message: str
-    node: str = ""  # has room for it, or is being changed for it; empty for none
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,8 +124,6 @@ class Pending:
 class Bound:
     """A pod that has a node and has not ended, with its requests."""
 
-    namespace: str
-    name: str
     uid: str
     node_name: str
     amounts: Amounts
@@ -145,15 +143,11 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
     with api_values.as_cluster_error("a pod"):
         metadata, spec = item["metadata"], item["spec"]
         status = item.get("status") or {}
-        namespace, name = str(metadata["namespace"]), str(metadata["name"])
-        uid = str(metadata["uid"])
         if status.get("phase") in ("Succeeded", "Failed"):
             return None
         if node_name := str(spec.get("nodeName") or ""):
             return Bound(
-                namespace=namespace,
-                name=name,
-                uid=uid,
+                uid=str(metadata["uid"]),
                 node_name=node_name,
                 amounts=_amounts(spec),
                 is_ready_agent=_is_ready_agent(metadata, spec, status),
@@ -170,18 +164,23 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
         is_gone = bool(metadata.get("deletionTimestamp") or spec.get("schedulingGates"))
         if is_gone or is_excluded or not is_unschedulable:
             return None
-        needs = parse_needs(spec)
-        if not any(resources.is_mig(resource) for resource, _ in needs.amounts):
+        pod = as_pending(item)
+        if not any(resources.is_mig(resource) for resource, _ in pod.needs.amounts):
             return None
-        return Pending(
-            namespace=namespace,
-            name=name,
-            uid=uid,
-            needs=needs,
-            priority=int(spec.get("priority") or 0),
-            nominated=str(status.get("nominatedNodeName") or ""),
-            created_at=timestamps.parse(metadata.get("creationTimestamp")),
-        )
+        return dataclasses.replace(pod, nominated=str(status.get("nominatedNodeName") or ""))
+
+
+def as_pending(item: Mapping[str, Any]) -> Pending:
+    """Parse a Pod object as it was at its creation; exceptions as ``parse_needs``."""
+    metadata, spec = item["metadata"], item["spec"]
+    return Pending(
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
+        uid=str(metadata["uid"]),
+        needs=parse_needs(spec),
+        priority=int(spec.get("priority") or 0),
+        created_at=timestamps.parse(metadata.get("creationTimestamp")),
+    )
 
 
 def parse_needs(spec: Mapping[str, Any]) -> Needs:

@@ -76,9 +76,7 @@ class KeptRoom:
         if not decisions.is_recent(since, now=self._now):
             since = self._now
         self.room_since.setdefault(pod.uid, {})[node.name] = since
-        self.waiting.append(
-            decisions.Waiting(pod=pod, reason=reason, message=message, node=node.name)
-        )
+        self.waiting.append(decisions.Waiting(pod=pod, reason=reason, message=message))
 
     def _is_refused(self, rank: int, node: partitioned.PartitionedNode) -> bool:
         return bool(self.refused.get(rank, 0) >> self._batch.index.position[node.name] & 1)

@@ -38,10 +38,8 @@ class PastPod:
 def parse(item: Mapping[str, Any]) -> PastPod | None:
     """Parse a Pod object; None if it requested no MIG device, ClusterError if malformed."""
     with api_values.as_cluster_error("a pod"):
-        metadata, spec, status = item["metadata"], item["spec"], item.get("status") or {}
-        needs = demand.parse_needs(spec)
-        created = timestamps.parse(metadata.get("creationTimestamp"))
-        if created is None or not needs.profiles:
+        pod, status = demand.as_pending(item), item.get("status") or {}
+        if pod.created_at is None or not pod.needs.profiles:
             return None
         ends = [
             timestamps.parse(((each.get("state") or {}).get("terminated") or {}).get("finishedAt"))
@@ -49,15 +47,8 @@ def parse(item: Mapping[str, Any]) -> PastPod | None:
         ]
         has_ended = status.get("phase") in ("Succeeded", "Failed")
         return PastPod(
-            pod=demand.Pending(
-                namespace=str(metadata["namespace"]),
-                name=str(metadata["name"]),
-                uid=str(metadata["uid"]),
-                needs=needs,
-                priority=int(spec.get("priority") or 0),
-                created_at=created,
-            ),
-            created=created,
+            pod=pod,
+            created=pod.created_at,
             start=timestamps.parse(status.get("startTime")),
             end=max(filter(None, ends), default=None) if has_ended else None,
         )
