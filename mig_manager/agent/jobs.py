@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from mig_manager.agent import publish, run_journal, run_status, settings
 from mig_manager.agent.pods import successors
-from mig_manager.change import hook_points, transaction
+from mig_manager.change import boot_layouts, hook_points, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
@@ -84,6 +84,11 @@ class Shared:
     limits: settings.Limits
     publisher: publish.Publisher
     memory: "Memory"
+
+    @property
+    def saved_layout(self) -> boot_layouts.BootLayout:
+        """The verified layout, saved for the next boot."""
+        return boot_layouts.BootLayout(self.deps.boot_layout, self.deps.boot_id)
 
     def hold_lock(
         self, doing: str, wait: timing.Wait | None = None

@@ -23,8 +23,6 @@ from mig_manager.agent import (
     served_layouts,
     settings,
 )
-from mig_manager.agent.steps import rebooting
-from mig_manager.change import local
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
@@ -118,10 +116,6 @@ class Reconciler:
             if not outcome.should_retry:
                 annotations |= self.capacity.annotations(job.status.gpus)
             job.journal.finish(outcome, annotations)
-        if outcome.state is model.State.SUCCESS:
-            _save_layout(job, outcome.gpus)
-        elif outcome.reason.is_mode_pending:
-            rebooting.keep_pending_modes(job, job.status.gpus)
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         if job.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
@@ -253,19 +247,3 @@ class Reconciler:
         self._shared.publisher.forget()
         self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
         self.capacity.forget_node()
-
-
-def _save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:
-    """Save the verified layout for the next boot; a failure is logged."""
-    if job.deps.boot_layout is None:
-        return
-    published = job.status.published
-    why = local.save_layout(
-        job.deps.boot_layout,
-        gpus,
-        config=published.config,
-        config_hash=published.config_hash,
-        boot_id=job.deps.boot_id,
-    )
-    if why:
-        _log.warning("layout_not_saved", error=why)

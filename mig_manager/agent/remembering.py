@@ -7,10 +7,9 @@ with each verified layout, and UUIDs are valid until the next boot.
 import dataclasses
 from collections.abc import Mapping
 
-from mig_manager import errors
 from mig_manager.agent.pods import survey
+from mig_manager.change import boot_layouts
 from mig_manager.core import messages, model, ports
-from mig_manager.core.records import journals
 
 
 def remember(deps: ports.Dependencies, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
@@ -54,11 +53,7 @@ def remember(deps: ports.Dependencies, gpus: model.ObservedGpus) -> tuple[model.
 
 def _verified_gpus(deps: ports.Dependencies) -> Mapping[str, model.Gpu]:
     """Return the GPUs of the layout that was verified since the boot, by UUID."""
-    try:
-        text = deps.boot_layout.read() if deps.boot_layout else None
-        verified = None if text is None else journals.VerifiedLayout.from_json(text)
-    except (ValueError, errors.ConfigError):
-        return {}
+    verified = boot_layouts.BootLayout(deps.boot_layout, deps.boot_id).read()
     if verified is None or verified.boot_id != deps.boot_id:
         return {}
     return {gpu.uuid: gpu for gpu in verified.gpus}

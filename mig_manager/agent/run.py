@@ -21,6 +21,7 @@ from mig_manager.agent.steps import (
     execution,
     host,
     preparing,
+    rebooting,
     recovery,
     resolving,
     slots,
@@ -51,38 +52,63 @@ def run(job: jobs.Job) -> outcomes.Outcome:
         slots.wait(job)
         wait = job.wait(job.limits.lock_timeout_s)
         with job.hold_lock(f"applying layout {job.request.config}", wait):
-            try:
-                job.journal.take_over()
-                return _steps(job)
-            except errors.Rebooting:
-                raise
-            except errors.Superseded as end:
-                end.add(undo(job))
-                raise
-            except errors.MigManagerError as error:
-                if _is_resumed_next(job, error):
-                    raise
-                if isinstance(error, errors.DrainError):
-                    job.journal.note(draining=error.keeps_taint)
-                result = undo(job)
-                is_final = _is_final(job, error)
-                remedy = error.own_remedy if isinstance(error, errors.NotReadyError) else ""
-                outcome = job.journal.failure(
-                    error.reason, error.message, result, is_final=is_final, remedy=remedy
-                )
-                if outcome.should_retry:
-                    return outcome
-                # From now on the hardware decides when to try again.
-                gpus = resolving.observe_at_end(job)
-                return dataclasses.replace(outcome, last_gpus=gpus)
-            except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
-                _log.exception("run_crashed")
-                problem = f"{type(error).__name__}: {error}"
-                return job.journal.failure(errors.Reason.INTERNAL, problem, undo(job))
+            outcome = _run_locked(job)
+            _save_for_boot(job, outcome)
+            return outcome
     except (errors.ClusterError, errors.LockedError) as error:
         if _is_resumed_next(job, error):
             raise
         return job.journal.failure(error.reason, error.message)
+
+
+def _run_locked(job: jobs.Job) -> outcomes.Outcome:
+    """Execute the steps, and undo them after an error."""
+    try:
+        job.journal.take_over()
+        return _steps(job)
+    except errors.Rebooting:
+        raise
+    except errors.Superseded as end:
+        end.add(undo(job))
+        raise
+    except errors.MigManagerError as error:
+        if _is_resumed_next(job, error):
+            raise
+        if isinstance(error, errors.DrainError):
+            job.journal.note(draining=error.keeps_taint)
+        result = undo(job)
+        is_final = _is_final(job, error)
+        remedy = error.own_remedy if isinstance(error, errors.NotReadyError) else ""
+        outcome = job.journal.failure(
+            error.reason, error.message, result, is_final=is_final, remedy=remedy
+        )
+        if outcome.should_retry:
+            return outcome
+        # From now on the hardware decides when to try again.
+        gpus = resolving.observe_at_end(job)
+        return dataclasses.replace(outcome, last_gpus=gpus)
+    except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
+        _log.exception("run_crashed")
+        problem = f"{type(error).__name__}: {error}"
+        return job.journal.failure(errors.Reason.INTERNAL, problem, undo(job))
+
+
+def _save_for_boot(job: jobs.Job, outcome: outcomes.Outcome) -> None:
+    """Save a verified layout for the next boot; a failure is logged.
+
+    Once the lock is released, another manager may have changed the GPUs and saved its layout.
+    """
+    if job.request.repairs:
+        # The layout's own run follows.
+        return
+    if outcome.state is model.State.SUCCESS:
+        status = job.status.published
+        if why := job.saved_layout.save(
+            outcome.gpus, config=status.config, config_hash=status.config_hash
+        ):
+            _log.warning("layout_not_saved", error=why)
+    elif outcome.reason.is_mode_pending:
+        rebooting.keep_pending_modes(job, job.status.gpus)
 
 
 def _steps(job: jobs.Job) -> outcomes.Outcome:

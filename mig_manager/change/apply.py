@@ -248,19 +248,14 @@ class _Change:
 
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is only reported."""
-        why = local.save_layout(
-            self.deps.boot_layout,
-            gpus,
-            config=self.target.name,
-            config_hash=self.target.content_hash,
-            boot_id=self.deps.boot_id,
-        )
-        if why:
+        if why := self.deps.saved_layout.save(
+            gpus, config=self.target.name, config_hash=self.target.content_hash
+        ):
             self.deps.notify(f"{why}; the next boot will not restore this layout")
 
     def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
         covered = gpus.only(self.target.covered(gpus))
-        if why := local.drop_pending(self.deps.boot_layout, covered):
+        if why := self.deps.saved_layout.drop_pending(covered):
             self.deps.notify(f"{why}; the next boot will undo the new MIG mode")
 
     def _result(

@@ -100,10 +100,9 @@ def _read(
 ) -> tuple[journals.VerifiedLayout | None, tuple[Problem, ...]]:
     """Return the saved layout, or why it is invalid."""
     try:
-        text = deps.boot_layout.read()
-        return (journals.VerifiedLayout.from_json(text) if text is not None else None), ()
-    except (ValueError, errors.ConfigError) as error:
-        why = error.message if isinstance(error, errors.ConfigError) else str(error)
+        return deps.saved_layout.parse(), ()
+    except errors.ConfigError as error:
+        why = error.message
     try:
         kept = deps.boot_layout.set_aside()
     except errors.ConfigError as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.change import transaction
+from mig_manager.change import boot_layouts, transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import plans
 from mig_manager.core.planner import planner
@@ -49,6 +49,11 @@ class Dependencies:
     """How long to wait for processes that use instances to be destroyed; 0: fail at once."""
     driver_timeout_s: float = 0.0
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
+
+    @property
+    def saved_layout(self) -> boot_layouts.BootLayout:
+        """The verified layout, saved for the next boot."""
+        return boot_layouts.BootLayout(self.boot_layout, self.boot_id)
 
 
 def hold_lock(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[None]:
@@ -287,72 +292,19 @@ def _why_outdated(
     if is_rebooted and any(gpu.gpu_instances for gpu in observed):
         return " when the node was rebooted, and the GPUs were set up since"
     # An unfinished change leaves no verified layout: an agent has applied it after the kill.
+    kept = deps.saved_layout.read()
+    if kept is None:
+        return ""
+    uuids = {gpu.uuid for gpu in journal.snapshot}
+    snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)
     try:
-        kept = journals.VerifiedLayout.from_json(deps.boot_layout.read() or "")
-        uuids = {gpu.uuid for gpu in journal.snapshot}
-        snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)
         is_active = planner.restore(observed, snapshot).is_empty and not (
             observed.missing(snapshot) or planner.unowned_instances(observed, snapshot)
         )
-    except (ValueError, errors.ConfigError, errors.LayoutError):
+    except errors.LayoutError:
         return ""
     is_known = len(snapshot) == len(journal.snapshot) and kept.boot_id == deps.boot_id
     return f", and layout '{kept.config}' was verified since" if is_known and is_active else ""
-
-
-def save_layout(
-    store: ports.KeptText,
-    gpus: model.ObservedGpus,
-    *,
-    config: str,
-    config_hash: str,
-    boot_id: str,
-) -> str:
-    """Save a verified layout for the next boot; keep the saved state of unreachable GPUs.
-
-    Returns:
-        Why it cannot be written; empty if it was.
-    """
-    snapshot, inventory = tuple(gpu.snapshot for gpu in gpus), tuple(gpus)
-    if gpus.unreachable:
-        # An invalid saved layout is replaced.
-        with contextlib.suppress(ValueError, errors.ConfigError):
-            if (text := store.read()) is not None:
-                saved = journals.VerifiedLayout.from_json(text)
-                missing = gpus.missing(saved.snapshot)
-                snapshot += missing
-                if saved.boot_id == boot_id:
-                    lost = {gpu.uuid for gpu in missing}
-                    inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
-    verified = journals.VerifiedLayout(
-        config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot, gpus=inventory
-    )
-    try:
-        store.save(verified.to_json())
-    except errors.ConfigError as error:
-        return error.message
-    return ""
-
-
-def drop_pending(store: ports.KeptText, gpus: model.ObservedGpus) -> str:
-    """Drop GPUs whose mode is pending from the saved layout, with which a boot would undo it.
-
-    Returns:
-        Why it cannot be written; empty if it was.
-    """
-    uuids = {gpu.uuid for gpu in gpus if gpu.has_pending_mode}
-    try:
-        if (text := store.read()) is None:
-            return ""
-        saved = journals.VerifiedLayout.from_json(text)
-        kept = tuple(gpu for gpu in saved.snapshot if gpu.uuid not in uuids)
-        store.save(dataclasses.replace(saved, snapshot=kept).to_json())
-    except errors.ConfigError as error:
-        return error.message
-    except ValueError:
-        # The boot sets an invalid file aside.
-        return ""
-    return ""
 
 
 def _not_written(error: errors.ConfigError) -> errors.UsageError:

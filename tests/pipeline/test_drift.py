@@ -522,6 +522,19 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     assert rig.clock.now_s < 1
 
 
+def test_the_layout_for_the_next_boot_is_saved_only_under_the_lock() -> None:
+    rig, other = scenes.node(), fakes.FakeExclusion()
+    saves: list[bool] = []
+    rig.on_call = lambda: saves.append(other.is_locked) if rig.log[-1] == "host.save" else None
+    agent = scenes.reconciler(rig, lock=other)
+
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled", by=agent)
+    rig.driver.mode_waits = True
+    assert_ends(rig, Reason.RESET_REQUIRED, layout="all-1g.5gb", by=agent)
+
+    assert saves == [True, True]
+
+
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     other = fakes.FakeExclusion()
     rig, agent, ended = scenes.at_rest(LAYOUT, lock=other)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import local, transaction
+from mig_manager.change import boot_layouts, local, transaction
 from mig_manager.core import model, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
@@ -267,13 +267,8 @@ def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
 def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Node) -> None:
     assert node.cut_off("wanted", at=3)
     node.set_up("other")
-    local.save_layout(
-        node.boot_layout,
-        node.hardware.observe(),
-        config="other",
-        config_hash="h",
-        boot_id="boot-1",
-    )
+    saved = boot_layouts.BootLayout(node.boot_layout, "boot-1")
+    saved.save(node.hardware.observe(), config="other", config_hash="h")
     verified = node.shape
 
     with pytest.raises(errors.LayoutError):

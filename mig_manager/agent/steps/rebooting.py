@@ -8,7 +8,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.steps import resolving
-from mig_manager.change import local
 from mig_manager.core import model, timing
 from mig_manager.core.node import policies
 
@@ -72,9 +71,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
 
 def keep_pending_modes(job: jobs.Job, gpus: model.ObservedGpus) -> None:
     """Have the boot unit of the host keep the pending modes of GPUs; a failure is logged."""
-    if job.deps.boot_layout is None:
-        return
-    if why := local.drop_pending(job.deps.boot_layout, gpus):
+    if why := job.saved_layout.drop_pending(gpus):
         _log.warning("layout_not_saved", error=why)
 
 

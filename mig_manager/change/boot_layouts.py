@@ -1,0 +1,78 @@
+"""The layout that was verified last, saved on the host for the next boot.
+
+No MIG instance survives a reboot. Without a file, nothing is saved and nothing is there.
+"""
+
+import dataclasses
+
+from mig_manager import errors
+from mig_manager.core import model, ports
+from mig_manager.core.records import journals
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BootLayout:
+    """The saved layout; only the process that has the node's lock writes it."""
+
+    file: ports.KeptText | None
+    boot_id: str
+
+    def parse(self) -> journals.VerifiedLayout | None:
+        """Return the layout, None if there is none; ConfigError: unreadable or invalid."""
+        text = self.file.read() if self.file else None
+        try:
+            return None if text is None else journals.VerifiedLayout.from_json(text)
+        except ValueError as error:
+            raise errors.ConfigError(str(error)) from error
+
+    def read(self) -> journals.VerifiedLayout | None:
+        """Return the layout; None if there is no valid one."""
+        try:
+            return self.parse()
+        except errors.ConfigError:
+            return None
+
+    def save(self, gpus: model.ObservedGpus, *, config: str, config_hash: str) -> str:
+        """Save a verified layout, and keep the saved state of unreachable GPUs.
+
+        Returns:
+            Why it cannot be written; empty if it was.
+        """
+        snapshot, inventory = tuple(gpu.snapshot for gpu in gpus), tuple(gpus)
+        # An invalid saved layout is replaced.
+        if gpus.unreachable and (saved := self.read()):
+            missing = gpus.missing(saved.snapshot)
+            snapshot += missing
+            if saved.boot_id == self.boot_id:
+                lost = {gpu.uuid for gpu in missing}
+                inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
+        return self._write(
+            journals.VerifiedLayout(
+                config=config,
+                config_hash=config_hash,
+                boot_id=self.boot_id,
+                snapshot=snapshot,
+                gpus=inventory,
+            )
+        )
+
+    def drop_pending(self, gpus: model.ObservedGpus) -> str:
+        """Drop the GPUs whose MIG mode is pending: a boot would undo the new mode.
+
+        Returns:
+            Why it cannot be written; empty if it was, or there is no valid layout.
+        """
+        saved = self.read()
+        if saved is None:
+            return ""
+        uuids = {gpu.uuid for gpu in gpus if gpu.has_pending_mode}
+        kept = tuple(gpu for gpu in saved.snapshot if gpu.uuid not in uuids)
+        return self._write(dataclasses.replace(saved, snapshot=kept))
+
+    def _write(self, layout: journals.VerifiedLayout) -> str:
+        try:
+            if self.file:
+                self.file.save(layout.to_json())
+        except errors.ConfigError as error:
+            return error.message
+        return ""
