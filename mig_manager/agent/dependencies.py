@@ -1,7 +1,6 @@
 """Compose the ports of the agent's pipeline: API server, kubelet, GPUs, files and host."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable
 
@@ -171,6 +170,5 @@ def _with_machine(
             service_names=lambda: service_files.parse(listed.read(), source=listed.name),
         )
     if host_settings.with_reboot:
-        reboot = functools.partial(systemd.reboot, host_settings.dbus_address)
-        deps = dataclasses.replace(deps, reboot=reboot)
+        deps = dataclasses.replace(deps, reboot=systemd.Reboot(host_settings.dbus_address))
     return deps

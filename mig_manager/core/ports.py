@@ -271,6 +271,16 @@ class KeptFile(KeptText, Protocol):
         """Rename the file of an invalid text; return the new path."""
 
 
+class Reboot(Protocol):
+    """Reboots the node; each method raises HostError REBOOT_REQUIRED if that is refused."""
+
+    def check(self) -> None:
+        """Check whether a reboot is allowed, before pods are evicted for it."""
+
+    def request(self, why: str) -> None:
+        """Request a reboot and return at once; SIGTERM follows soon."""
+
+
 class NotePersistence(Protocol):
     """Notes which GPUs a reset has without persistence mode."""
 
@@ -454,9 +464,7 @@ class Dependencies:
     lock: NodeLock | None = None  # the node's lock; None: no other program changes MIG instances
     boot_id: str = ""  # differs after each reboot
     reset: GpuReset | None = None  # None: the agent may not reset GPUs
-    reboot: Callable[[str], object] | None = None
-    """Requests a reboot with a reason and returns at once, SIGTERM follows soon; raises HostError
-    REBOOT_REQUIRED if the init system refuses. None: the agent may not reboot the node."""
+    reboot: Reboot | None = None  # None: the agent may not reboot the node
     services: HostServices | None = None  # None: the agent may not stop host services
     service_names: Callable[[], tuple[str, ...]] = tuple
     """The host services that use GPUs, in the order in which they are stopped."""

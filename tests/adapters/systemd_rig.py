@@ -102,6 +102,7 @@ class StandIn:
         """Methods with their arguments, questions left out."""
         self.refusals: dict[str, tuple[str, str]] = {}
         """Errors by method."""
+        self.can_reboot = "yes"
         self.on_call: Callable[[str], None] = lambda _method: None
         """Runs before a method is answered."""
         self._connection = blocking.open_dbus_connection(address)
@@ -132,7 +133,7 @@ class StandIn:
 
     def _answer(self, message: jeepney.Message) -> None:
         method = message.header.fields[jeepney.HeaderFields.member]
-        if method not in {"Get", "GetUnit", "LoadUnit", "Subscribe"}:
+        if method not in {"CanReboot", "Get", "GetUnit", "LoadUnit", "Subscribe"}:
             self.calls.append(" ".join([method, *(str(each) for each in message.body)]))
         self.on_call(method)
         path = message.header.fields[jeepney.HeaderFields.path]
@@ -161,6 +162,8 @@ class StandIn:
                 return "o", (unit_path(name),)
             case "Get", (interface, name):
                 return "v", (self._property(path, interface, name),)
+            case "CanReboot", ():
+                return "s", (self.can_reboot,)
             case (("StopUnit" | "StartUnit"), (name, _mode)):
                 return "o", (self._begin(method, name),)
             case _:

@@ -66,7 +66,7 @@ def test_an_address_without_a_bus_is_an_error(address: str) -> None:
     with fails(Reason.HOST_SERVICE_FAILED, "^stopping nvsm"):
         host.stop(NVSM)
     with fails(Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd-logind"):
-        systemd.reboot(address, "test")
+        systemd.Reboot(address).request("test")
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def test_no_connection_is_open_between_two_operations(bus: Bus) -> None:
 
 def test_a_reboot_is_requested_from_logind_once_and_non_interactively(bus: Bus) -> None:
     with standing_in(bus) as played, structlog.testing.capture_logs() as log:
-        systemd.reboot(bus.address, "GPU 0 waits for MIG mode")
+        systemd.Reboot(bus.address).request("GPU 0 waits for MIG mode")
 
     assert played.calls == ["Reboot False"]
     assert log == [
@@ -177,20 +177,35 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
             with fails(
                 Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd-logind: Not now"
             ):
-                systemd.reboot(bus.address, "test")
+                systemd.Reboot(bus.address).request("test")
 
     assert played.calls == ["Reboot False"] * len(refusals)
+
+
+@pytest.mark.parametrize("answer", ["no", "na", "challenge", "inhibitor-blocked"])
+def test_a_reboot_that_logind_would_refuse_is_known_before(bus: Bus, answer: str) -> None:
+    with standing_in(bus) as played:
+        systemd.Reboot(bus.address).check()
+        played.can_reboot = answer
+        with fails(Reason.REBOOT_REQUIRED, f"^systemd-logind refuses .* is '{answer}'"):
+            systemd.Reboot(bus.address).check()
+
+    assert played.calls == []
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
 def test_reboot_without_logind_starts_systemds_target(bus: Bus, *, is_masked: bool) -> None:
     with standing_in(bus, has_logind=is_masked) as played:
-        played.refusals["Reboot"] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
-        systemd.reboot(bus.address, "test")
+        for method in ("Reboot", "CanReboot"):
+            played.refusals[method] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
+        systemd.Reboot(bus.address).check()
+        systemd.Reboot(bus.address).request("test")
 
     assert played.calls[-1] == "StartUnit reboot.target replace-irreversibly"
 
 
 def test_without_logind_and_systemd_a_reboot_fails(bus: Bus) -> None:
+    with fails(Reason.REBOOT_REQUIRED, "^looking for systemd's reboot.target: .*ServiceUnknown"):
+        systemd.Reboot(bus.address).check()
     with fails(Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd: .*ServiceUnknown"):
-        systemd.reboot(bus.address, "test")
+        systemd.Reboot(bus.address).request("test")

@@ -127,6 +127,12 @@ class FakeHost(fake_cluster.Port):
             for gpu in self._rig.gpus
         )
 
+    def check(self) -> None:
+        if self._rig.host.may_not_reboot:
+            raise errors.HostError(
+                self._rig.host.may_not_reboot, reason=errors.Reason.REBOOT_REQUIRED
+            )
+
     def request(self, why: str) -> None:
         assert why
         self._rig.called("host.reboot")

@@ -153,7 +153,10 @@ class Host:
     broken_services: set[str] = dataclasses.field(default_factory=set)
     boot_id: str = "boot-1"
     may_reboot: bool = False
+    may_not_reboot: str = ""
+    """Why a reboot would be refused, as known before the request."""
     reboot_refusal: str = ""
+    """Why the request is refused."""
     reboots: int = 0
     refreshes: int = 0
     """How often the device files were refreshed."""

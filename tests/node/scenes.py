@@ -112,7 +112,7 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         slots=rig.slots,
         boot_id=rig.host.boot_id,
         reset=rig.machine if rig.resets.are_available else None,
-        reboot=rig.machine.request if rig.host.may_reboot else None,
+        reboot=rig.machine if rig.host.may_reboot else None,
         services=rig.machine if rig.host.services else None,
         service_names=lambda: tuple(rig.host.services),
         refresh_files=rig.machine.refresh,

@@ -75,6 +75,9 @@ class Node:
     def restore_persistence(self, gpus: Sequence[model.Gpu]) -> bool:
         return self._reset.restore_persistence(gpus)
 
+    def check(self) -> None:
+        pass
+
     def request(self, why: str) -> None:
         assert why
         self.reboots += 1
@@ -87,7 +90,7 @@ class Node:
             gpus=self._gpus,
             boot_id=self.state.boot_id,
             reset=self,
-            reboot=self.request if self.may_reboot else None,
+            reboot=self if self.may_reboot else None,
         )
 
     def run(self, layout: str, request: fakes.FakeRequest | None = None) -> outcomes.Outcome:

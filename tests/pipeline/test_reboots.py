@@ -221,21 +221,25 @@ def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> No
     assert rig.host.reboots == 2
 
 
-@pytest.mark.parametrize("is_guarded", [True, False])
-def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(*, is_guarded: bool) -> None:
+@pytest.mark.parametrize("stops", ["budget", "polkit", ""])
+def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(stops: str) -> None:
     rig = scenes.node(layout="all-balanced")
     rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
     rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
-    if not is_guarded:
+    if not stops:
         go_down(rig, "all-balanced")
         assert "bystander" not in rig.pod_names
         return
-    rig.disruptions.refusals["bystander"] = "budget 'pdb-a' allows no disruption"
+    if stops == "budget":
+        rig.disruptions.refusals["bystander"] = "budget allows no disruption"
+    else:
+        rig.host.may_not_reboot = "polkit says no"
 
-    assert_ends(rig, Reason.REBOOT_REQUIRED, "pdb-a", layout="all-balanced")
+    assert_ends(rig, Reason.REBOOT_REQUIRED, stops, layout="all-balanced")
 
+    assert "bystander" in rig.pod_names
     assert rig.host.reboots == 0
 
 

@@ -6,7 +6,6 @@ unbounded. Sources: ``org.freedesktop.systemd1(5)``, ``org.freedesktop.login1(5)
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -162,31 +161,57 @@ class Systemd:
             yield _Units(connection)
 
 
-def reboot(address: str, why: str) -> None:
-    """Request a reboot that stops services in order, and return at once.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reboot:
+    """Implements ``ports.Reboot`` with logind, or with systemd on a host without logind."""
 
-    The request goes to logind, or to systemd on a host without logind.
+    address: str
 
-    Raises:
-        HostError: REBOOT_REQUIRED; names the program that refused it.
-    """
-    refused = Reason.REBOOT_REQUIRED
-    session = functools.partial(
-        system_bus.session, address, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
-    )
-    by = "systemd-logind"
-    with session("requesting a reboot from systemd-logind") as connection:
-        try:
-            connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
-        except system_bus.Refused as error:
-            if error.name not in _ABSENT:
-                raise
-            by = "systemd"
-    if by == "systemd":
-        with session("requesting a reboot from systemd") as connection:
-            # As systemctl does. The manager's own Reboot() kills services at once.
-            connection.call(_MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly")
-    _log.warning("reboot_requested", by=by, why=why)
+    def check(self) -> None:
+        """Raise HostError REBOOT_REQUIRED if ``request`` would be refused, as far as known."""
+        with self._session("asking systemd-logind for the right to reboot") as connection:
+            try:
+                (answer,) = connection.call(_LOGIND, "CanReboot")
+            except system_bus.Refused as error:
+                if error.name not in _ABSENT:
+                    raise
+            else:
+                if answer != "yes":
+                    raise errors.HostError(
+                        f"systemd-logind refuses to reboot the host: CanReboot is '{answer}'",
+                        reason=Reason.REBOOT_REQUIRED,
+                    )
+                return
+        with self._session("looking for systemd's reboot.target") as connection:
+            connection.call(_MANAGER, "LoadUnit", "s", "reboot.target")
+
+    def request(self, why: str) -> None:
+        """Request a reboot that stops services in order, and return at once.
+
+        Raises:
+            HostError: REBOOT_REQUIRED; names the program that refused it.
+        """
+        by = "systemd-logind"
+        with self._session("requesting a reboot from systemd-logind") as connection:
+            try:
+                connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
+            except system_bus.Refused as error:
+                if error.name not in _ABSENT:
+                    raise
+                by = "systemd"
+        if by == "systemd":
+            with self._session("requesting a reboot from systemd") as connection:
+                # As systemctl does. The manager's own Reboot() kills services at once.
+                connection.call(
+                    _MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly"
+                )
+        _log.warning("reboot_requested", by=by, why=why)
+
+    def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
+        refused = Reason.REBOOT_REQUIRED
+        return system_bus.session(
+            self.address, doing, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
+        )
 
 
 class _Units:

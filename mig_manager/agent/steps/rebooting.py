@@ -49,8 +49,10 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
     Raises:
         Rebooting: The agent stops, because the node goes down.
     """
-    name, why = job.request.config, error.message
+    name, why, machine = job.request.config, error.message, job.deps.reboot
     try:
+        if machine is not None:
+            machine.check()
         drain_node()
         job.status.note(is_rebooted=True)
         job.journal.enter(
@@ -60,8 +62,8 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
         )
         job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
         keep_pending_modes(job, resolving.observe_at_end(job))
-        if job.deps.reboot is not None:
-            job.deps.reboot(f"MIG layout {name} needs it")
+        if machine is not None:
+            machine.request(f"MIG layout {name} needs it")
         _wait_for_stop(job)
     except errors.MigManagerError as refused:
         job.status.note(is_rebooted=False)
