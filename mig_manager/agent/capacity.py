@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import publish
+from mig_manager.agent import jobs
 from mig_manager.agent.pods import survey
-from mig_manager.core import model, ports, timing
+from mig_manager.core import model, timing
 from mig_manager.core.node import gpu_use, well_known
 from mig_manager.core.records import capacity, gpu_codec
 
@@ -27,9 +27,9 @@ _log = structlog.get_logger()
 class CapacityReport:
     """The published use of the node's GPU instances; for the loop's thread."""
 
-    def __init__(self, deps: ports.Dependencies, publisher: publish.Publisher) -> None:
-        self._deps = deps
-        self._publisher = publisher
+    def __init__(self, shared: jobs.Shared) -> None:
+        self._shared = shared
+        self._deps = shared.deps
         self._gpus = model.NO_GPUS
         self._is_followed = False
         self._burst = timing.Burst(quiet_s=_QUIET_S, longest_s=_LONGEST_S)
@@ -122,13 +122,15 @@ class CapacityReport:
 
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
-        self._gpus = self._gpus or self._deps.gpus.observe()
+        if not self._gpus:
+            with self._shared.hold_lock("observing the GPUs"):
+                self._gpus = self._deps.gpus.observe()
         text = self._observe_use(self._gpus)
         change: dict[str, str | None] = {well_known.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}
-        old = self._publisher.written(well_known.CAPACITY_ANNOTATION)
+        old = self._shared.publisher.written(well_known.CAPACITY_ANNOTATION)
         if not capacity.has_same_facts(text, old):
             change[well_known.CAPACITY_ANNOTATION] = text
-        self._publisher.annotate(change)
+        self._shared.publisher.annotate(change)
         return math.isinf(self._retry_at_s)
 
     def _observe_use(self, gpus: model.ObservedGpus) -> str:

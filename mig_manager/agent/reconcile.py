@@ -49,7 +49,7 @@ class Reconciler:
         """The Node as last watched."""
         self._drift = drift.Memory()
         self.node = deps.node
-        self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
+        self.capacity = capacity.CapacityReport(self._shared)
         self._attempts = attempts.Attempts(self._shared, self.capacity.note_gpus)
         is_reported = limits.repair is not settings.Repair.OFF
         self.faults = faults.FaultReport(deps, self._shared.publisher, is_on=is_reported)

@@ -90,6 +90,20 @@ def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
     assert "slots.take" not in fake.rig.log
 
 
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_a_slot_is_taken_for_gpus_observed_under_the_lock(fake: FakeSlots, refusals: int) -> None:
+    rig, lock = fake.rig, fakes.FakeExclusion(refusals=refusals)
+    is_locked: list[bool] = []
+    rig.on_call = lambda: (
+        is_locked.append(lock.is_locked) if rig.log[-1] == "gpus.observe" else None
+    )
+
+    scenes.assert_ends(rig, Reason.APPLIED, by=scenes.reconciler(rig, lock=lock))
+
+    assert is_locked
+    assert all(is_locked)
+
+
 def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     fake: FakeSlots,
 ) -> None:

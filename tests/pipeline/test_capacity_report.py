@@ -133,6 +133,19 @@ def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> 
     assert "gpus.observe" not in rig.log
 
 
+def test_gpus_that_another_manager_changes_are_published_later(rig: fakes.NodeRig) -> None:
+    lock = fakes.FakeExclusion(refusals=10**9)
+    agent = on_demand(rig, lock=lock)
+    rig.annotations.clear()
+
+    catch_up(rig, agent, most=3)
+    assert well_known.CAPACITY_ANNOTATION not in rig.annotations
+    lock.refusals = 0
+    catch_up(rig, agent)
+
+    assert published(rig) == [[[0, 2]], [[4, 4]]]
+
+
 def test_changes_without_an_end_are_published_nevertheless(rig: fakes.NodeRig) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)

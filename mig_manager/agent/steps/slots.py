@@ -64,8 +64,11 @@ def _changes_nothing(job: jobs.Job) -> bool:
     ``draining.taint`` checks the slots before.
     """
     try:
-        resolved = resolving.resolve(job)
-        return resolved.plan(resolving.observe_once(job, resolved)).is_empty
+        with job.hold_lock(f"planning layout {job.request.config}"):
+            resolved = resolving.resolve(job)
+            return resolved.plan(resolving.observe_once(job, resolved)).is_empty
+    except errors.LockedError:
+        return False
     except errors.MigManagerError:
         return True
 
