@@ -155,16 +155,23 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
             why = outcome.message.removesuffix(outcome.reason.remedy).rstrip(" .")
             return messages.fit(why, _LONGEST_PROBLEM)
         gpu = after.get(uuid)
-        return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable after the reset"
+        return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable"
 
     repairs = gpu_repair.ended(record.repairs, problem)
     names = {gpu.uuid: str(gpu) for gpu in job.status.gpus}
     problems = {uuid: problem(uuid) for uuid in sorted(job.request.repairs)}
+    success = "was reset"
+    if outcome.reason is errors.Reason.ALREADY_APPLIED and not any(problems.values()):
+        # A person reset the GPUs after the drift check.
+        success = "no longer needs a reset"
+        repairs = gpu_repair.postponed(record.repairs, job.deps.clock.unix_s())
+    else:
+        for why in problems.values():
+            job.deps.telemetry.repair_ended(is_good=not why)
     for uuid, why in problems.items():
-        job.deps.telemetry.repair_ended(is_good=not why)
         _log.log(30 if why else 20, "gpu_repair_ended", gpu=uuid, error=why or None)
         name = names.get(uuid, uuid)
-        message = f"The repair of {name} failed: {why}" if why else f"{name} was reset."
+        message = f"The repair of {name} failed: {why}" if why else f"{name} {success}."
         job.deps.node.emit(
             reason="GpuRepairFailed" if why else "GpuRepaired",
             message=messages.fit(messages.with_full_stop(message), messages.LONGEST_BYTES),

@@ -56,6 +56,23 @@ def test_the_former_placements_return_although_the_planner_chooses_others() -> N
     assert gpu_values.geometry(rig.gpus) == before
 
 
+def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None:
+    rig = repairs.faulty_node()
+    agent = repairs.agent_of(rig)
+    agent.recover(repairs.LAYOUT)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
+
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+
+    assert repairs.resets(rig) == 0
+    assert any(text.endswith("no longer needs a reset.") for text in rig.messages)
+    assert not any("was reset" in text for text in rig.messages)
+    repairs.break_gpus(rig, 0)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+
+
 @pytest.mark.parametrize("how", [settings.Repair.OFF, settings.Repair.REPORT])
 def test_without_the_setting_no_gpu_is_reset(how: settings.Repair) -> None:
     rig = repairs.faulty_node()
