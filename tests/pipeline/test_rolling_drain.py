@@ -205,6 +205,25 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     scenes.assert_restored(rig)
 
 
+def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    late: list[Deployment] = []
+
+    def bind() -> None:
+        if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
+            late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
+
+    rig.on_call = bind
+    rig.driver.clients = "a process"
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.IN_USE
+    assert outcome.should_retry
+    assert late[0].killed == 2
+    scenes.assert_restored(rig)
+
+
 def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> None:
     rig, serving = node_with(room_elsewhere=0)
     Agent(rig).try_once()

@@ -60,9 +60,19 @@ def drain_pods(
         Superseded: Another layout is requested, or the agent stops.
     """
     pod_drain = _new_drain(job, change.order(job))
-    pods = pod_drain.run(change.usage, job.cancel, job.deps.workloads.list())
+    return pod_drain, _drain(job, change, pod_drain, job.deps.workloads.list())
+
+
+def _drain(
+    job: jobs.Job,
+    change: preparing.Change,
+    pod_drain: drain.Drain,
+    listed: tuple[pod_object.Pod, ...],
+) -> tuple[pod_object.Pod, ...]:
+    """Drain the affected pods; once they are gone, no failure keeps the taint for a next drain."""
+    pods = pod_drain.run(change.usage, job.cancel, listed)
     job.journal.note(draining=False)
-    return pod_drain, pods
+    return pods
 
 
 def pause_clients(
@@ -86,7 +96,7 @@ def pause_clients(
         change.extra_clients,
         surveyed=change.usage.pods,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-        drain_late=lambda listed: pod_drain.run(change.usage, job.cancel, listed),
+        drain_late=lambda listed: _drain(job, change, pod_drain, listed),
     )
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
