@@ -75,7 +75,7 @@ class Publisher:
         self.patch(node_object.NodePatch(annotations=annotations))
 
     def save_on_host(self, record: requests.Request, journal: journals.Journal) -> None:
-        """Copy a published record and journal to the host; a failure is logged."""
+        """Copy a published record and journal to the host; the next call repeats a failed save."""
         text = requests.to_saved(record, journal)
         if self._request_file is None or text == self._on_host:
             return
@@ -83,7 +83,8 @@ class Publisher:
             self._request_file.save(text)
         except errors.ConfigError as error:
             _log.warning("request_not_saved", error=error.message)
-        self._on_host = text
+        else:
+            self._on_host = text
 
     def announce(self, change: node_object.NodePatch) -> None:
         """Write in the background, and ignore errors."""

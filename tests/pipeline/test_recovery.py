@@ -143,6 +143,19 @@ def test_run_killed_before_the_node_registers_again_is_undone(wanted: str | None
         assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
+def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
+    rig = scenes.node(layout=LAYOUT)
+    agent = scenes.reconciler(rig)
+    rig.host.request_text = None
+    rig.refusing["host.keep"] = errors.ConfigError("the disk is full")
+    scenes.run(rig, LAYOUT, by=agent)
+    rig.refusing.clear()
+
+    scenes.run(rig, LAYOUT, by=agent)
+
+    assert rig.host.request_text
+
+
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
     rig = scenes.hosted_node()
     rig.refusing["host.start"] = scenes.BROKEN["host"]
