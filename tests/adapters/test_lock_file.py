@@ -16,7 +16,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.host import lock_file
+from mig_manager.adapters.host import lock_file, procfs
 from tests.node import fakes
 
 HOLDER = """
@@ -114,6 +114,27 @@ def test_a_probe_of_the_lock_by_another_program_is_waited_for(path: pathlib.Path
         clock.on_wait.append(lambda: fcntl.flock(probe, fcntl.LOCK_UN))
         with lock.hold("x"):
             assert '"doing": "x"' in description(path).read_text()
+
+
+def test_a_lock_removed_while_its_owner_is_looked_up_is_made_again(
+    path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lock_at(path).hold("x"):
+        pass
+    os.mkfifo(tmp_path / "locks")
+    monkeypatch.setattr(procfs, "ROOT", tmp_path)
+
+    def remove() -> None:
+        with (tmp_path / "locks").open("w"):
+            path.unlink()
+
+    with path.open("rb") as other, futures.ThreadPoolExecutor() as pool:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        removed = pool.submit(remove)
+        with lock_at(path, is_required=False).hold("x"):
+            removed.result()
+            with path.open("rb") as again, pytest.raises(BlockingIOError):
+                fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_optional_lock_still_excludes_threads_of_one_process(path: pathlib.Path) -> None:

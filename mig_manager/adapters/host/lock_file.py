@@ -100,8 +100,10 @@ class LockFile:
                 return _lock(self.path)
             except errors.LockedError:
                 # Other PID namespaces are not visible: a lock of theirs may be such a probe.
-                if _locking_process(self.path.stat(), kinds=("WRITE",)):
-                    raise
+                # A file removed meanwhile is made again.
+                with contextlib.suppress(FileNotFoundError):
+                    if _locking_process(self.path.stat(), kinds=("WRITE",)):
+                        raise
             self.clock.wait(_PROBE_PAUSE_S)
         return _lock(self.path)
 
