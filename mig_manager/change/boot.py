@@ -195,7 +195,12 @@ def _restore(
         plans.Planned(layout=saved.config, gpus=observed, desired={}, plan=plan, users={})
         for plan in outcome.executed
     )
-    after = deps.gpus.observe() if faulty else observed
+    after = observed
+    if faulty:
+        try:
+            after = deps.gpus.observe()
+        except errors.HardwareError as error:
+            problems.append(_problem_of(error))
     return Restored(
         layout=saved.config,
         rounds=rounds,

@@ -88,6 +88,19 @@ def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(node: 
     assert node.is_restored()
 
 
+def test_a_driver_that_hangs_after_a_reset_hides_no_problem(node: Node) -> None:
+    node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0)
+    hung = errors.HardwareError("the driver hangs", reason=errors.Reason.NVML_TIMEOUT)
+    node.on_call = lambda: (
+        node.refusing.update({"gpus.observe": hung}) if node.log[-1] == "host.reset" else None
+    )
+
+    result = node.boot(repairs=True)
+
+    assert "the driver hangs" in result.problems[-1].message
+    assert len(result.faults) == 1
+
+
 # -- what is kept, and by whom --------------------------------------------------------------------
 
 
