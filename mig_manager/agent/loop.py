@@ -54,17 +54,16 @@ class Agent:
             first_s=intervals.retry_initial_s, max_s=intervals.retry_max_s, factor=2.0
         )
         self.is_recovered = False
-        self._served: intake.LabelRequest | None = None
-        self._outcome: outcomes.Outcome | None = None
-        """How the last run for that request ended; None while it is retried."""
         self._run_generation = 0
         """The generation of the request when the last run began."""
 
     def serve(self) -> None:
         """Serve requests until the inbox stops."""
-        generation = 0
+        served: intake.LabelRequest | None = None
+        outcome: outcomes.Outcome | None = None
         while True:
-            self._idle(self._next_check_s, generation, at_rest=True)
+            generation = served.generation if served else 0
+            self._idle(self._next_check_s(outcome), generation, at_rest=True)
             request = self._inbox.next(generation, on_check=self._pulse.beat)
             if request is None and self._inbox.is_stopping:
                 try:
@@ -74,16 +73,15 @@ class Agent:
                     _log.warning("node_not_reopened", reason=reason, error=error.message)
                 return
             try:
-                if request is None:
-                    self._check_drift()
-                else:
-                    if self._served is not None and self._served.node_uid != request.node_uid:
+                if request is not None:
+                    if served is not None and served.node_uid != request.node_uid:
                         self._reconciler.forget_node()
                         # The new Node lacks the journal of earlier runs.
                         self.is_recovered = False
-                    self._served = request
-                    generation = request.generation
-                    self._serve(request)
+                    served = request
+                    outcome = self._serve(request)
+                elif served is not None:
+                    outcome = self._check_drift(served, outcome)
             except errors.Superseded as end:
                 _log.info("request_superseded", why=end.why)
             finally:
@@ -122,9 +120,10 @@ class Agent:
                 attempt += 1
                 write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 
-    def _serve(self, request: intake.LabelRequest, *, may_evict: bool = True) -> None:
-        """Run the pipeline until the outcome is final, with backoff between the attempts."""
-        self._outcome = None
+    def _serve(
+        self, request: intake.LabelRequest, *, may_evict: bool = True
+    ) -> outcomes.Outcome | None:
+        """Run the pipeline with backoff until the outcome is final; return it, if a layout ran."""
         attempt = 0
         while True:
             attempt += 1
@@ -134,8 +133,9 @@ class Agent:
                 self._intervals.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s
             )
             with self._suspend_gpu_events():
-                if not self._try(request, attempt, delay_s, may_evict=may_evict):
-                    return
+                outcome, must_retry = self._try(request, attempt, delay_s, may_evict=may_evict)
+            if not must_retry:
+                return outcome
             _log.info("retry_scheduled", attempt=attempt, delay_s=round(delay_s, 2))
             self._telemetry.retry_scheduled(delay_s)
             self._idle(delay_s, request.generation)
@@ -152,15 +152,15 @@ class Agent:
 
     def _try(
         self, request: intake.LabelRequest, attempt: int, retry_after_s: float, *, may_evict: bool
-    ) -> bool:
-        """Run the pipeline once; return whether to retry."""
+    ) -> tuple[outcomes.Outcome | None, bool]:
+        """Run the pipeline once; return the outcome, if it was published, and whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
         self._telemetry.attempt_began(attempt)
         try:
             if not self.is_recovered:
                 self.is_recovered = self._reconciler.recover(request.name, request.custom)
             if request.name is None:
-                return self._reconciler.rest() or not self.is_recovered
+                return None, self._reconciler.rest() or not self.is_recovered
             is_new = request.since > self._run_generation
             self._run_generation = request.generation
             outcome = self._reconciler.run(
@@ -174,13 +174,11 @@ class Agent:
             )
         except errors.LockedError as error:
             _log.info("recovery_waits", error=error.message)
-            return True
+            return None, True
         except errors.ClusterError as error:
             self._note_unreachable(error)
-            return True
-        if not outcome.should_retry:
-            self._outcome = outcome
-        return outcome.should_retry or not self.is_recovered
+            return None, True
+        return outcome, outcome.should_retry or not self.is_recovered
 
     def _note_unreachable(self, error: errors.ClusterError) -> None:
         """Note that a run published no outcome; the next attempt reads its journal."""
@@ -188,33 +186,33 @@ class Agent:
         _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
         self._telemetry.outcome_lost(error.reason)
 
-    @property
-    def _next_check_s(self) -> float:
-        """How long to rest before the next drift check; inf: until a GPU event."""
+    def _next_check_s(self, outcome: outcomes.Outcome | None) -> float:
+        """Return how long to rest before the next drift check; inf: until a GPU event."""
         check_s = self._intervals.drift_check_s or math.inf
-        if self._outcome is None or not self._outcome.gpus.unreachable:
+        if outcome is None or not outcome.gpus.unreachable:
             return check_s
         # Check as often as retries: an unreachable GPU may be back.
         return min(check_s, self._intervals.retry_max_s)
 
-    def _check_drift(self) -> None:
-        request, outcome = self._served, self._outcome
+    def _check_drift(
+        self, request: intake.LabelRequest, outcome: outcomes.Outcome | None
+    ) -> outcomes.Outcome | None:
+        """Check whether the GPUs have the layout, act, and return the outcome of the last run."""
         try:
-            if request is not None and request.name is None:
+            if request.name is None:
                 self._reconciler.check_faults()
-            if request is None or request.name is None or outcome is None:
-                return
+            if request.name is None or outcome is None:
+                return outcome
             action = self._reconciler.check_drift(request.name, outcome, request.custom)
         except errors.MigManagerError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
-            return
+            return outcome
         match action:
             case drift.Action.REST:
-                return
+                return outcome
             case drift.Action.HEAL:
-                self._serve(request, may_evict=False)
+                return self._serve(request, may_evict=False)
             case drift.Action.REPAIR:
-                if self._repair(request, request.name):
-                    self._serve(request)
+                return self._serve(request) if self._repair(request, request.name) else outcome
             case drift.Action.RUN:
-                self._serve(request)
+                return self._serve(request)
