@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, publish, run, run_journal, run_status
+from mig_manager.agent import jobs, outcomes, publish, run, run_journal
 from mig_manager.agent.pods import advertising
 from mig_manager.agent.steps import recovery
 from mig_manager.change import hook_points
@@ -216,7 +216,6 @@ def _new_job(
         view = shared.publisher.read()
         return resume(recovery.find_journal(shared, view))
 
-    job_status = run_status.RunStatus(deps, first)
     return jobs.Job(
         deps=deps,
         limits=limits,
@@ -224,11 +223,10 @@ def _new_job(
         memory=shared.memory,
         request=request,
         cancel=cancel,
-        status=job_status,
         journal=run_journal.RunJournal(
             deps,
             shared.publisher,
-            job_status,
+            first,
             entries=resume(journal),
             read=read,
             record=record,

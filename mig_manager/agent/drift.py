@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes
+from mig_manager.agent import jobs, outcomes, run_status
 from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
@@ -92,7 +92,7 @@ def observe(job: jobs.Job) -> Observation:
         verified = job.journal.record.verified
         if verified is None or not resolving.is_about_file(job, error):
             return failed
-        job.status.note(config_hash=verified.config_hash, config_problem=error.message)
+        job.journal.note_status(config_hash=verified.config_hash, config_problem=error.message)
         return dataclasses.replace(
             failed, is_file_unusable=True, is_from_owner=verified.is_from_owner
         )
@@ -236,7 +236,8 @@ def _withdraw_phantoms(
 
 def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
     job.journal.finish(
-        job.status.success(
+        run_status.success(
+            job.status,
             errors.Reason.ALREADY_APPLIED,
             "is active again",
             gpus=job.status.gpus,

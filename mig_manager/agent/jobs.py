@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from mig_manager.agent import publish, run_journal, run_status, settings
+from mig_manager.agent import publish, run_journal, settings
 from mig_manager.agent.pods import successors
 from mig_manager.change import boot_layouts, hook_points, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
+from mig_manager.core.records import status
 
 _Problem = TypeVar("_Problem")
 
@@ -112,9 +113,13 @@ class Job(Shared):
     request: Request
     cancel: ports.Cancellation
     """Can cancel the attempt until GPUs are touched."""
-    status: run_status.RunStatus
     journal: run_journal.RunJournal
     hooks: hook_points.HookPoints
+
+    @property
+    def status(self) -> status.Status:
+        """The status, with the GPUs as last observed in this attempt; empty before."""
+        return self.journal.status
 
     @property
     def may_evict(self) -> bool:

@@ -102,7 +102,7 @@ def _save_for_boot(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         # The layout's own run follows.
         return
     if outcome.state is model.State.SUCCESS:
-        status = job.status.published
+        status = job.status
         if why := job.saved_layout.save(
             outcome.gpus, config=status.config, config_hash=status.config_hash
         ):
@@ -166,7 +166,7 @@ def _is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
     is_outage = isinstance(error, errors.ClusterError) and (
         error.reason is errors.Reason.API_UNAVAILABLE
     )
-    has_begun = job.status.published.phase in _MID_CHANGE
+    has_begun = job.status.phase in _MID_CHANGE
     return is_outage and has_begun and job.request.attempt == 1
 
 

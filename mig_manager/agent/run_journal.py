@@ -12,11 +12,15 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import structlog
+
 from mig_manager import errors
 from mig_manager.agent import outcomes, publish, run_status
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import gpu_codec, journals, requests
+from mig_manager.core.records import gpu_codec, journals, readiness, requests, status
+
+_log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class RunJournal:
         self,
         deps: ports.Dependencies,
         publisher: publish.Publisher,
-        status: run_status.RunStatus,
+        first: status.Status,
         *,
         entries: journals.Journal,
         read: Callable[[], journals.Journal],
@@ -54,7 +58,9 @@ class RunJournal:
     ) -> None:
         self._deps = deps
         self._publisher = publisher
-        self._status = status
+        self.status = first
+        """The status, which the next patch publishes."""
+        self._began = self._phase_began = deps.clock.monotonic()
         self._startup_taints = startup_taints
         self._retry_after_s = retry_after_s
         self._read = read
@@ -86,6 +92,10 @@ class RunJournal:
         self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
         self._save_on_host()
 
+    def note_status(self, **fields: Any) -> None:
+        """Change fields of the status; the next patch publishes them."""
+        self.status = dataclasses.replace(self.status, **fields)
+
     def note_record(self, record: requests.Request) -> None:
         """Replace the record of the request; the next patch publishes it."""
         self.record = record
@@ -107,10 +117,10 @@ class RunJournal:
             nonlocal after
             step = decide(view)
             after = step.entries
-            self._status.enter(phase, step.message)
+            self._enter(phase, step.message)
             return self._complete(step.change, after)
 
-        self._status.end_phase()
+        self._end_phase()
         try:
             self._publisher.update(patch)
         except errors.ClusterError as error:
@@ -126,8 +136,8 @@ class RunJournal:
             step = Step(message=message, entries=dataclasses.replace(self.entries, **entries))
             self.publish_step(phase, lambda _view: step)
             return
-        self._status.end_phase()
-        self._status.enter(phase, message)
+        self._end_phase()
+        self._enter(phase, message)
         self._publisher.patch(self._complete(node_object.NodePatch(), self.entries))
         self._confirm()
 
@@ -145,9 +155,9 @@ class RunJournal:
         if self.has_begun_rollback:
             return
         self.has_begun_rollback = True
-        self._status.end_phase()
-        self._status.enter(model.Phase.ROLL_BACK, "restoring the previous instances")
-        self._publisher.announce(self._status.patch)
+        self._end_phase()
+        self._enter(model.Phase.ROLL_BACK, "restoring the previous instances")
+        self._publisher.announce(run_status.patch(self.status))
         self._deps.telemetry.state_published(model.State.PENDING)
 
     def resume(
@@ -207,7 +217,7 @@ class RunJournal:
         """Return the failure of this run, with unreachable GPUs and what remains to restore."""
         message = messages.join(*parts)
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
-        lost = () if is_about_gpu else self._status.gpus.unreachable
+        lost = () if is_about_gpu else self.status.gpus.unreachable
         is_restored = self.entries.remaining.is_restored
         return outcomes.failure(
             reason,
@@ -235,15 +245,20 @@ class RunJournal:
         if outcome.keeps_taint:
             kept = self.entries.tainted
         undone, kept = self._to_undo_and_keep(kept)
-        self._status.end_phase()
-        self._status.finish(outcome, retry_after_s=self._retry_after_s)
+        self._end_phase()
+        clock = self._deps.clock
+        self.status = run_status.finished(
+            self.status, outcome, clock, retry_after_s=self._retry_after_s
+        )
         labels: dict[str, str | None] = {}
         # Start-up taints kept workloads away until the first layout.
         removed_taints: frozenset[str] = frozenset()
         if outcome.state is model.State.SUCCESS:
-            labels[well_known.APPLIED_LABEL] = self._status.published.config
+            labels[well_known.APPLIED_LABEL] = self.status.config
             removed_taints = self._startup_taints
-            verified = self._status.new_verification(is_from_owner=outcome.is_from_owner)
+            verified = run_status.verification(
+                self.status, self._deps.boot_id, is_from_owner=outcome.is_from_owner
+            )
             self.record = dataclasses.replace(self.record, verified=verified, awaited=frozenset())
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[well_known.APPLIED_LABEL] = None
@@ -261,7 +276,8 @@ class RunJournal:
         self._publisher.update(patch)
         self.entries = kept
         self._confirm()
-        self._status.report(outcome)
+        seconds = clock.monotonic() - self._began
+        run_status.report(self._deps, self.status, outcome, seconds=seconds)
 
     def abandon(self, *, keeps_taint: bool = False) -> None:
         """Undo all entries that a write to the Node can undo, and keep the published status.
@@ -278,10 +294,20 @@ class RunJournal:
             annotations |= publish.of_record(self.record)
             return dataclasses.replace(change, annotations=annotations)
 
-        self._status.end_phase()
+        self._end_phase()
         self._publisher.update(patch)
         self.entries = kept
         self._save_on_host()
+
+    def _end_phase(self) -> None:
+        """Count the duration of the current phase."""
+        now = self._deps.clock.monotonic()
+        self._deps.telemetry.phase_ended(self.status.phase, now - self._phase_began)
+        self._phase_began = now
+
+    def _enter(self, phase: model.Phase, message: str) -> None:
+        _log.info("phase_entered", phase=phase.value, message=message)
+        self.status = run_status.entered(self.status, phase, message)
 
     def _to_undo_and_keep(
         self, kept: journals.Journal
@@ -296,14 +322,14 @@ class RunJournal:
         self, change: node_object.NodePatch, journal: journals.Journal
     ) -> node_object.NodePatch:
         """Add the status, the record of the request and the journal to a patch."""
-        self.record = self.record.with_status(self._status.published, self._deps.boot_id)
-        status = self._status.patch
+        self.record = self.record.with_status(self.status, self._deps.boot_id)
+        published = run_status.patch(self.status)
         annotations = {**change.annotations, **publish.of_record(self.record)}
-        annotations |= status.annotations
+        annotations |= published.annotations
         annotations |= self._annotation(journal)
-        if self._status.gpus is not model.NO_GPUS:
-            annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
-        labels = {**change.labels, **status.labels}
+        if self.status.gpus is not model.NO_GPUS:
+            annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self.status.gpus)
+        labels = {**change.labels, **published.labels}
         return dataclasses.replace(change, labels=labels, annotations=annotations)
 
     def _annotation(self, journal: journals.Journal) -> dict[str, str | None]:
@@ -314,7 +340,8 @@ class RunJournal:
     def _confirm(self) -> None:
         """Copy what was published to where else it is kept."""
         self._save_on_host()
-        self._status.set_condition()
+        self._deps.node.set_condition(readiness.condition(self.status))
+        self._deps.telemetry.state_published(self.status.state)
 
     def _save_on_host(self) -> None:
         self._publisher.save_on_host(self.record, self.entries)

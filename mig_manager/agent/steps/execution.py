@@ -37,7 +37,7 @@ def execute(
             ),
             points=job.hooks,
         )
-        job.status.note(gpus=after)
+        job.journal.note_status(gpus=after)
         job.note_target_active()
         transaction.refresh()
     except errors.MigManagerError as error:

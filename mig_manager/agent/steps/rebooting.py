@@ -19,7 +19,7 @@ def may_help(job: jobs.Job, error: errors.MigManagerError) -> bool:
 
     It helps if a GPU's new MIG mode is pending, or a process prevents a reset.
     """
-    was_rebooted = job.status.published.is_rebooted
+    was_rebooted = job.status.is_rebooted
     # The journal is newer than the status.
     before = job.journal.entries.rebooted_from
     if before:
@@ -54,7 +54,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
         if machine is not None:
             machine.check()
         drain_node()
-        job.status.note(is_rebooted=True)
+        job.journal.note_status(is_rebooted=True)
         job.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
@@ -66,7 +66,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
             machine.request(f"MIG layout {name} needs it")
         _wait_for_stop(job)
     except errors.MigManagerError as refused:
-        job.status.note(is_rebooted=False)
+        job.journal.note_status(is_rebooted=False)
         return refused.message
     return f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
 

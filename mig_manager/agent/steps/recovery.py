@@ -190,7 +190,7 @@ def roll_back(job: jobs.Job) -> str:
         return ""
     try:
         now = job.deps.gpus.observe()
-        job.status.note(gpus=now)
+        job.journal.note_status(gpus=now)
         restore_persistence(job, now)
         change = job.transaction()
         plan, cancel = planner.restore(now, snapshot), Uninterrupted(job.deps)
@@ -214,7 +214,7 @@ def roll_back(job: jobs.Job) -> str:
                 host.stop_services(job, job.deps.service_names(), plan)
             result = change.roll_back(snapshot, requires_idle=True)
             if result.is_complete:
-                job.status.note(gpus=job.deps.gpus.observe())
+                job.journal.note_status(gpus=job.deps.gpus.observe())
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):

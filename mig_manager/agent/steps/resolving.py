@@ -155,7 +155,7 @@ def _resolve_layout(job: jobs.Job) -> Resolved:
     layout, rebooted = resolved.layout, job.journal.record.rebooted_hash
     is_same = not resolved.is_from_owner or rebooted in ("", layout.content_hash)
     was_rebooted = bool(job.journal.entries.rebooted_from) or (rebooted is not None and is_same)
-    job.status.note(
+    job.journal.note_status(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
     return resolved
@@ -220,7 +220,7 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
         if not gpus.unreachable:
             _remove_applied_label(job)
         raise error
-    job.status.note(config_hash=verified.config_hash, config_problem=error.message)
+    job.journal.note_status(config_hash=verified.config_hash, config_problem=error.message)
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
@@ -261,7 +261,7 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
         if attempt > 1:
             error.add(f"no GPU can be observed at attempt {attempt} either")
         raise
-    job.status.note(gpus=gpus)
+    job.journal.note_status(gpus=gpus)
     return gpus
 
 

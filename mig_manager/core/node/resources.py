@@ -59,7 +59,8 @@ def devices(
 ) -> list[tuple[str | None, str, model.Placement | None]]:
     """Return id, resource and GPU instance of each device of a GPU, nameless ones excepted.
 
-    A whole GPU has no GPU instance. A MIG device without UUID has no id: the driver lists none, or the GPU was published.
+    A whole GPU has no GPU instance. A MIG device without UUID has no id: the driver lists none, or
+    the GPU was published.
     """
     if gpu.current_mode is not model.MigMode.ENABLED or strategy is strategies.Strategy.NONE:
         return [(gpu.uuid, GPU, None)]

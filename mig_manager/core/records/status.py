@@ -41,6 +41,12 @@ class Status:
     config_problem: str = ""
     """Why the file cannot be used for this layout, which is active nevertheless."""
 
+    @property
+    def title(self) -> str:
+        """The layout's name, with its hash if many layouts share the name."""
+        is_shared = self.annotation_hash and self.config_hash
+        return f"{self.config} ({self.config_hash})" if is_shared else self.config
+
     def to_json(self) -> str:
         """Return the annotation's value: one line, stable keys, no null members."""
         data = {
