@@ -227,8 +227,9 @@ def _withdraw_phantoms(
     refused = device_plugin.withdraw_phantoms(job, observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
         failed = job.journal.failure(refused.reason, refused.message)
-        # The layout is active: no run is needed, and the next drift check retries.
-        job.journal.finish(dataclasses.replace(failed, is_final=True))
+        # If the layout is active, no run is needed, and the next drift check retries.
+        is_restored = job.journal.entries.remaining.is_restored
+        job.journal.finish(dataclasses.replace(failed, should_retry=not is_restored))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(job, observation)
     return refused is not None

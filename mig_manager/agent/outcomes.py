@@ -15,8 +15,7 @@ class Outcome:
     reason: errors.Reason
     message: str
     """For people, with the remedy."""
-    is_unfinished: bool = False
-    """Whether GPUs or host services are in neither the requested nor the previous state."""
+    should_retry: bool = False  # whether another attempt may succeed without action by a person
     keeps_taint: bool = False
     """Whether the node stays tainted until the next attempt, because its drain has begun."""
     gpus: model.ObservedGpus = model.NO_GPUS
@@ -26,40 +25,27 @@ class Outcome:
     """The GPUs as a failure that is not retried left them, empty if none can be observed; None:
     they were not observed."""
     is_from_owner: bool = False  # whether the owner wrote the layout that is active
-    is_final: bool = False  # whether to stop even if the reason is temporary
-    is_repaired_next: bool = False  # whether a repair of GPUs comes before the next attempt
-
-    @property
-    def should_retry(self) -> bool:
-        """Whether another attempt may succeed without action by a person."""
-        return self.state is model.State.FAILED and (
-            (self.reason.is_transient and not self.is_final)
-            or self.is_unfinished
-            or self.is_repaired_next
-        )
 
 
 def failure(
     reason: errors.Reason,
     message: str,
     *,
-    is_unfinished: bool = False,
+    should_retry: bool | None = None,
     keeps_taint: bool = False,
-    is_final: bool = False,
     remedy: str = "",
 ) -> Outcome:
-    """Return the outcome of a failure, with its remedy; empty: that of the reason."""
-    remedy = remedy or reason.remedy
-    if is_final:
-        remedy = "Request a layout that keeps what is in use; the agent does not retry."
-    text = f"{messages.with_full_stop(message)} {remedy}".rstrip()
+    """Return the outcome of a failure.
+
+    Without ``should_retry`` and ``remedy`` it has those of the reason.
+    """
+    text = f"{messages.with_full_stop(message)} {remedy or reason.remedy}".rstrip()
     return Outcome(
         state=model.State.FAILED,
         reason=reason,
         message=messages.fit(text, messages.LONGEST_BYTES),
-        is_unfinished=is_unfinished,
+        should_retry=reason.is_transient if should_retry is None else should_retry,
         keeps_taint=keeps_taint,
-        is_final=is_final,
     )
 
 

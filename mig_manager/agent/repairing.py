@@ -85,7 +85,7 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
     # The reset is the remedy.
     why = outcome.message.removesuffix(outcome.reason.remedy).rstrip()
     message = messages.fit(f"{why} {decision.note}", messages.LONGEST_BYTES)
-    return dataclasses.replace(outcome, message=message, is_repaired_next=True), decision
+    return dataclasses.replace(outcome, message=message, should_retry=True), decision
 
 
 def decide(

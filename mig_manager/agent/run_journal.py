@@ -20,6 +20,8 @@ from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec, journals, readiness, requests, status
 
+_NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not retry."
+
 _log = structlog.get_logger()
 
 
@@ -214,19 +216,23 @@ class RunJournal:
     def failure(
         self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""
     ) -> outcomes.Outcome:
-        """Return the failure of this run, with unreachable GPUs and what remains to restore."""
+        """Return the failure of this run, with unreachable GPUs.
+
+        It is retried if its reason is temporary, unless it ``is_final``, or if GPUs or host
+        services are in neither the requested nor the previous state.
+        """
         message = messages.join(*parts)
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
         is_restored = self.entries.remaining.is_restored
+        is_final = is_final and is_restored
         return outcomes.failure(
             reason,
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
-            is_unfinished=not is_restored,
+            should_retry=not is_restored or (reason.is_transient and not is_final),
             # Evicted pods must not start here again before the other pods are gone.
             keeps_taint=self.entries.draining and reason.is_transient,
-            is_final=is_final and is_restored,
-            remedy=remedy,
+            remedy=_NOT_RETRIED if is_final else remedy,
         )
 
     def finish(

@@ -128,7 +128,9 @@ class Pipeline(reconcile.Reconciler):
             raise answer
         is_good = answer is Reason.APPLIED
         state = model.State.SUCCESS if is_good else model.State.FAILED
-        return outcomes.Outcome(state=state, reason=answer, message="")
+        return outcomes.Outcome(
+            state=state, reason=answer, message="", should_retry=answer.is_transient
+        )
 
 
 def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Intervals:

@@ -19,9 +19,8 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     rig = scenes.busy_node()
     before = rig.gpus
     rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    outcome = scenes.run(rig)
-    assert outcome.is_unfinished
-    assert outcome.should_retry
+    assert scenes.run(rig).should_retry
+    assert well_known.JOURNAL_ANNOTATION in rig.annotations
     rig.driver.step_error = lambda _step: None
     return rig, before
 
@@ -77,9 +76,9 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     scenes.run(rig, by=agent)
     rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-    outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
+    assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=agent, attempt=2)
 
-    assert not outcome.is_unfinished
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
     assert scenes.is_as_before(rig, before)
     assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
@@ -129,7 +128,8 @@ def odd_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...], str]:
         return None
 
     rig.driver.step_error = refuse_after_one_creation
-    assert scenes.run(rig).is_unfinished
+    assert scenes.run(rig).should_retry
+    assert well_known.JOURNAL_ANNOTATION in rig.annotations
     rig.driver.step_error = lambda _step: None
     (odd,) = (
         ci.uuid or ""

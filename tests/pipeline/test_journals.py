@@ -189,7 +189,7 @@ def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = scenes.hosted_node()
     rig.refusing["host.start"] = scenes.BROKEN["host"]
     reconciler = scenes.reconciler(rig)
-    assert scenes.run(rig, by=reconciler).is_unfinished
+    assert scenes.run(rig, by=reconciler).should_retry
 
     assert reconciler.rest()
     assert not rig.host.services["dcgm.service"]

@@ -100,7 +100,7 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
         return errors.HardwareError("no", reason=Reason.NO_PERMISSION) if is_refused else None
 
     rig.driver.step_error = refuse
-    assert scenes.run(rig, "one", ONE_OR_BOTH).is_unfinished
+    assert scenes.run(rig, "one", ONE_OR_BOTH).should_retry
     assert rig.gpus[0].current_mode is model.MigMode.ENABLED
     rig.driver.step_error = lambda _step: None
     rig.driver.mode_waits = rig.host.may_reboot = True

@@ -160,7 +160,7 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
     rig = scenes.hosted_node()
     rig.refusing["host.start"] = scenes.BROKEN["host"]
     agent = scenes.reconciler(rig)
-    assert scenes.run(rig, by=agent).is_unfinished
+    assert scenes.run(rig, by=agent).should_retry
     rig.refusing.clear()
     register_again(rig)
 

@@ -101,7 +101,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.
 
     outcome = assert_ends(rig, Reason.HOOK_FAILED, by=agent)
 
-    assert outcome.is_unfinished
+    assert outcome.should_retry
     assert journal(rig).exit_hook
     rig.hooks.broken = set()
     executed = len(rig.driver.executed)
