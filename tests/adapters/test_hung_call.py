@@ -3,16 +3,13 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread
-from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import last_calls
-from mig_manager.core import model, steps
-from tests import waiting
 
 UUID = "GPU-00000000-0000-0000-0000-000000000003"
 
@@ -121,47 +118,15 @@ def test_a_note_costs_microseconds(recorder: last_calls.Recorder) -> None:
 # Calls in a thread.
 
 
-class Gpus:
-    def __init__(self, work: Callable[[], model.ObservedGpus]) -> None:
-        self.work = work
-
-    def observe(self) -> model.ObservedGpus:
-        return self.work()
-
-    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        return self.work()
-
-
 @pytest.mark.parametrize(
     "error",
     [errors.HardwareError("x", reason=errors.Reason.GPU_LOST), TimeoutError("x"), KeyError("x")],
 )
 def test_a_call_in_a_thread_returns_its_result_or_raises_its_error(error: Exception) -> None:
-    def fail() -> model.ObservedGpus:
+    def fail() -> None:
         raise error
 
-    observed = model.ObservedGpus()
-    within = nvml_gpus.ThreadGpus(Gpus(lambda: observed), timeout_s=60.0)
-    assert within.observe() is within.execute(steps.Plan(gpus=())) is observed
+    assert call_thread.CallThread(lambda: 7).result() == 7
     with pytest.raises(type(error)) as caught:
-        nvml_gpus.ThreadGpus(Gpus(fail), timeout_s=60.0).observe()
+        call_thread.CallThread(fail).result()
     assert caught.value is error
-    assert not call_thread.is_hung()
-
-
-def test_a_call_that_hangs_is_given_up_and_known_to_hang() -> None:
-    release = threading.Event()
-
-    def hang() -> model.ObservedGpus:
-        release.wait()
-        return model.ObservedGpus()
-
-    within = nvml_gpus.ThreadGpus(Gpus(hang), timeout_s=0.01)
-    try:
-        with pytest.raises(errors.HardwareError, match=r"no answer within 0\.01 s") as caught:
-            within.observe()
-        assert caught.value.reason is errors.Reason.NVML_TIMEOUT
-        assert call_thread.is_hung()
-    finally:
-        release.set()
-    waiting.until(lambda: not call_thread.is_hung())

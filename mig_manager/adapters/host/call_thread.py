@@ -35,16 +35,11 @@ class CallThread(threading.Thread, Generic[_Result]):
         return cast("_Result", self._result)
 
 
-def is_hung() -> bool:
-    """Return whether a call is still under way."""
-    return any(isinstance(thread, CallThread) for thread in threading.enumerate())
-
-
 def exit_if_hung(status: int) -> None:
     """End the process at once if a call is still under way.
 
     The interpreter would wait for threads that the call started, and the unloading of the vendor's
     library for its locks.
     """
-    if is_hung():
+    if any(isinstance(thread, CallThread) for thread in threading.enumerate()):
         os._exit(status)

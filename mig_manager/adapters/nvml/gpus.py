@@ -17,7 +17,7 @@ from mig_manager.adapters.nvml import execute, last_calls, library, observe
 from mig_manager.core import model, steps, timing
 
 if TYPE_CHECKING:
-    from mig_manager.core import ports
+    pass
 
 _Result = TypeVar("_Result")
 
@@ -26,8 +26,8 @@ _Result = TypeVar("_Result")
 class NvmlGpus:
     """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
 
-    A call into a hung driver does not return and cannot be cancelled; ``ThreadGpus`` and
-    ``client.WorkerGpus`` put a thread and a process around this class.
+    A call into a hung driver does not return and cannot be cancelled; read-only commands
+    put a thread around this class, ``client.WorkerGpus`` a process.
     """
 
     library_path: str | None = None
@@ -239,36 +239,6 @@ def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
     return errors.HardwareError(
         f"{gpu}: {gpu.message}", reason=gpu.reason, gpu=str(gpu), code=gpu.code
     )
-
-
-class ThreadGpus:
-    """Implements ``ports.Gpus``: each call of other GPUs in a thread; for read-only commands.
-
-    While the main thread is in a hung call, Python handles no signal. Here it only waits, with a
-    deadline. The hung thread cannot be ended: see ``call_thread.exit_if_hung``.
-    """
-
-    def __init__(self, gpus: "ports.Gpus", *, timeout_s: float) -> None:
-        self._gpus = gpus
-        self._timeout_s = timeout_s
-
-    def observe(self) -> model.ObservedGpus:
-        """Return every GPU, ascending by index; NVML_TIMEOUT if they do not answer in time."""
-        return self._wait(self._gpus.observe)
-
-    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Execute a plan; after NVML_TIMEOUT its steps may still go on."""
-        return self._wait(lambda: self._gpus.execute(plan, observed))
-
-    def _wait(self, work: Callable[[], model.ObservedGpus]) -> model.ObservedGpus:
-        call = call_thread.CallThread(work)
-        call.join(self._timeout_s)
-        if call.is_alive():
-            raise errors.HardwareError(
-                f"NVML gave no answer within {self._timeout_s:g} s",
-                reason=errors.Reason.NVML_TIMEOUT,
-            )
-        return call.result()
 
 
 def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:

@@ -48,7 +48,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if chosen.is_valid_config_only:
         terminal.say("Selected MIG configuration is valid")
         return console.DONE
-    result = plans.plan(here.gpus().observe(), layout, is_mode_only=chosen.is_mode_only)
+    result = plans.plan(here.observe(), layout, is_mode_only=chosen.is_mode_only)
     here.warn(result.overlooked)
     here.warn_unreachable(result.gpus.unreachable, "it was not compared")
     if result.is_applied:

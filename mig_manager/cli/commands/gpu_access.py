@@ -31,23 +31,38 @@ class GpuAccess:
         self._terminal = terminal
         prepare_simulation(chosen.gpus, terminal.note)
 
-    def gpus(self) -> ports.Gpus:
-        """Return the GPUs for reading, in this process, which is fastest."""
+    @functools.cached_property
+    def _gpus(self) -> ports.Gpus:
+        """This machine's GPUs, for reading in this process, which is fastest."""
         from mig_manager.adapters.nvml import gpus as nvml_gpus
 
         if self.settings.gpus.simulate_state is not None:
             from mig_manager.sandbox.driver import library
 
             library.install(self.settings.gpus.simulate_state)
-        return nvml_gpus.ThreadGpus(
-            nvml_gpus.NvmlGpus(
-                library_path=self.settings.gpus.library_path,
-                driver_roots=self.settings.gpus.driver_roots,
-                in_use_timeout_s=self.settings.in_use_timeout_s,
-                clock=host.SystemClock(),
-            ),
-            timeout_s=self.settings.gpu_timeout_s,
+        return nvml_gpus.NvmlGpus(
+            library_path=self.settings.gpus.library_path,
+            driver_roots=self.settings.gpus.driver_roots,
+            clock=host.SystemClock(),
         )
+
+    def observe(self) -> model.ObservedGpus:
+        """Observe this machine's GPUs in a thread, and wait with a deadline.
+
+        While the main thread is in a hung call, Python handles no signal.
+
+        Raises:
+            HardwareError: NVML refused or failed; NVML_TIMEOUT: it does not answer.
+        """
+        from mig_manager.adapters.host import call_thread
+
+        call, timeout_s = call_thread.CallThread(self._gpus.observe), self.settings.gpu_timeout_s
+        call.join(timeout_s)
+        if call.is_alive():
+            raise errors.HardwareError(
+                f"NVML gave no answer within {timeout_s:g} s", reason=errors.Reason.NVML_TIMEOUT
+            )
+        return call.result()
 
     def dependencies(self, hook_variables: Mapping[str, str] | None = None) -> local.Dependencies:
         """Return the dependencies of a change; a worker process changes the GPUs.
@@ -138,8 +153,8 @@ class GpuAccess:
 
     @functools.cached_property
     def observed(self) -> model.ObservedGpus:
-        """This machine's GPUs."""
-        return self.gpus().observe()
+        """This machine's GPUs, observed once."""
+        return self.observe()
 
     def processes(self) -> Mapping[str, tuple[steps.GpuProcess, ...]] | None:
         """Return the processes by the UUID of the GPU they use; None if unknown."""

@@ -35,7 +35,7 @@ def run(chosen: gpu_settings.GpuSettings, terminal: console.Console) -> int:
 
     here = gpus.GpuCommand(chosen, terminal)
     layout, users = here.layout(), here.pods_by_device()
-    observed = here.gpus().observe()
+    observed = here.observe()
     result = plans.plan(
         observed,
         layout,

@@ -56,7 +56,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
         events.play(chosen.simulated_event, chosen.gpus.simulate_state)
     if not chosen.is_watched:
-        result = plans.Status(gpus=here.gpus().observe())
+        result = plans.Status(gpus=here.observe())
         if chosen.output_format is not settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=here.processes())
         return here.answer(
@@ -67,11 +67,10 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.cli.toolkit import live
 
     live.require_text(chosen.output_format.value)
-    reader = here.gpus()
 
     def refresh() -> live.View:
         text, lines = gpu_report.live_status(
-            plans.Status(gpus=reader.observe(), processes=here.processes()),
+            plans.Status(gpus=here.observe(), processes=here.processes()),
             pods=here.pods_by_device() or {},
             changed_by=lock_file.owner(chosen.lock_file),
             is_wide=here.is_wide,
