@@ -79,8 +79,8 @@ class Attempts:
         if saved_journal and well_known.JOURNAL_ANNOTATION not in view.annotations:
             publisher.annotate({well_known.JOURNAL_ANNOTATION: saved_journal})
             view = publisher.read()
-        is_complete = not recovery.has_foreign_pauses(self._shared, view)
-        journal = self.journal = recovery.find_journal(self._shared, view)
+        journal, is_complete = recovery.find_journal(self._shared, view)
+        self.journal = journal
         if self._record is None:
             self._record = recovery.find_record(saved, view, journal)
         if recovery.has_ended(journal, view):
@@ -214,7 +214,8 @@ def _new_job(
 
     def read() -> journals.Journal:
         view = shared.publisher.read()
-        return resume(recovery.find_journal(shared, view))
+        journal, _ = recovery.find_journal(shared, view)
+        return resume(journal)
 
     return jobs.Job(
         deps=deps,

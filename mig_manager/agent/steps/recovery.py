@@ -27,8 +27,10 @@ _MAX_KEPT_CHARACTERS = 16 * 1024
 _log = structlog.get_logger()
 
 
-def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
-    """Return the journal of an interrupted run.
+def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> tuple[journals.Journal, bool]:
+    """Return the journal of an interrupted run, and whether it is complete.
+
+    It lacks pauses that another manager may have made.
 
     An invalid journal is set aside. Without a valid journal, paused labels and the taint are
     recognized by their values. This also covers NVIDIA's manager, which keeps no journal, once it
@@ -40,7 +42,7 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None:
         try:
-            return journals.without_foreign_labels(journals.Journal.from_json(text), view)
+            return journals.without_foreign_labels(journals.Journal.from_json(text), view), True
         except ValueError as error:
             _log.warning("journal_unreadable", error=str(error))
             shared.publisher.annotate(
@@ -56,38 +58,30 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
                 f"{well_known.UNREADABLE_JOURNAL_ANNOTATION}",
                 is_warning=True,
             )
+    paused = [
+        key
+        for key, value in view.labels.items()
+        if key.startswith(well_known.DEPLOY_LABEL_PREFIX) and value == well_known.PAUSED_VALUE
+    ]
+    has_foreign = bool(paused) and _has_foreign_manager(shared)
     return journals.Journal(
         config="",
         hold_taint=well_known.HOLD_TAINT in view.taint_keys,
-        paused_labels={}
-        if has_foreign_pauses(shared, view)
-        else dict.fromkeys(_paused_labels(view), "true"),
-    )
+        paused_labels={} if has_foreign else dict.fromkeys(paused, "true"),
+    ), not has_foreign
 
 
-def has_foreign_pauses(shared: jobs.Shared, view: node_object.NodeView) -> bool:
-    """Check whether labels without a journal are paused while another manager runs.
+def _has_foreign_manager(shared: jobs.Shared) -> bool:
+    """Check whether another manager runs.
 
     It may be in mid-change, and NVIDIA's manager pauses with the same value.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
     """
-    journal = journals.parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION))
-    if shared.limits.allows_foreign_managers or journal or not _paused_labels(view):
+    if shared.limits.allows_foreign_managers:
         return False
     others = survey.foreign_managers(shared.deps, shared.deps.workloads.list())
     if others:
         _log.warning("pauses_left_to_foreign_manager", managers=others)
     return bool(others)
-
-
-def _paused_labels(view: node_object.NodeView) -> list[str]:
-    return [
-        key
-        for key, value in view.labels.items()
-        if key.startswith(well_known.DEPLOY_LABEL_PREFIX) and value == well_known.PAUSED_VALUE
-    ]
 
 
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
