@@ -141,9 +141,11 @@ def _with_machine(
     host_settings = settings.host
     deps = dataclasses.replace(
         deps,
-        refresh_files=device_nodes.DeviceFiles(
-            host_settings.roots, is_cdi_enabled=host_settings.cdi_enabled
-        ).refresh,
+        refresh_files=functools.partial(
+            device_nodes.refresh_files,
+            host_settings.roots,
+            is_cdi_enabled=host_settings.cdi_enabled,
+        ),
     )
     if host_settings.gpu_reset:
         from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML

@@ -57,14 +57,13 @@ class Host:
 
     def specs(self, *, makes_management: bool = False, timeout_s: float = 30.0) -> str:
         """Refresh the specs; return what was logged."""
-        fresh = cdi.CdiSpecs(
-            self.roots,
-            makes_management=makes_management,
-            timeout_s=timeout_s,
-            here=self.root / "nowhere",
-        )
         with structlog.testing.capture_logs() as logs:
-            fresh.refresh()
+            cdi.refresh(
+                self.roots,
+                makes_management=makes_management,
+                timeout_s=timeout_s,
+                here=self.root / "nowhere",
+            )
         return "; ".join(
             f"{each['event']} {each.get('what') or each.get('path')} {each.get('why', '')}".strip()
             for each in logs
@@ -294,7 +293,7 @@ def test_paths_in_a_spec_of_our_own_tool_are_transformed_to_the_hosts(
         dev_here=pathlib.Path("/host"),
     )
 
-    cdi.CdiSpecs(roots, makes_management=True, timeout_s=30.0, here=host.root).refresh()
+    cdi.refresh(roots, makes_management=True, timeout_s=30.0, here=host.root)
 
     assert host.runs()[0].endswith("--driver-root=/driver-root --dev-root=/host")
     assert host.runs()[1:] == [
@@ -329,7 +328,7 @@ def test_device_nodes_are_created_before_the_spec(host: Host) -> None:
     host.install('for each in /dev/nvidia-caps/*; do echo "# $each"; done')
 
     with structlog.testing.capture_logs() as logs:
-        device_nodes.DeviceFiles(host.roots, proc=proc.root).refresh()
+        device_nodes.refresh_files(host.roots, proc=proc.root)
 
     if logs[0]["event"] == "device_files_skipped":
         pytest.skip(f"no nodes can be made here: {logs[0]['why']}")

@@ -64,127 +64,142 @@ class _Spec:
     names: tuple[str, ...]
 
 
-@dataclasses.dataclass(eq=False, repr=False, match_args=False)
-class CdiSpecs:
-    """Regenerates the specs that this machine uses."""
+def refresh(
+    roots: host_settings.HostRoots,
+    *,
+    makes_management: bool,
+    timeout_s: float,
+    here: pathlib.Path = pathlib.Path("/"),
+) -> None:
+    """Update the specs that this machine has; HostError leaves a spec unchanged.
 
-    roots: host_settings.HostRoots
-    _: dataclasses.KW_ONLY
-    makes_management: bool
-    """Whether to create the spec that the GPU operator's own containers use."""
-    timeout_s: float
-    here: pathlib.Path = pathlib.Path("/")
-    """Our own root."""
+    Args:
+        roots: Where the host's files are, and the driver's.
+        makes_management: Whether to create the spec that the GPU operator's own containers use.
+        timeout_s: The limit of each step of ``nvidia-ctk``.
+        here: Our own root.
+    """
+    # The administrator's variables for the host's refresh service.
+    file = programs.inside(roots.host_here, _VARIABLES_FILE)
+    lines = _VARIABLE.findall(_read(file) if file else "")
+    variables = {name: value.strip("\"'") for name, value in lines}
+    spec = variables.pop(_OUTPUT_VARIABLE, SPEC)
+    options: dict[str, Mapping[str, str]] = {STATIC_SPEC: {}, spec: variables}
+    for name, each in options.items():
+        path = programs.inside(roots.host_here, name)
+        if path is None and name == spec:
+            path = _missing_spec(roots.host_here, spec)
+        if path is not None and (path.is_file() or not path.exists()):
+            _refresh_workloads(roots, path, each, timeout_s)
+    if makes_management:
+        _refresh_management(roots, here, timeout_s)
 
-    def refresh(self) -> None:
-        """Update the specs that this machine has; HostError leaves a spec unchanged."""
-        # The administrator's variables for the host's refresh service.
-        file = programs.inside(self.roots.host_here, _VARIABLES_FILE)
-        lines = _VARIABLE.findall(_read(file) if file else "")
-        variables = {name: value.strip("\"'") for name, value in lines}
-        spec = variables.pop(_OUTPUT_VARIABLE, SPEC)
-        options: dict[str, Mapping[str, str]] = {STATIC_SPEC: {}, spec: variables}
-        for name, each in options.items():
-            path = programs.inside(self.roots.host_here, name)
-            if path is None and name == spec:
-                path = self._missing_spec(spec)
-            if path is not None and (path.is_file() or not path.exists()):
-                self._refresh_workloads(path, each)
-        if self.makes_management:
-            self._refresh_management()
 
-    def _missing_spec(self, spec: str) -> pathlib.Path | None:
-        """Return where to create the spec of the host's service; None if that is not enabled."""
-        folder = programs.inside(self.roots.host_here, pathlib.PurePath(spec).parent)
-        unit = programs.inside(self.roots.host_here, _SERVICE_ENABLED)
-        # A masked unit leads to /dev/null.
-        is_enabled = unit is not None and unit.is_file()
-        return folder / pathlib.PurePath(spec).name if folder and is_enabled else None
+def _missing_spec(host: pathlib.Path, spec: str) -> pathlib.Path | None:
+    """Return where to create the spec of the host's service; None if that is not enabled."""
+    folder = programs.inside(host, pathlib.PurePath(spec).parent)
+    unit = programs.inside(host, _SERVICE_ENABLED)
+    # A masked unit leads to /dev/null.
+    is_enabled = unit is not None and unit.is_file()
+    return folder / pathlib.PurePath(spec).name if folder and is_enabled else None
 
-    def _refresh_workloads(self, path: pathlib.Path, variables: Mapping[str, str]) -> None:
-        program = programs.Programs((programs.Root(path=self.roots.host_here),)).find(_TOOL)
-        if program is None:
-            _skip(str(path), f"{_TOOL} is not found on the host")
+
+def _refresh_workloads(
+    roots: host_settings.HostRoots,
+    path: pathlib.Path,
+    variables: Mapping[str, str],
+    timeout_s: float,
+) -> None:
+    program = programs.Programs((programs.Root(path=roots.host_here),)).find(_TOOL)
+    if program is None:
+        _skip(str(path), f"{_TOOL} is not found on the host")
+        return
+    program = dataclasses.replace(program, variables={**program.variables, **variables})
+    arguments = ["cdi", "generate", *_naming(path, variables)]
+    if roots.driver != pathlib.Path("/") and "NVIDIA_CTK_DRIVER_ROOT" not in variables:
+        arguments += [f"--driver-root={roots.driver}", f"--dev-root={roots.dev}"]
+    _make(path, program, [arguments], timeout_s)
+
+
+def _refresh_management(
+    roots: host_settings.HostRoots, here: pathlib.Path, timeout_s: float
+) -> None:
+    """Regenerate the operator's spec; our own tool must write the host's paths."""
+    places = here, roots.host_here
+    folders = (programs.inside(root, _FOLDER) for root in places)
+    folder = next((each for each in folders if each and each.is_dir()), None)
+    program = programs.Programs([programs.Root(path=root) for root in places]).find(_TOOL)
+    if folder is None or program is None:
+        missing = _TOOL if program is None else _FOLDER
+        _skip(_MANAGEMENT_SPEC, f"{missing} is found neither here nor on the host")
+        return
+    real_driver, real_dev = roots.driver, roots.dev
+    driver, dev = real_driver, real_dev
+    if program.root == here:
+        driver, dev = roots.driver_here, roots.dev_here
+    generate = [
+        "cdi",
+        "generate",
+        "--mode=management",
+        f"--vendor={_MANAGEMENT_VENDOR}",
+        f"--class={_CLASS}",
+        f"--driver-root={driver}",
+        f"--dev-root={dev}",
+    ]
+    if roots.cdi_hook is not None:
+        generate.append(f"--nvidia-cdi-hook-path={roots.cdi_hook}")
+    moves = dict.fromkeys(((driver, real_driver), (dev, real_dev)))
+    transforms = [
+        ["cdi", "transform", "root", f"--from={path}", f"--to={real}"]
+        for path, real in moves
+        if path != real
+    ]
+    _make(folder / _MANAGEMENT_SPEC, program, [generate, *transforms], timeout_s)
+
+
+def _make(
+    path: pathlib.Path,
+    program: programs.Program,
+    steps: Sequence[Sequence[str]],
+    timeout_s: float,
+) -> None:
+    """Generate a spec, each step from the output of the previous one, and write it."""
+    if not os.access(path.parent, os.W_OK):
+        # A warning, because its users will miss the new devices.
+        _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
+        return
+    if program.root != pathlib.Path("/") and programs.inside(program.root, _SCRATCH):
+        # The tool writes to a temporary file first, and the host may be mounted read-only.
+        scratch = {"TMPDIR": _SCRATCH, **program.variables}
+        program = dataclasses.replace(program, variables=scratch)
+    text = ""
+    for arguments in steps:
+        done = programs.Programs().run(
+            program,
+            arguments,
+            timeout_s=timeout_s,
+            reason=_REASON,
+            max_output_bytes=_MAX_SPEC_BYTES,
+            stdin=text,
+        )
+        if done.status != 0 and any(each in done.stderr for each in _NOTHING):
+            _skip(str(path), "it would have no device")
             return
-        program = dataclasses.replace(program, variables={**program.variables, **variables})
-        arguments = ["cdi", "generate", *_naming(path, variables)]
-        if self.roots.driver != pathlib.Path("/") and "NVIDIA_CTK_DRIVER_ROOT" not in variables:
-            arguments += [f"--driver-root={self.roots.driver}", f"--dev-root={self.roots.dev}"]
-        self._make(path, program, [arguments])
-
-    def _refresh_management(self) -> None:
-        """Regenerate the operator's spec; our own tool must write the host's paths."""
-        roots = self.here, self.roots.host_here
-        folders = (programs.inside(root, _FOLDER) for root in roots)
-        folder = next((each for each in folders if each and each.is_dir()), None)
-        program = programs.Programs([programs.Root(path=root) for root in roots]).find(_TOOL)
-        if folder is None or program is None:
-            missing = _TOOL if program is None else _FOLDER
-            _skip(_MANAGEMENT_SPEC, f"{missing} is found neither here nor on the host")
-            return
-        real_driver, real_dev = self.roots.driver, self.roots.dev
-        driver, dev = real_driver, real_dev
-        if program.root == self.here:
-            driver, dev = self.roots.driver_here, self.roots.dev_here
-        generate = [
-            "cdi",
-            "generate",
-            "--mode=management",
-            f"--vendor={_MANAGEMENT_VENDOR}",
-            f"--class={_CLASS}",
-            f"--driver-root={driver}",
-            f"--dev-root={dev}",
-        ]
-        if self.roots.cdi_hook is not None:
-            generate.append(f"--nvidia-cdi-hook-path={self.roots.cdi_hook}")
-        moves = dict.fromkeys(((driver, real_driver), (dev, real_dev)))
-        transforms = [
-            ["cdi", "transform", "root", f"--from={path}", f"--to={real}"]
-            for path, real in moves
-            if path != real
-        ]
-        self._make(folder / _MANAGEMENT_SPEC, program, [generate, *transforms])
-
-    def _make(
-        self, path: pathlib.Path, program: programs.Program, steps: Sequence[Sequence[str]]
-    ) -> None:
-        """Generate a spec, each step from the output of the previous one, and write it."""
-        if not os.access(path.parent, os.W_OK):
-            # A warning, because its users will miss the new devices.
-            _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
-            return
-        if program.root != pathlib.Path("/") and programs.inside(program.root, _SCRATCH):
-            # The tool writes to a temporary file first, and the host may be mounted read-only.
-            scratch = {"TMPDIR": _SCRATCH, **program.variables}
-            program = dataclasses.replace(program, variables=scratch)
-        text = ""
-        for arguments in steps:
-            done = programs.Programs().run(
-                program,
-                arguments,
-                timeout_s=self.timeout_s,
-                reason=_REASON,
-                max_output_bytes=_MAX_SPEC_BYTES,
-                stdin=text,
+        if done.status != 0:
+            raise done.failure(_REASON)
+        text = done.stdout
+        if done.is_cut:
+            raise errors.HostError(
+                f"{done.line} wrote more than {_MAX_SPEC_BYTES} bytes", reason=_REASON
             )
-            if done.status != 0 and any(each in done.stderr for each in _NOTHING):
-                _skip(str(path), "it would have no device")
-                return
-            if done.status != 0:
-                raise done.failure(_REASON)
-            text = done.stdout
-            if done.is_cut:
-                raise errors.HostError(
-                    f"{done.line} wrote more than {_MAX_SPEC_BYTES} bytes", reason=_REASON
-                )
-        specs = _documents(text, f"{program}'s output")
-        if not specs:
-            raise errors.HostError(f"{program} wrote no spec", reason=_REASON)
-        for spec in specs:
-            # The tool can write several specs (``gpu`` and ``gpu.coherent``), and names the files
-            # after the class.
-            suffix = spec.class_.removeprefix(specs[0].class_)
-            _replace(path.with_name(f"{path.stem}{suffix}{path.suffix}"), spec.text)
+    specs = _documents(text, f"{program}'s output")
+    if not specs:
+        raise errors.HostError(f"{program} wrote no spec", reason=_REASON)
+    for spec in specs:
+        # The tool can write several specs (``gpu`` and ``gpu.coherent``), and names the files
+        # after the class.
+        suffix = spec.class_.removeprefix(specs[0].class_)
+        _replace(path.with_name(f"{path.stem}{suffix}{path.suffix}"), spec.text)
 
 
 def _naming(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str]:

@@ -10,7 +10,6 @@ A destroyed instance's node stays. The driver assigns fixed minor numbers to pla
 may list it. A node with another major number predates a reload of the driver and is removed.
 """
 
-import dataclasses
 import errno
 import os
 import pathlib
@@ -41,30 +40,22 @@ _REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _log = structlog.get_logger()
 
 
-@dataclasses.dataclass(eq=False, repr=False, match_args=False)
-class DeviceFiles:
-    """Device nodes and CDI specs."""
+def refresh_files(
+    roots: host_settings.HostRoots,
+    *,
+    is_cdi_enabled: bool = False,
+    proc: pathlib.Path = procfs.ROOT,
+) -> None:
+    """Update the nodes, then the CDI specs, which name them; skip what this machine lacks.
 
-    roots: host_settings.HostRoots
-    _: dataclasses.KW_ONLY
-    is_cdi_enabled: bool = False
-    """Whether the GPU operator's containers get their GPUs by CDI."""
-    proc: pathlib.Path = procfs.ROOT
+    ``is_cdi_enabled`` is whether the GPU operator's containers get their GPUs by CDI.
 
-    def refresh(self) -> None:
-        """Update the nodes, then the specs, which name them; skip what this machine lacks.
-
-        Raises:
-            HostError: A node or spec cannot be created.
-        """
-        refresh_nodes(
-            proc=self.proc,
-            dev=self.roots.dev_here / "dev",
-            roots=(self.roots.host_here, self.roots.driver_here),
-        )
-        cdi.CdiSpecs(
-            self.roots, makes_management=self.is_cdi_enabled, timeout_s=_TIMEOUT_S
-        ).refresh()
+    Raises:
+        HostError: A node or spec cannot be created.
+    """
+    dev, proc_roots = roots.dev_here / "dev", (roots.host_here, roots.driver_here)
+    refresh_nodes(proc=proc, dev=dev, roots=proc_roots)
+    cdi.refresh(roots, makes_management=is_cdi_enabled, timeout_s=_TIMEOUT_S)
 
 
 def refresh_nodes(

@@ -136,7 +136,7 @@ class GpuAccess:
         return dataclasses.replace(
             dependencies,
             reset=gpu_reset.SmiReset(installed),
-            refresh_files=device_nodes.DeviceFiles(chosen.roots).refresh,
+            refresh_files=functools.partial(device_nodes.refresh_files, chosen.roots),
         )
 
     def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:
