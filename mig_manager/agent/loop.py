@@ -1,7 +1,6 @@
 """The agent's loop: serve a request, retry with backoff, rest, and check for drift."""
 
 import contextlib
-import dataclasses
 import math
 import random
 import secrets
@@ -11,20 +10,10 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, intake, outcomes, reconcile
+from mig_manager.agent import drift, intake, outcomes, reconcile, settings
 from mig_manager.core import liveness, ports, timing
 
 _log = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
-    """Pauses of the loop; seconds."""
-
-    retry_initial_s: float
-    retry_max_s: float
-    drift_check_s: float = 0.0
-    """Between two drift checks; 0: only after a GPU event."""
 
 
 class Agent:
@@ -34,8 +23,8 @@ class Agent:
         self,
         reconciler: reconcile.Reconciler,
         inbox: intake.Inbox,
+        limits: settings.Limits,
         *,
-        intervals: Intervals,
         telemetry: ports.Telemetry | None = None,
         pulse: liveness.Pulse | None = None,
         suspend_gpu_events: Callable[
@@ -49,9 +38,9 @@ class Agent:
         self._pulse = pulse or liveness.Pulse(monotonic)
         self._suspend_gpu_events = suspend_gpu_events
         self._monotonic = monotonic
-        self._intervals = intervals
+        self._limits = limits
         self._backoff = timing.Backoff(
-            first_s=intervals.retry_initial_s, max_s=intervals.retry_max_s, factor=2.0
+            first_s=limits.retry_initial_s, max_s=limits.retry_max_s, factor=2.0
         )
         self.is_recovered = False
         self._run_generation = 0
@@ -128,10 +117,8 @@ class Agent:
         while True:
             attempt += 1
             # Computed before the run, because its status names the time of the next attempt.
-            spread_s = random.uniform(0, self._intervals.retry_initial_s)  # noqa: S311 - a spread
-            delay_s = min(
-                self._intervals.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s
-            )
+            spread_s = random.uniform(0, self._limits.retry_initial_s)  # noqa: S311 - a spread
+            delay_s = min(self._limits.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s)
             with self._suspend_gpu_events():
                 outcome, must_retry = self._try(request, attempt, delay_s, may_evict=may_evict)
             if not must_retry:
@@ -188,11 +175,11 @@ class Agent:
 
     def _next_check_s(self, outcome: outcomes.Outcome | None) -> float:
         """Return how long to rest before the next drift check; inf: until a GPU event."""
-        check_s = self._intervals.drift_check_s or math.inf
+        check_s = self._limits.drift_check_interval_s or math.inf
         if outcome is None or not outcome.gpus.unreachable:
             return check_s
         # Check as often as retries: an unreachable GPU may be back.
-        return min(check_s, self._intervals.retry_max_s)
+        return min(check_s, self._limits.retry_max_s)
 
     def _check_drift(
         self, request: intake.LabelRequest, outcome: outcomes.Outcome | None

@@ -105,11 +105,7 @@ class Service:
         self.loop = loop.Agent(
             self.reconciler,
             self._inbox,
-            intervals=loop.Intervals(
-                retry_initial_s=settings.retry_initial_s,
-                retry_max_s=settings.retry_max_s,
-                drift_check_s=settings.drift_check_interval_s,
-            ),
+            settings,
             telemetry=telemetry,
             pulse=overrides.pulse,
             suspend_gpu_events=self._events.suspended if self._events else contextlib.nullcontext,

@@ -46,7 +46,7 @@ REPAIR = options.choosing(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the pipeline may do, and for how long; the agent's settings include it."""
+    """What pipeline and loop may do, and for how long; the agent's settings include it."""
 
     drain_timeout_s: float = options.seconds(
         "how long evicted pods may take to end", default=300.0
@@ -73,6 +73,15 @@ class Limits:
     has_custom_layouts: bool = options.switch(
         "take layout 'custom' from the node's annotation mig-manager.io/layout",
         name="custom-layouts",
+    )
+    drift_check_interval_s: float = options.seconds(
+        "pause between drift checks; 0: no checks", default=300.0
+    )
+    retry_initial_s: float = options.seconds(
+        "pause before the first retry", default=5.0, least=options.LEAST_PAUSE_S
+    )
+    retry_max_s: float = options.seconds(
+        "longest pause between retries", default=300.0, least=options.LEAST_PAUSE_S
     )
     has_default_layouts: bool = False
     """Whether the config file is the default file, which generated layouts override."""
@@ -169,17 +178,8 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     hooks_file: pathlib.Path | None = options.path(
         "programs to run around every change, in nvidia-mig-parted's format", default_text="none"
     )
-    drift_check_interval_s: float = options.seconds(
-        "pause between drift checks; 0: no checks", default=300.0
-    )
     watches_gpu_events: bool = options.switch(
         "let NVML report changes of the MIG configuration at once", name="watch-gpu-events"
-    )
-    retry_initial_s: float = options.seconds(
-        "pause before the first retry", default=5.0, least=options.LEAST_PAUSE_S
-    )
-    retry_max_s: float = options.seconds(
-        "longest pause between retries", default=300.0, least=options.LEAST_PAUSE_S
     )
     poll_interval_s: float = options.seconds(
         "longest pause between checks while waiting",

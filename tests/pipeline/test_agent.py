@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import capacity, drift, intake, loop, outcomes, reconcile
+from mig_manager.agent import capacity, drift, intake, loop, outcomes, reconcile, settings
 from mig_manager.core import liveness, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
@@ -133,16 +133,16 @@ class Pipeline(reconcile.Reconciler):
         )
 
 
-def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Intervals:
-    return loop.Intervals(
-        retry_initial_s=retry_s, retry_max_s=2 * retry_s, drift_check_s=drift_check_s
+def pauses(retry_s: float = 0.01, drift_check_s: float = 0.0) -> settings.Limits:
+    return settings.Limits(
+        retry_initial_s=retry_s, retry_max_s=2 * retry_s, drift_check_interval_s=drift_check_s
     )
 
 
 @contextlib.contextmanager
-def serving(pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> Iterator[None]:
+def serving(pipeline: Pipeline, limits: settings.Limits | None = None) -> Iterator[None]:
     """Run the loop beside the body, until it ends by itself."""
-    served = loop.Agent(pipeline, pipeline.box, intervals=intervals_ or intervals())
+    served = loop.Agent(pipeline, pipeline.box, limits or pauses())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
     yield
@@ -150,8 +150,8 @@ def serving(pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> Ite
     assert not thread.is_alive()
 
 
-def serve(pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> None:
-    with serving(pipeline, intervals_):
+def serve(pipeline: Pipeline, limits: settings.Limits | None = None) -> None:
+    with serving(pipeline, limits):
         pass
 
 
@@ -188,7 +188,7 @@ def test_a_request_is_tried_again_until_all_is_done_after(
 def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
     pipeline = Pipeline("a", Reason.DRAIN_TIMEOUT)
 
-    serve(pipeline, intervals(600))
+    serve(pipeline, pauses(600))
 
     assert pipeline.stopped == 1
 
@@ -198,7 +198,7 @@ def test_early_change_of_the_config_file_is_no_removed_label() -> None:
     pipeline.box = intake.Inbox()
     pipeline.box.put_file_change()
 
-    with serving(pipeline, intervals(drift_check_s=0.01)):
+    with serving(pipeline, pauses(drift_check_s=0.01)):
         assert not pipeline.has_rested.wait(0.1)
         pipeline.box.put_label("a")
 
@@ -223,7 +223,7 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
         now_s += 5
 
     pipeline.on_run = work
-    agent = loop.Agent(pipeline, pipeline.box, intervals=intervals(), pulse=pulse)
+    agent = loop.Agent(pipeline, pipeline.box, pauses(), pulse=pulse)
     assert not agent.is_recovered
 
     agent.serve()
@@ -243,7 +243,7 @@ def test_newer_request_ends_the_pause_after_a_failure(reason: Reason, delay_s: f
         delay_s, pipeline.box.put_label, ["b"]
     ).start()
 
-    serve(pipeline, intervals(600))
+    serve(pipeline, pauses(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
 
@@ -276,7 +276,7 @@ def test_drift_check_runs_although_the_condition_is_unwritten() -> None:
     pipeline.next_action = drift.Action.RUN
     pipeline.condition.refusals = 1_000_000
 
-    serve(pipeline, intervals(0.01, drift_check_s=0.05))
+    serve(pipeline, pauses(0.01, drift_check_s=0.05))
 
     assert pipeline.looks == 1
     assert pipeline.condition.refusals < 1_000_000
@@ -287,7 +287,7 @@ def test_new_request_is_served_although_the_condition_is_unwritten() -> None:
     pipeline.condition.refusals = 1_000_000
     pipeline.on_run = lambda _request: threading.Timer(0.05, pipeline.box.put_label, ["b"]).start()
 
-    serve(pipeline, intervals(600))
+    serve(pipeline, pauses(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
     assert pipeline.condition.refusals == 1_000_000
@@ -345,7 +345,7 @@ def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
 
     pipeline.on_run = register
 
-    serve(pipeline, intervals(600))
+    serve(pipeline, pauses(600))
 
     assert pipeline.news == [False, False, False]
     assert pipeline.forgotten == 2
@@ -354,7 +354,7 @@ def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
 def test_without_a_label_an_interrupted_run_is_undone() -> None:
     pipeline = Pipeline(None, Reason.APPLIED)
 
-    with serving(pipeline, intervals(1)):
+    with serving(pipeline, pauses(1)):
         assert pipeline.has_rested.wait(timeout=20)
         pipeline.box.put_label("a")
 
@@ -387,7 +387,7 @@ def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
     if evicts:
         pipeline.on_run = lambda _request: pipeline.box.put_gpu_change()
 
-    serve(pipeline, intervals(drift_check_s=0.0 if evicts else 0.02))
+    serve(pipeline, pauses(drift_check_s=0.0 if evicts else 0.02))
 
     assert pipeline.looks == 1
     assert pipeline.runs == [("a", 1), ("a", 1)]
@@ -405,7 +405,7 @@ def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
         yield
         calls.append("not alone")
 
-    loop.Agent(pipeline, pipeline.box, intervals=intervals(), suspend_gpu_events=alone).serve()
+    loop.Agent(pipeline, pipeline.box, pauses(), suspend_gpu_events=alone).serve()
 
     assert calls == ["alone", "run", "not alone"] * 2
 

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.agent import drift, intake, loop
+from mig_manager.agent import drift, intake, loop, settings
 from mig_manager.core.node import policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -137,13 +137,13 @@ def test_startup_taint_goes_with_each_success_and_is_never_added() -> None:
 def test_lost_write_of_the_condition_is_repeated_at_rest() -> None:
     rig, box = new_node(), intake.Inbox()
     box.put_label(None)
-    times = loop.Intervals(retry_initial_s=0.01, retry_max_s=0.02)
+    times = settings.Limits(retry_initial_s=0.01, retry_max_s=0.02)
     with apiserver.serve() as server:
         server.store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
         server.inject(apiserver.Fault(method="PATCH", path="/status", status=500, times=2))
         kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
         own = node.KubeNode(kube, name="n1", clock=rig.clock)
-        agent = loop.Agent(scenes.reconciler(rig, node=own), box, intervals=times)
+        agent = loop.Agent(scenes.reconciler(rig, node=own), box, times)
         thread = threading.Thread(target=agent.serve, daemon=True)
         thread.start()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import intake, loop, outcomes
+from mig_manager.agent import intake, loop, outcomes, settings
 from mig_manager.core import ports, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
@@ -88,8 +88,8 @@ class Story:
         reconciler.run = run_and_go_on  # type: ignore[method-assign, assignment]
         reconciler.rest = rest_and_go_on  # type: ignore[method-assign]
         self.watch(box)
-        times = loop.Intervals(retry_initial_s=0.001, retry_max_s=0.002)
-        loop.Agent(reconciler, box, intervals=times).serve()
+        times = settings.Limits(retry_initial_s=0.001, retry_max_s=0.002)
+        loop.Agent(reconciler, box, times).serve()
 
     def watch(self, box: intake.Inbox) -> None:
         """Report the node to the agent, as its watch does."""
