@@ -100,8 +100,6 @@ class Shared:
             LockedError: On entering: another manager had it until the deadline.
             Superseded: On entering: the wait was interrupted.
         """
-        if self.deps.lock is None:
-            return contextlib.nullcontext()
         wait = wait or timing.Wait(clock=self.deps.clock)
         return transaction.hold_lock(self.deps.lock, doing, wait)
 

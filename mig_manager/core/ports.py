@@ -458,10 +458,10 @@ class Dependencies:
     allocations: DeviceAllocations
     configs: ConfigSource
     clock: timing.Clock
+    lock: NodeLock
     telemetry: Telemetry = dataclasses.field(default_factory=Telemetry)
     standby: standbys.Standby = dataclasses.field(default_factory=standbys.Standbys)
     """Prepares worker processes before the GPUs are observed or changed."""
-    lock: NodeLock | None = None  # the node's lock; None: no other program changes MIG instances
     boot_id: str = ""  # differs after each reboot
     reset: GpuReset | None = None  # None: the agent may not reset GPUs
     reboot: Reboot | None = None  # None: the agent may not reboot the node

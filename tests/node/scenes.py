@@ -108,7 +108,7 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
             client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
         ),
         telemetry=telemetry or ports.Telemetry(),
-        lock=lock,
+        lock=lock or fakes.FakeExclusion(),
         slots=rig.slots,
         boot_id=rig.host.boot_id,
         reset=rig.machine if rig.resets.are_available else None,

@@ -258,7 +258,7 @@ def _in_memory(
         clock=rig.clock,
         processes=simulated_rig.processes,
         standby=standbys.Standbys(),
-        lock=None,
+        lock=fakes.FakeExclusion(),
         boot_layout=None,
         request_file=None,
         **heard,
