@@ -153,7 +153,7 @@ class _Change:
     """
 
     def run(self, observed: model.ObservedGpus) -> plans.Applied:
-        has_hooks = not self.points.is_empty
+        has_hooks = bool(self.points.load())
         with contextlib.ExitStack() as stack:
             check: Callable[[], object] = tuple
             try:

@@ -3,7 +3,8 @@
     apply-start -> pre-apply-mode -> (MIG mode) -> pre-apply-config -> (instances) -> apply-exit
 
 Each point comes once; the middle two only before a change of mode or of instances. A change that
-passes ``apply-start`` always passes ``apply-exit``.
+passes ``apply-start`` passes ``apply-exit``, even if it fails. After a kill the agent's next run
+makes up for it; a command's does not.
 """
 
 import contextlib
@@ -33,11 +34,6 @@ class HookPoints:
         self._passed: set[hook_files.Point] = set()
         self._check: Check = lambda: None
         self.has_run = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no hooks; ConfigError: the file cannot be read or is invalid."""
-        return not self._table
 
     @property
     def has_passed_exit(self) -> bool:
