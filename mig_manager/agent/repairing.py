@@ -48,7 +48,8 @@ def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cance
     """Run the repairs that have begun, before the run of the requested layout.
 
     Returns:
-        False if another manager is at work: nothing was done or published.
+        Whether the layout's run may follow: not while another manager has the node's lock, which
+        postpones the repairs.
 
     Raises:
         ClusterError: How they ended could not be published; the journal is still there.

@@ -1,7 +1,7 @@
 """One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
 
-Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They keep the journal in
-different places (``UndoStack``), and differ before and after the transaction.
+Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ before and after
+it, and in where they keep the journal (``ChangeJournal``): in a file or on the Node.
 
 A rollback removes only instances that the change created. It names and keeps instances of other
 programs.

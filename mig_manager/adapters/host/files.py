@@ -45,7 +45,7 @@ class ConfigFile:
 
 
 class _TextFile:
-    """One text, replaced as a whole; only for the process that has the node's lock.
+    """One text, replaced as a whole; one process at a time may write it.
 
     Methods raise ConfigError on failure, and then leave the old text.
     """
