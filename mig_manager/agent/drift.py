@@ -57,7 +57,7 @@ class Observation:
         if not self.is_file_unusable:
             return None
         # Without the layout, every difference from the verified GPUs is a drift.
-        before = outcome.gpus.only(gpu.uuid for gpu in self.gpus)
+        before = outcome.verified_gpus.only(gpu.uuid for gpu in self.gpus)
         now = self.gpus.only(gpu.uuid for gpu in before)
         return requests.fingerprint(now) == requests.fingerprint(before)
 
@@ -134,7 +134,7 @@ def act(
     # The facts that decide the outcome of a run.
     fingerprint = tuple(map(_fingerprint, observation.gpus))
     if outcome is not memory.outcome:
-        is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.last_gpus
+        is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.gpus_after_failure
         baseline = fingerprint if last is None else tuple(map(_fingerprint, last))
         memory = Memory(outcome=outcome, baseline=baseline, is_drifted=is_drifted)
     is_success = outcome.state is model.State.SUCCESS
@@ -151,7 +151,7 @@ def act(
     if memory.is_drifted:
         return _handle_drift(job, observation, is_new=not was_drifted), memory
     # A GPU that the layout does not name, or another place of the same instances.
-    differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.gpus)
+    differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
     if (was_drifted or (is_success and differs)) and advertising.find_stale(
         job, job.deps.workloads.list(), observation.gpus
     ):
@@ -177,7 +177,7 @@ def _has_changed(
         # Without the layout, a run can apply nothing.
         has_layout = bool(observation.gpus) and not observation.is_file_unusable
         is_known = has_layout or observation.error is None
-        return is_known and lost != {gpu.index for gpu in outcome.gpus.unreachable}
+        return is_known and lost != {gpu.index for gpu in outcome.verified_gpus.unreachable}
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 

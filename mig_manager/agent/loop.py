@@ -176,7 +176,7 @@ class Agent:
     def _next_check_s(self, outcome: outcomes.Outcome | None) -> float:
         """Return how long to rest before the next drift check; inf: until a GPU event."""
         check_s = self._limits.drift_check_interval_s or math.inf
-        if outcome is None or not outcome.gpus.unreachable:
+        if outcome is None or not outcome.verified_gpus.unreachable:
             return check_s
         # Check as often as retries: an unreachable GPU may be back.
         return min(check_s, self._limits.retry_max_s)

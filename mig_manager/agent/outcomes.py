@@ -18,12 +18,11 @@ class Outcome:
     should_retry: bool = False  # whether another attempt may succeed without action by a person
     keeps_taint: bool = False
     """Whether the node stays tainted until the next attempt, because its drain has begun."""
-    gpus: model.ObservedGpus = model.NO_GPUS
-    """The verified GPUs; empty after a failure. Unreachable GPUs get the layout once they are
-    back."""
-    last_gpus: model.ObservedGpus | None = None
-    """The GPUs as a failure that is not retried left them, empty if none can be observed; None:
-    they were not observed."""
+    verified_gpus: model.ObservedGpus = model.NO_GPUS
+    """Empty after a failure. Unreachable GPUs get the layout once they are back."""
+    gpus_after_failure: model.ObservedGpus | None = None
+    """As a failure that is not retried left them, empty if none can be observed; None: they were
+    not observed."""
     is_from_owner: bool = False  # whether the owner wrote the layout that is active
 
 

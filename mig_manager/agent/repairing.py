@@ -148,7 +148,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         repairs = gpu_repair.postponed(record.repairs, job.deps.clock.unix_s())
         job.journal.note_record(dataclasses.replace(record, repairs=repairs))
         return
-    after = {gpu.uuid: gpu for gpu in outcome.gpus}
+    after = {gpu.uuid: gpu for gpu in outcome.verified_gpus}
 
     def problem(uuid: str) -> str:
         if outcome.state is model.State.FAILED:
@@ -183,7 +183,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
 
 def _with_problems(outcome: outcomes.Outcome, record: requests.Request) -> outcomes.Outcome:
     """Return the outcome of an active layout, with the failed repairs of its GPUs."""
-    faulty = {gpu.uuid: gpu for gpu in outcome.gpus if gpu.awaits_reset}
+    faulty = {gpu.uuid: gpu for gpu in outcome.verified_gpus if gpu.awaits_reset}
     failed = "".join(
         f" The repair of {faulty[each.gpu]} failed: {messages.with_full_stop(each.problem)}"
         for each in record.repairs

@@ -86,7 +86,7 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
             return outcome
         # From now on the hardware decides when to try again.
         gpus = resolving.observe_at_end(job)
-        return dataclasses.replace(outcome, last_gpus=gpus)
+        return dataclasses.replace(outcome, gpus_after_failure=gpus)
     except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
         _log.exception("run_crashed")
         problem = f"{type(error).__name__}: {error}"
@@ -104,7 +104,7 @@ def _save_for_boot(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     if outcome.state is model.State.SUCCESS:
         status = job.status
         if why := job.saved_layout.save(
-            outcome.gpus, config=status.config, config_hash=status.config_hash
+            outcome.verified_gpus, config=status.config, config_hash=status.config_hash
         ):
             _log.warning("layout_not_saved", error=why)
     elif outcome.reason.is_mode_pending:

@@ -82,7 +82,7 @@ def success(
         state=model.State.SUCCESS,
         reason=reason,
         message=f"Layout {published.title} {what}.{more}{missing}",
-        gpus=gpus,
+        verified_gpus=gpus,
         is_from_owner=is_from_owner,
     )
 
@@ -107,7 +107,7 @@ def report(
     if not is_failure:
         deps.telemetry.layout_applied(published.config, published.config_hash)
     deps.node.emit(reason=outcome.reason.value, message=outcome.message, is_warning=is_failure)
-    if lost := outcome.gpus.unreachable:
+    if lost := outcome.verified_gpus.unreachable:
         sentences = (messages.with_full_stop(gpu.sentence) for gpu in lost)
         # Equal remedies once.
         remedies = dict.fromkeys(map(gpu_recovery.remedy, lost))

@@ -28,7 +28,7 @@ def test_a_repair_evicts_only_the_pods_of_the_gpu_and_restores_all(
     outcome = repairs.serve(rig)
 
     assert outcome.state is model.State.SUCCESS
-    assert not outcome.gpus.unreachable
+    assert not outcome.verified_gpus.unreachable
     assert repairs.resets(rig) == 1
     assert "affected" not in rig.pod_names
     assert "spared" in rig.pod_names
@@ -338,7 +338,7 @@ def test_a_gpu_that_is_lost_by_its_reset_leaves_the_others_serving() -> None:
     rig.on_call = lose
     outcome = repairs.serve(rig)
     assert outcome.state is model.State.SUCCESS
-    assert [gpu.uuid for gpu in outcome.gpus.unreachable] == [uuid]
+    assert [gpu.uuid for gpu in outcome.verified_gpus.unreachable] == [uuid]
     assert "GpuRepairFailed" in rig.events
     assert "spared" in rig.pod_names
     scenes.assert_restored(rig)
