@@ -67,7 +67,7 @@ class Attempts:
         """Take over from an interrupted run; undo it unless the same layout is requested.
 
         Returns:
-            False if pauses are left to another manager that runs: call again.
+            Whether it is complete: pauses are left to another manager while it runs; call again.
 
         Raises:
             LockedError: Another manager is at work; nothing was undone.

@@ -61,7 +61,7 @@ class Reconciler:
         resumes and must follow at once. Otherwise its change is undone here.
 
         Returns:
-            False if pauses are left to another manager that runs: call again.
+            Whether it is complete: pauses are left to another manager while it runs; call again.
 
         Raises:
             ClusterError: The API refused or does not answer.
