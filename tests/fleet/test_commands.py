@@ -144,6 +144,23 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     assert well_known.ROLLOUT_ANNOTATION not in rig.metadata("node-001")["annotations"]
 
 
+def test_undo_without_an_agents_response_requests_the_layout_again(rig: Rig) -> None:
+    rig.apply(FORMER, rig.names)
+    assert rig.roll(LAYOUT).status == 0
+    rig.played.dead.add("node-001")
+
+    answer = rig.roll("undo", "--silence-timeout-s", "1")
+
+    assert (answer.status, answer.data["state"]) == (1, "failed")
+    assert answer.data["counts"] | {"applied": 4, "no-response": 1} == answer.data["counts"]
+    (silent,) = answer.data["failures"]
+    assert silent["message"] == "no agent responded; the previous request is restored"
+    assert rig.label("node-001") == LAYOUT
+    rig.played.wake()
+    assert rig.roll("undo").status == 0
+    assert rig.label("node-001") == FORMER
+
+
 def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
     def break_down(thing: store.Object) -> None:
         thing["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]

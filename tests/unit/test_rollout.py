@@ -123,6 +123,7 @@ STOPPED = asked(
 )
 DEAD = node("z", requested="another", status=APPLIED)
 WAITING = busy("a", phase="Wait")
+REPLACED = asked("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
 Step = tuple[float, list[nodes.Node], str]
 COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
@@ -238,7 +239,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
                 [node("a"), node("b")],
                 (
                     "rolling; a no-response, b to-do; start b; "
-                    "a: no agent responded; the request is withdrawn"
+                    "a: no agent responded; the previous request is restored"
                 ),
             ),
         ],
@@ -250,6 +251,17 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             (
                 10,
                 [asked("a", mark=None)],
+                "failed; a no-response; a: no agent has responded for 10 s; is it running?",
+            ),
+        ],
+    ),
+    "a label that replaced one of an earlier rollout is not withdrawn": (
+        {},
+        [
+            (0, [REPLACED], "rolling; a in-progress; unavailable a"),
+            (
+                10,
+                [REPLACED],
                 "failed; a no-response; a: no agent has responded for 10 s; is it running?",
             ),
         ],
@@ -352,9 +364,12 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
 UNDONE = marks.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
+def undoing() -> rollout.Rollout:
+    return rollout.Rollout(rollout.Goal(layout=None), rollout.RolloutLimits())
+
+
 def undo(*there: nodes.Node) -> rollout.RolloutDecision:
-    limits = rollout.RolloutLimits()
-    return rollout.Rollout(rollout.Goal(layout=None), limits).decide(there, 0.0)
+    return undoing().decide(there, 0.0)
 
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
@@ -379,7 +394,12 @@ def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
 def test_undo_leaves_superseded_nodes_alone() -> None:
     moved = node("a", requested="third", mark=done("a").mark)
     assert states(undo(moved)) == {"a": NodeState.SUPERSEDED}
-    assert undo(dataclasses.replace(moved, mark=UNDONE)).nodes == ()
+    undone = dataclasses.replace(moved, mark=UNDONE)
+    assert undo(undone).nodes == ()
+
+    superseded_during_it = undoing()
+    superseded_during_it.decide([node("a", mark=UNDONE)], 0.0)
+    assert states(superseded_during_it.decide([undone], 1.0)) == {"a": NodeState.SUPERSEDED}
 
 
 def test_mark_has_the_layout_before_and_round_trips() -> None:

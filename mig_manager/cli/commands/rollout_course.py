@@ -220,8 +220,8 @@ def _act(
     nodes: Mapping[str, fleet_nodes.Node],
 ) -> None:
     for name in decision.withdraw:
-        mark = nodes[name].mark
-        if selected.request(nodes[name], mark.before if mark else None, None):
+        former = goal.withdrawal(nodes[name])
+        if former and selected.request(nodes[name], *former):
             decider.withdrawn(name)
     for name in decision.start:
         node = nodes[name]

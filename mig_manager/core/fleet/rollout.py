@@ -42,6 +42,17 @@ class Goal:
             return marks.Mark(layout=self.layout, before=before, failed_at=failed_at)
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
+    def withdrawal(self, node: fleet_nodes.Node) -> tuple[str | None, marks.Mark | None] | None:
+        """Return the request and the mark before the rollout's; None: the request is not its."""
+        mark = node.mark
+        if mark is None or node.requested != self.target(node):
+            return None
+        if self.layout is not None:
+            return (mark.before, None) if mark.layout == self.layout else None
+        return (
+            (mark.layout, dataclasses.replace(mark, is_undone=False)) if mark.is_undone else None
+        )
+
     def is_superseded(self, node: fleet_nodes.Node) -> bool:
         """Return whether another layout was requested between a rollout and its undo."""
         if self.layout is not None or node.mark is None:
@@ -63,7 +74,7 @@ class NodeProgressState(enum.Enum):
     IN_PROGRESS = "in-progress"
     FAILED = "failed"  # as its agent reports; it retries only if ``NodeProgress.is_retried``
     TIMED_OUT = "timed-out"  # not applied within ``node_timeout_s``
-    NO_RESPONSE = "no-response"  # its agent does not respond, so the request is withdrawn
+    NO_RESPONSE = "no-response"  # its agent does not respond; the previous request is restored
     SKIPPED = "skipped"  # without a request: it is not ready, or no agent has ever reported
     SUPERSEDED = "superseded"  # another layout was requested meanwhile
 
@@ -148,7 +159,7 @@ class RolloutDecision:
     failures: tuple[NodeProgress, ...] = ()
     """Last failures of nodes that are not ``APPLIED``, including nodes that retry now."""
     withdraw: tuple[str, ...] = ()
-    """Nodes on which to restore the former request, because their agent does not respond."""
+    """Nodes on which to restore the previous request, because their agent does not respond."""
 
     @property
     def unavailable(self) -> tuple[str, ...]:
@@ -171,48 +182,60 @@ class RolloutDecision:
         return {state.value: counted[state] for state in NodeProgressState}
 
 
+@dataclasses.dataclass(slots=True)
+class _Track:
+    """What a rollout remembers of one node between decisions."""
+
+    is_requested: bool = False
+    """Whether its label was written and is not visible yet."""
+    has_joined: bool = False  # whether it has shown the target label during this rollout
+    is_withdrawn: bool = False  # whether its previous request was restored
+    since_s: float | None = None
+    """Since when it is in progress, without its wait for a slot."""
+    unanswered_s: float | None = None
+    """Since when its agent has not responded to its label."""
+    failure: NodeProgress | None = None  # the last one; None if it is applied
+    has_failed: bool | None = None
+    """Whether it failed during the rollout, even if it was applied later; None: never failed.
+
+    False: it had failed at the start, and does not pause the rollout."""
+
+
 class Rollout:
     """Decides after every read of the nodes; measures their durations."""
 
     def __init__(self, goal: Goal, limits: RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
-        self._requested: set[str] = set()
-        """Nodes whose label was written and is not visible yet."""
-        self._joined: set[str] = set()
-        """Nodes that have shown the target label during this rollout."""
-        self._withdrawn: set[str] = set()
-        self._since_s: dict[str, float] = {}
-        """Since when a node is in progress, without its wait for a slot."""
-        self._failed_before: frozenset[str] | None = None
-        """Nodes that had failed at the start; they do not pause the rollout."""
-        self._failures: dict[str, NodeProgress] = {}
-        self._failed: set[str] = set()
-        """Nodes that failed after the start, even if they were applied later."""
-        self._unanswered_s: dict[str, float] = {}
-        """Since when an agent has not responded to its node's label."""
+        self._tracks: collections.defaultdict[str, _Track] = collections.defaultdict(_Track)
+        self._has_begun = False
         self._before: tuple[object, float] = ((), 0.0)
         """The nodes' states at their last change, and its time."""
 
     def requested(self, name: str) -> None:
         """Record that a node's label was written."""
-        self._requested.add(name)
+        self._tracks[name].is_requested = True
 
     def withdrawn(self, name: str) -> None:
-        """Record that a node's former request was restored."""
-        self._withdrawn.add(name)
+        """Record that a node's previous request was restored."""
+        self._tracks[name].is_withdrawn = True
 
     def decide(self, nodes: Sequence[fleet_nodes.Node], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
-        ordered = sorted(filter(self._goal.includes, nodes), key=lambda node: node.name)
+        included = (
+            node
+            for node in nodes
+            if self._goal.includes(node) or self._tracks[node.name].has_joined
+        )
+        ordered = sorted(included, key=lambda node: node.name)
         progress = [self._progress(node, now_s) for node in ordered]
         phase = self._phase(progress, now_s)
-        names = {node.name for node in ordered}
+        failures = (self._tracks[node.name].failure for node in ordered)
         decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),
             most=self._limits.most(len(ordered)),
-            failures=tuple(p for name, p in sorted(self._failures.items()) if name in names),
+            failures=tuple(filter(None, failures)),
             withdraw=tuple(
                 node.name
                 for node, each in zip(ordered, progress, strict=True)
@@ -224,27 +247,29 @@ class Rollout:
         return dataclasses.replace(decision, start=_startable(decision))
 
     def _is_ours(self, node: fleet_nodes.Node) -> bool:
-        """Return whether a rollout made the node's request."""
-        is_target = node.requested == self._goal.target(node)
-        return node.mark is not None and is_target and node.name not in self._withdrawn
+        """Return whether a rollout made the node's request, and it is not withdrawn."""
+        is_withdrawn = self._tracks[node.name].is_withdrawn
+        return not is_withdrawn and self._goal.withdrawal(node) is not None
 
     def _phase(self, progress: Sequence[NodeProgress], now_s: float) -> RolloutPhase:
-        failed = {each.name: each for each in progress if each.state in BAD}
-        self._failures |= failed
         for each in progress:
-            if each.state is NodeProgressState.APPLIED:
-                self._failures.pop(each.name, None)
-        if self._failed_before is None:
-            self._failed_before = frozenset(failed)
-        self._failed |= failed.keys() - self._failed_before
+            track = self._tracks[each.name]
+            if each.state in BAD:
+                track.failure = each
+                if track.has_failed is None:
+                    track.has_failed = self._has_begun
+            elif each.state is NodeProgressState.APPLIED:
+                track.failure = None
+        self._has_begun = True
         is_moving = any(
             p.state is NodeProgressState.IN_PROGRESS
             or (p.is_retried and p.seconds < self._limits.node_timeout_s)
             for p in progress
-            if not (self._limits.pauses and p.name in self._failed)
+            if not (self._limits.pauses and self._tracks[p.name].has_failed)
         )
         has_more = any(p.state is NodeProgressState.TO_DO for p in progress)
-        if self._limits.pauses and self._failed and (has_more or is_moving):
+        pauses = self._limits.pauses and any(track.has_failed for track in self._tracks.values())
+        if pauses and (has_more or is_moving):
             return RolloutPhase.PAUSING if is_moving else RolloutPhase.PAUSED
         if is_moving:
             self._before = (), now_s
@@ -261,11 +286,11 @@ class Rollout:
 
     def _progress(self, node: fleet_nodes.Node, now_s: float) -> NodeProgress:
         state, message = self._state(node, now_s)
-        reported = node.answer
+        reported, track = node.answer, self._tracks[node.name]
         is_moving = state in (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
         is_silent = state is NodeProgressState.NO_RESPONSE
         if state in (NodeProgressState.APPLIED, NodeProgressState.TO_DO):
-            self._since_s.pop(node.name, None)
+            track.since_s = None
         # An agent that returns acts on its request until the request is withdrawn.
         is_withdrawn = is_silent and not self._is_ours(node)
         return NodeProgress(
@@ -276,7 +301,7 @@ class Rollout:
             message=message or (reported.message if reported else ""),
             is_retried=state is NodeProgressState.FAILED
             and bool(reported and reported.is_retried),
-            seconds=now_s - self._since_s.get(node.name, now_s),
+            seconds=0.0 if track.since_s is None else now_s - track.since_s,
             before=node.mark.before if node.mark else None,
             unreachable=reported.unreachable
             if reported and state is NodeProgressState.APPLIED
@@ -289,16 +314,20 @@ class Rollout:
 
     def _is_stable(self, node: fleet_nodes.Node, now_s: float) -> bool:
         """Return whether a node will not change; a silent agent changes nothing."""
+        track = self._tracks[node.name]
         if node.is_finished or node.has_responded:
-            self._unanswered_s.pop(node.name, None)
+            track.unanswered_s = None
             return node.is_finished
-        since_s = self._unanswered_s.setdefault(node.name, now_s)
-        return now_s - since_s >= self._limits.silence_timeout_s
+        if track.unanswered_s is None:
+            track.unanswered_s = now_s
+        return now_s - track.unanswered_s >= self._limits.silence_timeout_s
 
     def _state(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeProgressState, str]:
         """Return a node's state, with a message if its agent reports none."""
-        if node.name in self._withdrawn:
-            return NodeProgressState.NO_RESPONSE, "no agent responded; the request is withdrawn"
+        track = self._tracks[node.name]
+        if track.is_withdrawn:
+            why = "no agent responded; the previous request is restored"
+            return NodeProgressState.NO_RESPONSE, why
         # NVIDIA's manager sets only the state.
         if node.status is None and not node.gpus:
             return (
@@ -306,12 +335,11 @@ class Rollout:
                 "no agent has ever published its GPUs; is one running there?",
             )
         if node.requested == self._goal.target(node):
-            self._requested.discard(node.name)
-            self._joined.add(node.name)
+            track.is_requested, track.has_joined = False, True
             return self._state_of_requested(node, now_s)
-        if node.name in self._requested:
+        if track.is_requested:
             return self._state_in_time(node, now_s)
-        if node.name in self._joined or self._goal.is_superseded(node):
+        if track.has_joined or self._goal.is_superseded(node):
             requested = node.requested and f"layout {node.requested} was requested"
             message = f"{requested or 'the label was removed'} meanwhile"
             return NodeProgressState.SUPERSEDED, message
@@ -330,17 +358,20 @@ class Rollout:
         reported = node.answer
         if reported is None:
             return self._state_in_time(node, now_s)
-        if reported.phase == model.Phase.WAIT.value:
-            self._since_s[node.name] = now_s
+        track = self._tracks[node.name]
+        if reported.phase == model.Phase.WAIT.value or track.since_s is None:
+            track.since_s = now_s
         if reported.state is model.State.FAILED:
-            self._since_s.setdefault(node.name, now_s)
             return NodeProgressState.FAILED, ""
         return self._state_in_time(node, now_s)
 
     def _state_in_time(
         self, node: fleet_nodes.Node, now_s: float
     ) -> tuple[NodeProgressState, str]:
-        elapsed_s = now_s - self._since_s.setdefault(node.name, now_s)
+        track = self._tracks[node.name]
+        if track.since_s is None:
+            track.since_s = now_s
+        elapsed_s = now_s - track.since_s
         is_requested = node.requested == self._goal.target(node)
         silence_s = self._limits.silence_timeout_s
         if is_requested and not node.has_responded and elapsed_s >= silence_s:
