@@ -56,6 +56,7 @@ class _Choice:
     layout: str = ""
     text: str = ""
     """The picture of the layout's plan."""
+    does_not_fit: bool = False  # as the plan shows
     message: str = ""
     """The result of the last request."""
 
@@ -85,10 +86,14 @@ class Top:
         """
         self._search = self._command.find(self._names)
         self._pods = self._command.reader.every_gpu_pod()
-        names = self._search.names
-        if self._choice.node not in names:
-            self._choice = _Choice(node=names[0], message=self._choice.message)
+        self._choice = self._present(self._choice)
         return self._view()
+
+    def _present(self, choice: _Choice) -> _Choice:
+        """Return the selection, or the first node if the selected one is not shown any more."""
+        names = self._search.names
+        is_present = choice.node in names
+        return choice if is_present else _Choice(node=names[0], message=choice.message)
 
     def press(self, key: str) -> live.View | None:
         """Handle a key; None means quit."""
@@ -140,7 +145,12 @@ class Top:
             pods=self._command.reader.pods([choice.node]),
         )
         text = plan.pictures(result, style=self._command.style)
-        return dataclasses.replace(choice, screen=_Screen.PLAN, text=text)
+        return dataclasses.replace(
+            choice,
+            screen=_Screen.PLAN,
+            text=text,
+            does_not_fit=result.nodes[0].preview.feasibility.fits is False,
+        )
 
     def _report(self) -> node_reports.Report:
         return next(each for each in self._search.reports if each.node.name == self._choice.node)
@@ -149,7 +159,10 @@ class Top:
         return tuple(entry.name for entry in self._report().node.layouts)
 
     def _request(self, choice: _Choice) -> _Choice:
-        """Request the layout for the node, unless the node has changed since its last read."""
+        """Request the layout, unless it does not fit or the node has changed since its read."""
+        if choice.does_not_fit:
+            message = f"{choice.layout} does not fit {choice.node}: nothing was requested"
+            return dataclasses.replace(choice, message=message)
         change = {
             "resourceVersion": self._report().node.version,
             "labels": {well_known.CONFIG_LABEL: choice.layout},
@@ -161,7 +174,8 @@ class Top:
                 raise
             self._search = self._command.find(self._names)
             message = f"{choice.node} has changed since it was read"
-            return dataclasses.replace(choice, screen=_Screen.LAYOUTS, message=message)
+            choice = dataclasses.replace(choice, screen=_Screen.LAYOUTS, message=message)
+            return self._present(choice)
         message = f"requested {choice.layout} of {choice.node}"
         return dataclasses.replace(choice, screen=_Screen.NODES, message=message)
 
@@ -202,7 +216,9 @@ class Top:
 
 
 def _next(names: Sequence[str], chosen: str, key: str) -> str:
-    """Return the name before or after the chosen one; stop at the ends."""
+    """Return the name before or after the chosen one; stop at the ends, or without names."""
+    if not names:
+        return chosen
     index = names.index(chosen) if chosen in names else 0
     index += 1 if key in _DOWN else -1
     return names[min(max(index, 0), len(names) - 1)]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core.layout import config, served
+from mig_manager.sandbox.apiserver import resources
 from tests import programs, waiting
 from tests.shell import commandline, terminal
 from tests.shell import plugin_rig as rig
@@ -174,6 +175,55 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> Non
 
         assert session.end() == 0
     assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-1g.5gb"
+
+
+@pytest.mark.usefixtures("listing_node", "another_node")
+def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) -> None:
+    def select(thing: rig.Object) -> None:
+        thing["metadata"]["labels"]["pool"] = "top"
+
+    def deselect(thing: rig.Object) -> None:
+        del thing["metadata"]["labels"]["pool"]
+
+    for name in ("gpu-8", "gpu-9"):
+        viewer.server.modify(resources.NODES, name, select)
+    with terminal.started(
+        ["top", "--color=never", "-l", "pool=top"],
+        columns=100,
+        environ=viewer.environment,
+        module=_MODULE,
+    ) as session:
+        session.read_until("> gpu-8")
+        session.type("l")
+        session.read_until("> all-disabled")
+        session.type("\r")
+        session.read_until("y request it")
+        viewer.server.modify(resources.NODES, "gpu-8", deselect)
+        session.type("y")
+        session.read_until(r"> gpu-9[\s\S]*gpu-8 has changed since it was read")
+        session.type("q")
+
+        assert session.end() == 0
+
+
+@pytest.mark.usefixtures("listing_node")
+def test_top_does_not_request_a_layout_that_does_not_fit(viewer: rig.Viewer) -> None:
+    with terminal.started(
+        ["top", "--color=never", "gpu-8"], columns=100, environ=viewer.environment, module=_MODULE
+    ) as session:
+        session.read_until("> gpu-8")
+        session.type("l")
+        session.read_until("> all-disabled")
+        session.type("jjj")
+        session.read_until("> all-1g.10gb")
+        session.type("\r")
+        session.read_until("y request it")
+        session.type("y")
+        session.read_until("all-1g.10gb does not fit gpu-8: nothing was requested")
+        session.type("q")
+
+        assert session.end() == 0
+    assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
 
 
 def test_top_names_a_node_whose_agent_lists_no_layouts(viewer: rig.Viewer) -> None:
