@@ -179,6 +179,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("frobnicate",), 3, "unknown command 'frobnicate'"),
         (("aply",), 3, "did you mean 'apply'?"),
         (("help", "aply"), 3, "did you mean 'apply'?"),
+        (("assert", "all-disabled", "-a", "-o", "json"), 2, "--valid-config answers with text"),
         (("completion",), 2, "supported: bash, zsh, fish"),
         (("completion", "tcsh"), 2, "supported: bash, zsh, fish"),
         (("apply", "--frob"), 2, "--frob"),

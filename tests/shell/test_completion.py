@@ -171,10 +171,10 @@ def test_a_script_is_one_that_its_shell_can_read(shell: Shell, name: str) -> Non
 def test_completion_lists_no_layout_that_a_shell_would_expand(shell: Shell) -> None:
     file = shell.file(LAYOUTS)
     for argv, variable in ((("-f", file), {}), ((), {"MIG_PARTED_CONFIG_FILE": file})):
-        listed = shell("completion", "--layouts", *argv, **variable)
-        assert (listed.status, listed.out) == (0, "night\nnoon\n")
+        listed = shell("__complete", "plan", *argv, "", **variable)
+        assert (listed.status, listed.out) == (0, "night\nnoon\n:4\n")
     for no_file in ((), ("-f", "-")):
-        assert "all-1g.5gb\n" in shell("completion", "--layouts", *no_file).out
+        assert "all-1g.5gb\n" in shell("__complete", "plan", *no_file, "").out
 
 
 def test_validate_accepts_every_product_of_the_completion(shell: Shell) -> None:

@@ -1,5 +1,6 @@
 """``mig-manager assert``: the word itself cannot name a module."""
 
+from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console, settings
 from mig_manager.core import options
@@ -43,6 +44,11 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
+    is_text = chosen.output_format is settings.OutputFormat.TEXT
+    if chosen.is_valid_config_only and not is_text:
+        raise errors.UsageError(
+            "--valid-config answers with text", remedy="'mig-manager validate' has data."
+        )
     here = gpus.GpuCommand(chosen, terminal)
     layout = here.layout()
     if chosen.is_valid_config_only:
@@ -54,7 +60,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if result.is_applied:
         kind = "mode settings from configuration" if chosen.is_mode_only else "configuration"
         return here.answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
-    if chosen.output_format is not settings.OutputFormat.TEXT:
+    if not is_text:
         here.answer(result.to_data, lambda: "")
     terminal.note(
         f"layout '{layout.name}' is not applied: {gpu_report.difference(result)}",

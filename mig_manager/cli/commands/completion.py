@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import completion, console
-from mig_manager.core import node_settings, options
+from mig_manager.cli.toolkit import completion, console, settings
+from mig_manager.core import options
 
 ABOUT = """
 The script completes commands, options, their values and GPU products. It also completes
@@ -27,7 +27,7 @@ For fish.
 """
 
 
-class Settings(gpu_settings.GpuSettings, takes="shell layouts config-file lenient debug"):
+class Settings(settings.DebugSettings):
     """Settings of ``completion``."""
 
     shell: str | None = options.text(
@@ -37,31 +37,14 @@ class Settings(gpu_settings.GpuSettings, takes="shell layouts config-file lenien
         has_variable=False,
         is_operand=True,
     )
-    lists_layouts: bool = options.switch(
-        "list the document's layouts instead, one a line, as the scripts do",
-        name="layouts",
-        has_variable=False,
-    )
-    is_debug: bool = options.declared(node_settings.DEBUG)
 
 
 def run(chosen: Settings, terminal: console.Console) -> int:
-    """Write the script for a shell, or the names of layouts.
-
-    Raises:
-        ConfigError: The document cannot be read.
-        UsageError: The shell is missing or unsupported.
-    """
-    shell = chosen.shell
-    if chosen.lists_layouts:
-        names = filter(completion.SAFE_WORD.fullmatch, _layouts(chosen))
-        terminal.write("".join(f"{name}\n" for name in names))
-    elif shell in completion.SCRIPTS:
-        terminal.say(completion.SCRIPTS[shell])
-    else:
-        reason = f"no completion for {shell!r}" if shell else "name a shell"
-        known = ", ".join(completion.SCRIPTS)
-        raise errors.UsageError(f"{reason}; supported: {known}")
+    """Write the script for a shell; UsageError if the shell is unsupported."""
+    if chosen.shell not in completion.SCRIPTS:
+        reason = f"no completion for {chosen.shell!r}" if chosen.shell else "name a shell"
+        raise errors.UsageError(f"{reason}; supported: {', '.join(completion.SCRIPTS)}")
+    terminal.say(completion.SCRIPTS[chosen.shell])
     return console.DONE
 
 
@@ -72,14 +55,19 @@ def values(environ: Mapping[str, str]) -> completion.Values:
         if option.metavar != options.LAYOUT:
             return ()
         try:
-            return _layouts(Settings.read({"command": line.command, **line.values}, environ))
+            parsed = {"command": line.command, **line.values}
+            return _layouts(_DocumentSettings.read(parsed, environ))
         except errors.MigManagerError:
             return ()
 
     return of_option
 
 
-def _layouts(chosen: Settings) -> Iterable[str]:
+class _DocumentSettings(gpu_settings.GpuSettings, takes="config-file lenient"):
+    """The document named on a command line, whose other options may be incomplete."""
+
+
+def _layouts(chosen: _DocumentSettings) -> Iterable[str]:
     from mig_manager.adapters.host import files
     from mig_manager.core.layout import config
 
