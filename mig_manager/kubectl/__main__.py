@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
-from mig_manager.cli.toolkit import completion, console, parser
+from mig_manager.cli.toolkit import completion, console, documents, parser
 from mig_manager.core import options
+from mig_manager.core.fleet import listed_layouts
 from mig_manager.kubectl import registry, settings
 
 _COMPLETER = "kubectl_complete-mig"
@@ -58,31 +59,61 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
 
 def answer_completion(argv: Sequence[str], terminal: console.Console) -> int:
     """Complete the last word after ``mig``; return 0, because kubectl expects no error."""
-    terminal.say(completion.answer(registry.PROGRAM, argv, _values))
+
+    def of_option(option: options.Option, line: completion.Line) -> Iterable[str]:
+        try:
+            return _values(option, line, terminal)
+        except errors.MigManagerError:
+            return ()
+
+    terminal.say(completion.answer(registry.PROGRAM, argv, of_option))
     return console.DONE
 
 
-def _values(option: options.Option, line: completion.Line) -> Iterable[str]:
-    """Return completions that need the cluster."""
+def _values(
+    option: options.Option, line: completion.Line, terminal: console.Console
+) -> Iterable[str]:
+    """Return completions that need the cluster or a file."""
     timeout = line.values.get("request_timeout") or f"{_COMPLETION_TIMEOUT_S:g}s"
-    try:
-        cluster = kubectl.Kubectl(
-            settings.kubectl_options({**line.values, "request_timeout": timeout}),
-            note=lambda _: None,
-            timeout_s=_COMPLETION_TIMEOUT_S,
+    cluster = kubectl.Kubectl(
+        settings.kubectl_options({**line.values, "request_timeout": timeout}),
+        note=lambda _: None,
+        timeout_s=_COMPLETION_TIMEOUT_S,
+    )
+    reader = cluster_reader.ClusterReader(cluster.get)
+    match option.metavar:
+        case options.LAYOUT:
+            return _layouts(line, reader, terminal)
+        case "NODE":
+            return [node.name for node in reader.selected(None)]
+        case "CONTEXT":
+            return cluster.contexts()
+        case _:
+            return ()
+
+
+def _layouts(
+    line: completion.Line, reader: cluster_reader.ClusterReader, terminal: console.Console
+) -> Iterable[str]:
+    """Return the layouts of the chosen document and, if the command takes them, of nodes."""
+    chosen = registry.PROGRAM.settings({**line.values, "command": line.command}, {})
+    # The user is still typing on standard input, and no shell has expanded the tilde.
+    file = chosen.filename and str(pathlib.Path(chosen.filename).expanduser())
+    names: tuple[str, ...] = ()
+    if file != "-":
+        names += tuple(
+            documents.document(
+                terminal,
+                reader,
+                file=file,
+                config_map=chosen.config_map,
+                default=listed_layouts.NO_FILE,
+            ).layouts
         )
-        reader = cluster_reader.ClusterReader(cluster.get)
-        match option.metavar:
-            case options.LAYOUT:
-                return reader.document(None).layouts
-            case "NODE":
-                return [node.name for node in reader.selected(None)]
-            case "CONTEXT":
-                return cluster.contexts()
-            case _:
-                return ()
-    except errors.MigManagerError:
-        return ()
+    if line.command == "plan":
+        nodes = reader.selected(chosen.selector)
+        names += tuple(entry.name for node in nodes for entry in node.layouts)
+    return dict.fromkeys(names)
 
 
 if __name__ == "__main__":

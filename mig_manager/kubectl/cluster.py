@@ -3,9 +3,8 @@
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 
-from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
-from mig_manager.cli.toolkit import console
+from mig_manager.cli.toolkit import console, documents
 from mig_manager.cli.toolkit.settings import OutputFormat
 from mig_manager.core import bar
 from mig_manager.core.fleet import node_reports
@@ -60,25 +59,11 @@ class ClusterCommand:
         return len(search.reports) == 1 or self._chosen.output_format is OutputFormat.WIDE
 
     def document(self, default: Document | None = None) -> Document:
-        """Return the layouts of the chosen file or ConfigMap, or of the agents'.
-
-        Raises:
-            ClusterError: A ConfigMap cannot be read.
-            ConfigError: The document is invalid.
-            UsageError: A file and a ConfigMap are chosen, or its name is incomplete.
-        """
-        file, config_map = self._chosen.filename, self._chosen.config_map
-        if file is not None and config_map is not None:
-            raise errors.UsageError("name a file or a ConfigMap with layouts, not both")
-        if file is not None:
-            document = self._terminal.layout_file(file)
-        elif config_map is None:
-            document = self.reader.document(None, default)
-        else:
-            namespace, slash, name = config_map.partition("/")
-            if not (namespace and slash and name):
-                raise errors.UsageError(f"--config-map {config_map}: write NAMESPACE/NAME")
-            document = self.reader.document((namespace, name))
-        for remark in document.warnings:
-            self._terminal.note(f"warning: {remark}")
-        return document
+        """Return the layouts of the chosen file or ConfigMap, or of the agents'."""
+        return documents.document(
+            self._terminal,
+            self.reader,
+            file=self._chosen.filename,
+            config_map=self._chosen.config_map,
+            default=default,
+        )

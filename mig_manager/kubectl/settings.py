@@ -56,11 +56,7 @@ class PluginSettings(settings.TerminalSettings):
     filename: str | None = options.text(
         "config document, '-' for standard input", short="f", metavar=options.FILE
     )
-    config_map: str | None = options.text(
-        "ConfigMap with the config document",
-        metavar="NAMESPACE/NAME",
-        default_text="mig-manager's, then the GPU operator's",
-    )
+    config_map: tuple[str, str] | None = options.declared(settings.CONFIG_MAP)
     output_format: settings.OutputFormat = settings.output_format("text json yaml", name="output")
     kubectl: tuple[str, ...] = options.nested(KUBECTL_OPTIONS)
     """Arguments of every kubectl call."""

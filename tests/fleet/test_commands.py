@@ -80,12 +80,19 @@ class Rig:
 
         self.change(name, update)
 
-    def serve_config(self) -> None:
+    def list_layouts(self, name: str) -> None:
+        """Let a node list the layouts that its agent generates for the published GPUs."""
+        gpus = gpu_codec.from_json(self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION])
+        listed = served.to_json(map(served.Entry.of, served.generated(gpus).values()))
+        self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
+
+    def serve_config(self, place: str = "mig-manager/mig-manager-config") -> None:
+        namespace, _, name = place.partition("/")
         self.server.store.create(
             {
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
-                "metadata": {"name": "mig-manager-config", "namespace": "mig-manager"},
+                "metadata": {"name": name, "namespace": namespace},
                 "data": {"config.yaml": scenes.CONFIG},
             }
         )
@@ -216,12 +223,10 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "101%"), "neither a number"),
         (("no/label", "-l", "gpu=yes"), "not a valid label value"),
         (("undo", "-l", "gpu=yes"), "was labelled by a rollout"),
-        ((LAYOUT, "-c", "other", "-l", "gpu=yes"), "name one"),
         ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
-        ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "not found"),
-        # A variable neither starts an undo nor contradicts an operand.
-        (("SELECTED_CONFIG=night", "undo", "-l", "gpu=yes"), "was labelled by a rollout"),
-        (("SELECTED_CONFIG=night", LAYOUT, "-l", "gpu=yes", "--dry-run"), "not found"),
+        ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "no ConfigMap with layouts found"),
+        # No variable starts a rollout or an undo.
+        (("SELECTED_CONFIG=night", "-l", "gpu=yes"), "name a layout"),
         (("LAYOUT=undo", "-l", "gpu=yes"), "name a layout"),
     ],
 )
@@ -238,8 +243,11 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
     assert not any(rig.labels().values())
 
 
-def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig) -> None:
-    rig.serve_config()
+@pytest.mark.parametrize(
+    "place", ["mig-manager/mig-manager-config", "gpu-operator/default-mig-parted-config"]
+)
+def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig, place: str) -> None:
+    rig.serve_config(place)
 
     answer = rig("all-1g.5bg", "-l", "gpu=yes")
 
@@ -247,6 +255,18 @@ def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig) -> None:
     assert "all-1g.5bg" in answer.err
     assert not any(rig.labels().values())
     rig.server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
+    assert rig.roll(LAYOUT).status == 0
+
+
+def test_rollout_refuses_a_layout_that_no_node_lists(rig: Rig) -> None:
+    for name in rig.names:
+        rig.publish_gpus(name, "A100-SXM4-40GB")
+        rig.list_layouts(name)
+
+    answer = rig("all-1g.5bg", "-l", "gpu=yes")
+
+    assert (answer.status, any(rig.labels().values())) == (2, False)
+    assert "no node lists layout 'all-1g.5bg'; did you mean 'all-1g.5gb'" in answer.err
     assert rig.roll(LAYOUT).status == 0
 
 
@@ -379,13 +399,7 @@ def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(
 
 def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -> None:
     rig.publish_gpus("node-000", "A100-SXM4-40GB")
-    gpus = gpu_codec.from_json(rig.metadata("node-000")["annotations"][well_known.GPUS_ANNOTATION])
-    listed = {
-        well_known.LAYOUTS_ANNOTATION: served.to_json(
-            map(served.Entry.of, served.generated(gpus).values())
-        )
-    }
-    rig.change("node-000", lambda thing: thing["metadata"]["annotations"].update(listed))
+    rig.list_layouts("node-000")
 
     answer = rig.roll(LAYOUT, "--dry-run")
 

@@ -149,6 +149,19 @@ def test_without_a_valid_list_those_are_shown_that_can_be_generated(
     assert "all-balanced · generated for NVIDIA A100-SXM4-40GB · active" in lines
 
 
+def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
+    user: rig.Viewer, tmp_path: pathlib.Path
+) -> None:
+    add_node(user.server, served.to_json(entries()))
+    own = tmp_path / "own.yaml"
+    own.write_text(OWN.replace("team", "all-7"))
+
+    completed = user.complete("plan", "-f", str(own), "all-7")
+
+    assert completed.out.split() == ["all-7-a", "all-7g.40gb", ":4"]
+    assert user.complete("apply", "-f", str(own), "all-7").out.split() == ["all-7-a", ":4"]
+
+
 def test_what_a_node_lists_cannot_control_the_terminal(user: rig.Viewer) -> None:
     evil = served.Entry(name="a\x1b[2J", content_hash="\r", origin="x\n" * 500)
     add_node(user.server, served.to_json([evil]))

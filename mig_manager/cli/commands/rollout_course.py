@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, host
-from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import console, documents, settings
 from mig_manager.core import bar, messages, node_settings, tables
 from mig_manager.core.fleet import listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import layouts
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -87,38 +86,43 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
                     f"{chosen.selector!r} selects no node",
                     remedy="See all labels with 'kubectl get nodes --show-labels'.",
                 )
+            reader = cluster_reader.ClusterReader(kube.get)
             if chosen.is_dry_run:
-                return _preview(chosen, terminal, kube, selected.nodes())
-            if chosen.goal.layout is not None:
-                # A rollout needs no right to read the agents' layout file.
-                with contextlib.suppress(errors.ClusterError):
-                    document = _document(chosen, kube)
-                    if document is not None:
-                        listed_layouts.require_layout(
-                            selected.nodes(), document, chosen.goal.layout
-                        )
+                return _preview(chosen, terminal, reader, selected.nodes())
+            # A rollout needs no right to read the agents' layout file.
+            with contextlib.suppress(errors.ClusterError):
+                _refuse_unknown_layout(chosen, terminal, reader, selected.nodes())
             return _roll_out(chosen, terminal, selected)
+
+
+def _refuse_unknown_layout(
+    chosen: rollout_settings.RolloutSettings,
+    terminal: console.Console,
+    reader: cluster_reader.ClusterReader,
+    nodes: Sequence[fleet_nodes.Node],
+) -> None:
+    """Raise LayoutError (UNKNOWN_CONFIG) for a layout that no node can have."""
+    if chosen.goal.layout is None:
+        return
+    document = _document(chosen, terminal, reader, listed_layouts.NO_FILE)
+    if document is not listed_layouts.NO_FILE or all(node.layouts for node in nodes):
+        listed_layouts.require_layout(nodes, document, chosen.goal.layout)
 
 
 def _preview(
     chosen: rollout_settings.RolloutSettings,
     terminal: console.Console,
-    kube: api.KubeApi,
+    reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.Node],
 ) -> int:
-    document, goal = _document(chosen, kube), chosen.goal
+    goal = chosen.goal
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
     targets = filter(None, map(goal.target, nodes))
-    if document is None and all(listed_layouts.is_listed(nodes, target) for target in targets):
-        document = listed_layouts.NO_FILE
-    if document is None:
-        where = "/".join(chosen.config_map)
-        raise errors.UsageError(
-            f"ConfigMap {where} not found; name another (--config-map) or a file (-f)"
-        )
+    is_listed = all(listed_layouts.is_listed(nodes, target) for target in targets)
+    document = _document(chosen, terminal, reader, listed_layouts.NO_FILE if is_listed else None)
     if goal.layout is not None:
         listed_layouts.require_layout(nodes, document, goal.layout)
-    pods = cluster_reader.ClusterReader(kube.get).gpu_pods([node.name for node in nodes])
+    pods = reader.gpu_pods([node.name for node in nodes])
     previews = [
         preview.of_rollout(goal, node, document, pods.get(node.name, ())) for node in nodes
     ]
@@ -135,19 +139,19 @@ def _preview(
 
 
 def _document(
-    chosen: rollout_settings.RolloutSettings, kube: api.KubeApi
-) -> layouts.Document | None:
-    """Return the agents' layout file; None if its ConfigMap is missing."""
-    if chosen.config_file is not None:
-        file = files.ConfigFile(chosen.config_file)
-        return config.parse(file.read(), source=file.name, is_lenient=chosen.is_lenient)
-    reader = cluster_reader.ClusterReader(kube.get)
-    try:
-        return reader.document(chosen.config_map, is_lenient=chosen.is_lenient)
-    except errors.ClusterError as error:
-        if error.is_not_found:
-            return None
-        raise
+    chosen: rollout_settings.RolloutSettings,
+    terminal: console.Console,
+    reader: cluster_reader.ClusterReader,
+    default: layouts.Document | None,
+) -> layouts.Document:
+    return documents.document(
+        terminal,
+        reader,
+        file=str(chosen.config_file) if chosen.config_file else None,
+        config_map=chosen.config_map,
+        default=default,
+        is_lenient=chosen.is_lenient,
+    )
 
 
 def _title(chosen: rollout_settings.RolloutSettings) -> str:

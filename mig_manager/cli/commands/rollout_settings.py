@@ -1,7 +1,6 @@
 """Settings of ``rollout``."""
 
 import pathlib
-import re
 from typing import Any
 
 from mig_manager import errors
@@ -9,15 +8,6 @@ from mig_manager.cli.toolkit import settings
 from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import rollout
 from mig_manager.core.node import well_known
-
-_CONFIG_MAP = re.compile(r"([a-z0-9.-]+)/([a-z0-9.-]+)")
-
-
-def _config_map(text: str) -> tuple[str, ...]:
-    match = _CONFIG_MAP.fullmatch(text)
-    if match is None:
-        raise ValueError("is not NAMESPACE/NAME")
-    return match.groups()
 
 
 class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
@@ -29,11 +19,6 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
         metavar=options.LAYOUT,
         has_variable=False,
         is_operand=True,
-    )
-    selected_config: str | None = options.text(
-        "the layout as an option, for example a layout named undo",
-        short="c",
-        metavar=options.LAYOUT,
     )
     selector: str = options.text(
         "label selector of the nodes, as for kubectl (required)",
@@ -58,15 +43,7 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
     config_file: pathlib.Path | None = options.path(
         "config document to plan with", short="f", default_text="from the ConfigMap"
     )
-    config_map: tuple[str, str] = options.declared(
-        options.Option(
-            help="ConfigMap with the agents' config",
-            metavar="NAMESPACE/NAME",
-            parse=_config_map,
-            default=("mig-manager", "mig-manager-config"),
-            default_text="mig-manager/mig-manager-config",
-        )
-    )
+    config_map: tuple[str, str] | None = options.declared(settings.CONFIG_MAP)
     kubeconfig: pathlib.Path = options.path(
         "credentials for the cluster", variable="KUBECONFIG", default_text="~/.kube/config"
     )
@@ -87,14 +64,12 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
         values["selector"] = values["selector"].strip()
         if not values["selector"]:
             raise errors.UsageError("name the nodes: -l SELECTOR, as for kubectl")
-        if values["layout_operand"] and source.parsed.get("selected_config") is None:
-            values["selected_config"] = None  # the command line overrides the variable
         if values["kubeconfig"] is None:
             if not source.environ.get("HOME"):
                 raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
             values["kubeconfig"] = pathlib.Path(source.environ["HOME"]) / ".kube" / "config"
         return values | {
-            "goal": _goal(values["layout_operand"], values["selected_config"]),
+            "goal": _goal(values["layout_operand"]),
             "limits": rollout.RolloutLimits(
                 max_unavailable=values["max_unavailable"],
                 pauses=values["pauses_on_failure"],
@@ -104,16 +79,11 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
         }
 
 
-def _goal(operand: str | None, selected: str | None) -> rollout.Goal:
-    if operand and selected and operand != selected:
-        raise errors.UsageError(
-            f"-c names {selected!r} and the command line {operand!r}; name one"
-        )
-    if operand == "undo" and not selected:
-        return rollout.Goal(layout=None)
-    name = selected or operand
-    if not name:
+def _goal(operand: str | None) -> rollout.Goal:
+    if not operand:
         raise errors.UsageError("name a layout, or 'undo'")
-    if not well_known.LABEL_VALUE.fullmatch(name):
-        raise errors.UsageError(f"{name!r} is not a valid label value")
-    return rollout.Goal(layout=name)
+    if operand == "undo":
+        return rollout.Goal(layout=None)
+    if not well_known.LABEL_VALUE.fullmatch(operand):
+        raise errors.UsageError(f"{operand!r} is not a valid label value")
+    return rollout.Goal(layout=operand)

@@ -13,7 +13,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import program
 from mig_manager.core import options
 
-SAFE_WORD = re.compile(r"[A-Za-z0-9._-]+")
+_SAFE_WORD = re.compile(r"[A-Za-z0-9._-]+")
 """Names without special characters of any shell; all are valid label values."""
 _NOTHING, _FILES, _FOLDERS = 4, 0, 16
 _BEFORE_PRODUCT = re.compile(r"(.*\+)?([0-9]+[xX])?")
@@ -105,7 +105,7 @@ def _of_option(
         return
     candidates = option.words or values(option, line)
     # A document's text must control neither the terminal nor the shell.
-    safe = filter(SAFE_WORD.fullmatch, candidates)
+    safe = filter(_SAFE_WORD.fullmatch, candidates)
     yield from ((each, "") for each in safe if each.startswith(word) and each not in line.operands)
 
 

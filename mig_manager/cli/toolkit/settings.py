@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -21,6 +22,22 @@ MUST_FIT = options.Option(
     help="also fail for layouts that fit only other GPU models; named layouts must always fit",
     parse=options.parse_switch,
     default=False,
+)
+
+
+def _namespace_and_name(text: str) -> tuple[str, ...]:
+    match = re.fullmatch(r"([a-z0-9.-]+)/([a-z0-9.-]+)", text)
+    if match is None:
+        raise ValueError("is not NAMESPACE/NAME")
+    return match.groups()
+
+
+CONFIG_MAP = options.Option(
+    name="config-map",
+    help="ConfigMap with the config document",
+    metavar="NAMESPACE/NAME",
+    default_text="mig-manager's, then the GPU operator's",
+    parse=_namespace_and_name,
 )
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from mig_manager.core import model
+from mig_manager import errors
+from mig_manager.core import messages, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
@@ -23,8 +24,14 @@ def is_listed(members: Iterable[nodes.Node], name: str) -> bool:
 def require_layout(members: Iterable[nodes.Node], document: layouts.Document, name: str) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
     every = tuple(members)
-    if not is_listed(every, name):
-        document.layout(name, [gpus for node in every if (gpus := nodes.published_gpus(node)[0])])
+    if is_listed(every, name):
+        return
+    if document is NO_FILE:
+        hint = messages.did_you_mean(name, (each.name for node in every for each in node.layouts))
+        raise errors.LayoutError(
+            f"no node lists layout {name!r}{hint}", reason=errors.Reason.UNKNOWN_CONFIG
+        )
+    document.layout(name, [gpus for node in every if (gpus := nodes.published_gpus(node)[0])])
 
 
 def layout_of(
