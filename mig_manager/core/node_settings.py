@@ -39,6 +39,20 @@ class Colour(enum.Enum):
     NEVER = "never"
 
 
+class OutputFormat(enum.Enum):
+    """How a command answers."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the answer is for programs."""
+        return self in (OutputFormat.JSON, OutputFormat.YAML)
+
+
 class LogFormat(enum.Enum):
     """The format of log lines."""
 

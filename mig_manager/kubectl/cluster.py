@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console, documents
-from mig_manager.cli.toolkit.settings import OutputFormat
 from mig_manager.core import bar
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout.layouts import Document
+from mig_manager.core.node_settings import OutputFormat
 from mig_manager.kubectl import settings
 
 
@@ -35,8 +35,7 @@ class ClusterCommand:
         self, data: Callable[[], Mapping[str, object]], text: Callable[[], str], *, is_good: bool
     ) -> int:
         """Write the answer in the chosen format, and return the exit status."""
-        self._terminal.answer(self._chosen.output_format.value, data, text)
-        return console.DONE if is_good else console.FAILED
+        return self._terminal.answer(self._chosen.output_format, data, text, is_good=is_good)
 
     def nodes(self, names: Sequence[str] = ()) -> cluster_reader.Search:
         """Return the selected nodes, and name the missing ones on standard error."""

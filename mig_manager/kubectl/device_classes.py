@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import console
-from mig_manager.cli.toolkit.settings import OutputFormat
 from mig_manager.core import bar, model, tables
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import device_classes
@@ -41,9 +40,9 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     except errors.ClusterError as error:
         terminal.note(f"the DeviceClasses of the cluster are unknown: {error.message}")
     result = for_nodes(search.reports, present)
-    if chosen.output_format in (OutputFormat.JSON, OutputFormat.YAML):
+    if chosen.output_format.is_data:
         # A Kubernetes object, not an answer of ours.
-        terminal.say(console.rendered(result.to_data(), chosen.output_format.value))
+        terminal.say(console.rendered(result.to_data(), chosen.output_format))
     else:
         text = table(result, style=here.style)
         terminal.say(text + "\n")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, gpu_report
-from mig_manager.cli.toolkit import settings as toolkit_settings
-from mig_manager.core import bar, messages, model, options, tables
+from mig_manager.core import bar, messages, model, node_settings, options, tables
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import layouts, validate
 from mig_manager.core.node import resources, well_known
@@ -36,7 +35,7 @@ class Settings(
     """Settings of ``plan``."""
 
     layout: str = options.declared(settings.LAYOUT)
-    output_format: toolkit_settings.OutputFormat = settings.drawn_output()
+    output_format: node_settings.OutputFormat = settings.drawn_output()
 
 
 def run(chosen: Settings, terminal: console.Console) -> int:

@@ -57,7 +57,9 @@ class PluginSettings(settings.TerminalSettings):
         "config document, '-' for standard input", short="f", metavar=options.FILE
     )
     config_map: tuple[str, str] | None = options.declared(settings.CONFIG_MAP)
-    output_format: settings.OutputFormat = settings.output_format("text json yaml", name="output")
+    output_format: node_settings.OutputFormat = settings.output_format(
+        "text json yaml", name="output"
+    )
     kubectl: tuple[str, ...] = options.nested(KUBECTL_OPTIONS)
     """Arguments of every kubectl call."""
 

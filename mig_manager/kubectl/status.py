@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, cast
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.cli.toolkit import settings as toolkit_settings
-from mig_manager.core import bar, gpu_answers, messages, options, picture, tables, timestamps
+from mig_manager.core import (
+    bar,
+    gpu_answers,
+    messages,
+    node_settings,
+    options,
+    picture,
+    tables,
+    timestamps,
+)
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.node import resources
 from mig_manager.kubectl import cluster, history, settings
@@ -25,7 +34,7 @@ class Settings(settings.NodesSettings, takes=f"node selector watch output {setti
     """Settings of ``status``."""
 
     is_watched: bool = options.declared(toolkit_settings.WATCH)
-    output_format: toolkit_settings.OutputFormat = settings.drawn_output()
+    output_format: node_settings.OutputFormat = settings.drawn_output()
 
 
 def run(chosen: Settings, terminal: console.Console) -> int:
@@ -35,7 +44,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     def status_of(search: cluster_reader.Search) -> tuple[Status, str]:
         pods, is_drawn = cluster_reader.Pods(by_node=None), here.is_drawn(search)
         # A table has no room for the pods of many nodes, and listing them is slow.
-        if is_drawn or chosen.output_format is not toolkit_settings.OutputFormat.TEXT:
+        if is_drawn or chosen.output_format is not node_settings.OutputFormat.TEXT:
             pods = here.reader.pods(search.names)
         result = Status(reports=search.reports, pods=pods, now=here.now)
         return result, (pictures if is_drawn else table)(result, style=here.style)
@@ -47,7 +56,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         return here.answer(result.to_data, lambda: text, is_good=is_good)
     from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
 
-    live.require_text(chosen.output_format.value)
+    live.require_text(chosen.output_format)
 
     def refresh() -> live.View:
         style, search = here.style, here.find(chosen.nodes)

@@ -28,14 +28,6 @@ class Mode(enum.Enum):
     """Request the layouts."""
 
 
-class Output(enum.Enum):
-    """Output format of a simulation."""
-
-    TEXT = "text"
-    JSON = "json"
-    YAML = "yaml"
-
-
 def _reserve(text: str) -> tuple[model.Profile, int]:
     name, equals, number = text.partition("=")
     count = int(number) if number.isascii() and number.isdigit() and len(number) <= 5 else 0  # noqa: PLR2004
@@ -221,12 +213,13 @@ class PartitionerSettings:
         group=_OFFLINE,
         has_variable=False,
     )
-    output_format: Output = options.choice(
+    output_format: node_settings.OutputFormat = options.choice(
         "text, json or yaml",
         name="output-format",
         short="o",
         metavar="FORMAT",
-        default=Output.TEXT,
+        words="text json yaml",
+        default=node_settings.OutputFormat.TEXT,
         group=_OFFLINE,
         has_variable=False,
     )

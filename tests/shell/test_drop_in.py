@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from mig_manager.cli import registry
-from mig_manager.cli.toolkit import parser, settings
+from mig_manager.cli.toolkit import parser
+from mig_manager.core import node_settings
 from tests import programs
 from tests.shell.commandline import Shell
 
@@ -96,7 +97,7 @@ SPELLINGS = [
 TYPED: Mapping[str, Callable[[str], object]] = {
     "layouts": lambda value: (value,),
     "output_file": pathlib.Path,
-    "output_format": settings.OutputFormat,
+    "output_format": node_settings.OutputFormat,
 }
 
 

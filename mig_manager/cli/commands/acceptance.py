@@ -96,7 +96,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         is_simulated=chosen.gpus.is_simulated,
         timeout_s=chosen.gpu_timeout_s,
     )
-    text = console.answered(answer, "json")
+    text = console.answered(answer)
     if chosen.answer_file == console.STANDARD_OUTPUT:
         terminal.say(text)
     else:

@@ -141,9 +141,9 @@ def _sources(
 
     return {
         "versions.json": lambda: _json(_versions(facts)),
-        "status.json": lambda: console.answered(status().to_data(), "json"),
+        "status.json": lambda: console.answered(status().to_data()),
         "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
-        "doctor.json": lambda: console.answered(diagnosis.get().to_data(), "json"),
+        "doctor.json": lambda: console.answered(diagnosis.get().to_data()),
         "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
         "layouts.yaml": files.ConfigFile(node.config_file).read,

@@ -2,8 +2,8 @@
 
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import console, settings
-from mig_manager.core import options
+from mig_manager.cli.toolkit import console
+from mig_manager.core import node_settings, options
 
 ABOUT = """
 GPUs that the layout does not select are ignored.
@@ -44,7 +44,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    is_text = chosen.output_format is settings.OutputFormat.TEXT
+    is_text = chosen.output_format is node_settings.OutputFormat.TEXT
     if chosen.is_valid_config_only and not is_text:
         raise errors.UsageError(
             "--valid-config answers with text", remedy="'mig-manager validate' has data."

@@ -37,9 +37,9 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         doctor_facts.facts(chosen),
         timeout_s=chosen.timeout_s + doctor_examination.MARGIN_S,
     )
-    terminal.answer(
-        chosen.output_format.value,
+    return terminal.answer(
+        chosen.output_format,
         report.to_data,
         lambda: doctor_report.table(report, style=terminal.style(chosen.colour)),
+        is_good=report.is_good,
     )
-    return console.DONE if report.is_good else console.FAILED

@@ -2,7 +2,7 @@
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console, settings
-from mig_manager.core import options
+from mig_manager.core import node_settings, options
 
 ABOUT = """
 The document has one layout, which 'apply' and nvidia-mig-parted accept. Identical GPUs
@@ -31,7 +31,7 @@ class Settings(
         "write each instance's placement, as in 1g.5gb@4, which nvidia-mig-parted cannot read",
         name="placements",
     )
-    output_format: settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = settings.output_format(
         "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
     )
 
@@ -48,5 +48,5 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     )
     here.warn_unreachable(observed.unreachable, "it is not in the document")
     document = layouts.render([layout])
-    terminal.say(console.rendered(document, chosen.output_format.value))
+    terminal.say(console.rendered(document, chosen.output_format))
     return console.DONE

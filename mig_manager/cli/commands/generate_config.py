@@ -4,7 +4,7 @@ import pathlib
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console, settings
-from mig_manager.core import options
+from mig_manager.core import node_settings, options
 
 ABOUT = """
 These are all-disabled, all-enabled, all-balanced (small, medium and large instances
@@ -38,7 +38,7 @@ class Settings(
         default_text="standard output",
     )
     has_all_maximal: bool = options.switch("add every maximal mixed layout", name="all-maximal")
-    output_format: settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = settings.output_format(
         "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
     )
 
@@ -56,7 +56,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     else:
         kinds = generator.kinds_of(here.observed)
     generated = generator.layouts_of(kinds, has_all_maximal=chosen.has_all_maximal)
-    text = console.rendered(layouts.render(generated.values()), chosen.output_format.value)
+    text = console.rendered(layouts.render(generated.values()), chosen.output_format)
     if chosen.output_file is None or chosen.output_file == console.STANDARD_OUTPUT:
         terminal.say(text)
     else:

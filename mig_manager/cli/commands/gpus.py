@@ -6,7 +6,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
 from mig_manager.agent import served_layouts
 from mig_manager.cli.commands import gpu_access, gpu_settings
-from mig_manager.cli.toolkit import console, gpu_report, settings
+from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.core import messages, model, node_settings, yaml_tree
 from mig_manager.core.layout import layouts, plans, served
 from mig_manager.core.planner import vgpus
@@ -21,7 +21,7 @@ class GpuCommand(gpu_access.GpuAccess):
         super().__init__(chosen, terminal)
         terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
         self.style = terminal.style(chosen.colour)
-        self.is_wide = chosen.output_format is settings.OutputFormat.WIDE
+        self.is_wide = chosen.output_format is node_settings.OutputFormat.WIDE
 
     def answer(
         self,
@@ -31,8 +31,7 @@ class GpuCommand(gpu_access.GpuAccess):
         is_good: bool = True,
     ) -> int:
         """Write the answer in the chosen format, and return the exit status."""
-        self._terminal.answer(self.settings.output_format.value, data, text)
-        return console.DONE if is_good else console.FAILED
+        return self._terminal.answer(self.settings.output_format, data, text, is_good=is_good)
 
     def layout(self) -> layouts.Layout:
         """Return the layout that the command line, a variable or the document selects.

@@ -2,6 +2,7 @@
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console, settings
+from mig_manager.core import node_settings
 
 ABOUT = """
 The plan names the instances to destroy, to create and to keep, the GPUs to reset, and the
@@ -22,7 +23,7 @@ class Settings(
 ):
     """Settings of ``plan``."""
 
-    output_format: settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = settings.output_format(
         "text wide json yaml", default_text="text; wide lists every instance"
     )
 

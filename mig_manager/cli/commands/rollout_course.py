@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_settings
-from mig_manager.cli.toolkit import console, documents, settings
+from mig_manager.cli.toolkit import console, documents
 from mig_manager.core import bar, messages, node_settings, tables
 from mig_manager.core.fleet import listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
@@ -126,16 +126,16 @@ def _preview(
     previews = [
         preview.of_rollout(goal, node, document, pods.get(node.name, ())) for node in nodes
     ]
-    terminal.answer(
-        chosen.output_format.value,
+    return terminal.answer(
+        chosen.output_format,
         lambda: {
             "kind": "RolloutPreview",
             "layout": goal.layout,
             "nodes": [each.to_data() for each in previews],
         },
         lambda: previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
+        is_good=all(each.feasibility.fits for each in previews),
     )
-    return console.DONE if all(each.feasibility.fits for each in previews) else console.FAILED
 
 
 def _document(
@@ -168,16 +168,17 @@ def _roll_out(
         display.show(decision)
         for decision in decisions:
             display.show(decision)
-        status = console.DONE if decision.phase is rollout.RolloutPhase.DONE else console.FAILED
+        is_interrupted = False
     except KeyboardInterrupt:
-        status = console.INTERRUPTED
+        is_interrupted = True
     display.clear()
-    terminal.answer(
-        chosen.output_format.value,
+    status = terminal.answer(
+        chosen.output_format,
         lambda: _data(decision, chosen.goal),
         lambda: _outcome(decision, _title(chosen), style=terminal.style(chosen.colour)),
+        is_good=decision.phase is rollout.RolloutPhase.DONE,
     )
-    return status
+    return console.INTERRUPTED if is_interrupted else status
 
 
 def _decisions(
@@ -242,7 +243,7 @@ class _Display:
         self._terminal = terminal
         self._title = _title(chosen)
         self._style = terminal.style(chosen.colour)
-        self._is_text = chosen.output_format is settings.OutputFormat.TEXT
+        self._is_text = chosen.output_format is node_settings.OutputFormat.TEXT
         self._is_live = terminal.can_redraw
         self._before: dict[str, rollout.NodeProgressState] = {}
         self._clock = host.SystemClock()

@@ -48,8 +48,7 @@ def run(
     else:
         report = simulation.simulate(known, items, chosen.limits, now=now)
     style = terminal.style(chosen.colour)
-    terminal.answer(chosen.output_format.value, report.to_data, lambda: report.text(style))
-    return console.DONE
+    return terminal.answer(chosen.output_format, report.to_data, lambda: report.text(style))
 
 
 class _Watch:

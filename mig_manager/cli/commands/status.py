@@ -4,7 +4,7 @@ import dataclasses
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console, settings
-from mig_manager.core import options
+from mig_manager.core import node_settings, options
 
 ABOUT = """
 Identical GPUs are drawn once. It changes nothing and needs only access to the driver.
@@ -38,7 +38,7 @@ class Settings(
         group="GPUs",
         has_variable=False,
     )
-    output_format: settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = settings.output_format(
         "text wide json yaml",
         default_text="text; wide adds ids, UUIDs and the pods and processes using the GPUs",
     )
@@ -57,7 +57,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         events.play(chosen.simulated_event, chosen.gpus.simulate_state)
     if not chosen.is_watched:
         result = plans.Status(gpus=here.observe())
-        if chosen.output_format is not settings.OutputFormat.TEXT:
+        if chosen.output_format is not node_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=here.processes())
         return here.answer(
             result.to_data,
@@ -66,7 +66,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.adapters.host import lock_file
     from mig_manager.cli.toolkit import live
 
-    live.require_text(chosen.output_format.value)
+    live.require_text(chosen.output_format)
 
     def refresh() -> live.View:
         text, lines = gpu_report.live_status(

@@ -130,18 +130,24 @@ class Console:
             raise AnswerLostError(f"cannot write the answer: {why}") from error
 
     def answer(
-        self, output_format: str, data: Callable[[], Mapping[str, object]], text: Callable[[], str]
-    ) -> None:
-        """Write an answer as JSON, as YAML, or else as text.
+        self,
+        output_format: node_settings.OutputFormat,
+        data: Callable[[], Mapping[str, object]],
+        text: Callable[[], str],
+        *,
+        is_good: bool = True,
+    ) -> int:
+        """Write an answer as JSON, as YAML, or else as text; return the exit status.
 
         Raises:
             AnswerLostError: It cannot be written.
             BrokenPipeError: The reader has ended.
         """
-        if output_format in ("json", "yaml"):
+        if output_format.is_data:
             self.say(answered(data(), output_format))
         else:
             self.say(bar.harmless(text()))
+        return DONE if is_good else FAILED
 
     def layout_file(
         self, name: str, *, source: str = "", is_lenient: bool = False
@@ -266,14 +272,17 @@ def _encodable(stream: TextIO, text: str) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def answered(data: Mapping[str, object], output_format: str) -> str:
+def answered(
+    data: Mapping[str, object],
+    output_format: node_settings.OutputFormat = node_settings.OutputFormat.JSON,
+) -> str:
     """Return an answer for machines, with the version of its schema."""
     return rendered({"apiVersion": API_VERSION, **data}, output_format)
 
 
-def rendered(data: Mapping[str, object], output_format: str) -> str:
+def rendered(data: Mapping[str, object], output_format: node_settings.OutputFormat) -> str:
     """Return an answer as JSON or YAML."""
-    if output_format == "json":
+    if output_format is node_settings.OutputFormat.JSON:
         return json.dumps(data, indent=2) + "\n"
 
     from mig_manager.core import yaml_tree  # noqa: PLC0415 - loads YAML

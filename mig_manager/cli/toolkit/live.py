@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, messages
+from mig_manager.core import bar, messages, node_settings
 
 _INTERVAL_S = 2.0
 _ROWS = 24  # of a terminal without a known size
@@ -35,9 +35,9 @@ class View(NamedTuple):
     """Without a terminal: a line for every item, written when it changes."""
 
 
-def require_text(output_format: str) -> None:
+def require_text(output_format: node_settings.OutputFormat) -> None:
     """Raise UsageError if an output format is for programs."""
-    if output_format in ("json", "yaml"):
+    if output_format.is_data:
         raise errors.UsageError("--watch shows text; repeat the command for data")
 
 

@@ -1,7 +1,6 @@
 """What the settings of all commands share, in both programs."""
 
 import dataclasses
-import enum
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
@@ -41,15 +40,6 @@ CONFIG_MAP = options.Option(
 )
 
 
-class OutputFormat(enum.Enum):
-    """How a command answers."""
-
-    TEXT = "text"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-
-
 def topic(words: Iterable[str]) -> Any:
     """Declare the operand of ``help``; ``words`` are the commands."""
     return options.text(
@@ -63,7 +53,7 @@ def topic(words: Iterable[str]) -> Any:
 
 def output_format(words: str, **more: Any) -> Any:
     """Declare the format of the answer: one of these words, by default the first."""
-    default = OutputFormat(words.split(maxsplit=1)[0])
+    default = node_settings.OutputFormat(words.split(maxsplit=1)[0])
     shown = {"short": "o", "metavar": "FORMAT", "group": OUTPUT} | more
     return options.choice(words.replace(" ", "|"), words=words, default=default, **shown)
 
@@ -125,4 +115,4 @@ class TerminalSettings(CommandSettings):
 class AnswerSettings(TerminalSettings):
     """Settings of a command that also answers programs."""
 
-    output_format: OutputFormat = output_format("text json yaml")
+    output_format: node_settings.OutputFormat = output_format("text json yaml")
