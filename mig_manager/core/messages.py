@@ -1,6 +1,7 @@
 """Keep messages for people short: name a few of many, and cut at a word."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 
 def printable(text: str, instead: str = "?") -> str:
@@ -23,20 +24,35 @@ _ELLIPSIS = " ... "
 _END_MARKS = (".", "?", "!")
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, singular or plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
     """Name the first of many things, and count the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return _listed(len(names), names, most)
+
+
+def _listed(number: int, names: Iterable[str], most: int) -> str:
+    more = number - most
+    first = ", ".join(itertools.islice(names, most))
+    return first + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     """Return ``; did you mean 'a' or 'b'?`` with similar words, or nothing."""
+    names = " or ".join(f"'{each}'" for each in similar(word, known, most=most))
+    return f"; did you mean {names}?" if names else ""
+
+
+def similar(word: str, known: Iterable[str], *, most: int) -> list[str]:
+    """Return the known words that resemble a mistyped one in any case, the most similar first."""
     import difflib  # noqa: PLC0415 - only needed after a mistake
 
     by_folded = {each.lower(): each for each in known}
     close = difflib.get_close_matches(word.lower(), by_folded, n=most)
-    names = " or ".join(f"'{by_folded[each]}'" for each in close)
-    return f"; did you mean {names}?" if names else ""
+    return [by_folded[each] for each in close]
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:
@@ -55,14 +71,17 @@ def by_cause(causes: Iterable[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = {}
     for name, cause in causes:
         names.setdefault(cause, []).append(name)
-    return grouped(names)
+    return grouped([(cause, len(each), each) for cause, each in names.items()])
 
 
-def grouped(names: Mapping[str, Sequence[str]]) -> str:
-    """Name things, which are grouped by their cause, as ``by_cause``."""
-    groups = [listed(each) + (f" ({cause})" if cause else "") for cause, each in names.items()]
-    more = sum(map(len, list(names.values())[_MOST_NAMED:]))
-    return "; ".join(groups[:_MOST_NAMED]) + (f"; {more} more" if more else "")
+def grouped(groups: Sequence[tuple[str, int, Iterable[str]]]) -> str:
+    """Name things as ``by_cause``; every group is a cause, how many things, and their names."""
+    texts = [
+        _listed(number, names, _MOST_NAMED) + (f" ({cause})" if cause else "")
+        for cause, number, names in groups[:_MOST_NAMED]
+    ]
+    more = sum(number for _, number, _ in groups[_MOST_NAMED:])
+    return "; ".join(texts) + (f"; {more} more" if more else "")
 
 
 def with_full_stop(text: str) -> str:

@@ -63,8 +63,3 @@ def _folded(widths: Sequence[int], room: int) -> Sequence[Mapping[int, int]]:
 def listing(title: str, names: Sequence[str], style: bar.Style) -> str:
     """Return a title and names; a long list ends with a count."""
     return style.wrapped(f"{title}: {messages.listed(names, most=messages.MOST_AT_A_TERMINAL)}")
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, singular or plural."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, model, picture, tables
+from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
@@ -165,7 +165,7 @@ def _entries(
 
 def pictures(result: Layouts, *, style: bar.Style) -> str:
     """Draw every layout on the node's GPUs."""
-    count = tables.count(len(result.layouts), "layout")
+    count = messages.count(len(result.layouts), "layout")
     title = style.fitted(f"{result.node}: {count} can be requested")
     lines = [style.paint(title, bar.Tone.STRONG)]
     lines += [style.wrapped(note, indent="  ! ") for note in result.notes]

@@ -60,11 +60,11 @@ class Recommendations:
         """Return what is due: the first recommendation, then a sum every hour; else nothing."""
         if not self.pods or now_s - self.reported_s < _REPORT_EVERY_S:
             return ""
-        pods = "1 pod" if len(self.pods) == 1 else f"{len(self.pods)} pods"
+        pods = messages.count(len(self.pods), "pod")
         if math.isinf(self.reported_s):
             return messages.join(f"a change would make room for {pods}", self.last)
         number = self.changes.total()
-        changes = "1 new change" if number == 1 else f"{number} new changes"
+        changes = messages.count(number, "new change")
         where = f" of {messages.listed(sorted(self.changes))}" if number else ""
         minutes = round((now_s - self.began_s) / 60)
         waited = f"{pods} waited {self.waited_s / 3600:.1f} h in all without them"

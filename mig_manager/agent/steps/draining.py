@@ -27,8 +27,8 @@ def taint(job: jobs.Job, change: preparing.Change) -> None:
     affected = change.affected_pods(job)
     message = f"applying {job.status.title}"
     if affected:
-        count = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
         act = "evict" if isinstance(change.rights, orders.Evict) else "wait for"
+        count = messages.count(len(affected), "pod")
         message = f"{count} to {act}: {change.usage.named(affected)}"
 
     def step(view: node_object.NodeView) -> run_journal.Step:

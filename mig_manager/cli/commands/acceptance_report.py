@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import mig_manager
 from mig_manager.cli.commands import acceptance_course
-from mig_manager.core import bar, messages, tables
+from mig_manager.core import bar, messages
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages
 from mig_manager.core.acceptance import survey as surveys
@@ -103,7 +103,7 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
     lines = [
         f"{'simulated: ' * answer['is_simulated']}{gpus}; driver {answer['driver_version']}",
         f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
-        tables.count(len(answer["differences"]), "difference"),
+        messages.count(len(answer["differences"]), "difference"),
     ]
     lines += [style.wrapped(each, indent="  ", further="    ") for each in _notes(answer)]
     if answer["course"] is not None:

@@ -124,7 +124,7 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
 def summary(result: plans.Planned) -> str:
     """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 kept``."""
     sentence = (
-        f"{tables.count(len(result.destroyed), 'instance')} destroyed, "
+        f"{messages.count(len(result.destroyed), 'instance')} destroyed, "
         f"{len(result.created)} created, {result.kept} kept"
     )
     # GPU instances that stay, but change their compute instances.
@@ -142,11 +142,11 @@ def summary(result: plans.Planned) -> str:
             if key not in destroyed and key in placements:
                 inside.add((step.gpu_uuid, placements[key]))
     if inside - created:
-        sentence += f"; {tables.count(len(inside - created), 'instance')} divided differently"
+        sentence += f"; {messages.count(len(inside - created), 'instance')} divided differently"
     if result.mode_changes:
-        sentence += f"; MIG mode of {tables.count(len(result.mode_changes), 'GPU')} changed"
+        sentence += f"; MIG mode of {messages.count(len(result.mode_changes), 'GPU')} changed"
     resets = sum(gpu_plan.needs_reset for gpu_plan in result.plan.gpus)
-    return f"{sentence}; " + (f"{tables.count(resets, 'GPU')} reset" if resets else "no reset")
+    return f"{sentence}; " + (f"{messages.count(resets, 'GPU')} reset" if resets else "no reset")
 
 
 def difference(result: plans.Planned) -> str:
@@ -165,7 +165,7 @@ def difference(result: plans.Planned) -> str:
         )
     if others:
         differ = "differ" if others[1:] else "differs"
-        sentence += f"; {tables.count(len(others), 'more GPU')} {differ}"
+        sentence += f"; {messages.count(len(others), 'more GPU')} {differ}"
     return sentence
 
 

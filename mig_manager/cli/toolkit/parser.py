@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import console, help_pages, program
-from mig_manager.core import options
+from mig_manager.core import messages, options
 
 _UNRECOGNIZED = "unrecognized arguments: "  # how argparse begins
 EMPTY = "the value is empty; leave it out for the default"
@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
             names = [each[2:] for each in self._option_string_actions if each.startswith("--")]
             # Compare without dashes: they would make any two short flags similar.
-            if hint := program.closest(flag[2:], names):
+            for hint in messages.similar(flag[2:], names, most=1):
                 message += f"; did you mean '--{hint}'?"
         raise errors.UsageError(f"{self._command}: {message}" if self._command else message)
 

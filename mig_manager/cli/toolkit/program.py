@@ -10,7 +10,7 @@ import functools
 import importlib
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -79,13 +79,6 @@ def parse_text(text: str) -> Text:
         else:
             paragraphs.append(words)
     return Text(paragraphs=tuple(paragraphs), examples=tuple(examples), own_statuses=own)
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return the known word most similar to a mistyped one; empty if none is similar."""
-    import difflib  # noqa: PLC0415 - only for mistakes
-
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
 class Command(NamedTuple):
@@ -194,4 +187,7 @@ class Program:
             if prefixed <= known:
                 return {}
             known.update(each for option in self.options_of(name) for each in option.variables)
-        return {name: closest(name, sorted(known)) for name in sorted(prefixed - known)}
+        return {
+            name: "".join(messages.similar(name, sorted(known), most=1))
+            for name in sorted(prefixed - known)
+        }

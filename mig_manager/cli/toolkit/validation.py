@@ -96,7 +96,7 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
     if hidden := len(result.layouts) - len(drawn.layouts):
-        more = tables.count(hidden, "more layout")
+        more = messages.count(hidden, "more layout")
         lines.append(style.fitted(f"{more} for other GPUs; -o json has the reasons"))
     else:
         lines += _elsewhere(result, style)
@@ -173,7 +173,7 @@ def _by_layout(result: validate.Validated, style: bar.Style) -> Iterable[str]:
 def _summed_up(result: validate.Validated, style: bar.Style) -> str:
     if result.misfits:
         number = len({verdict.layout for verdict in result.misfits})
-        of_all = f"of {tables.count(len(result.layouts), 'layout')}"
+        of_all = f"of {messages.count(len(result.layouts), 'layout')}"
         verb = "does" if number == 1 else "do"
         return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
     if any(verdict.fit is validate.Fit.ELSEWHERE for verdict in result.verdicts.values()):

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
 from mig_manager.core.fleet import exclusions, node_room, node_sets, partitioned
@@ -110,9 +110,9 @@ class NodeIndex:
         """The sets of nodes whose GPUs are alike when they are idle."""
         return node_sets.by_key(each.empty for each in self.facts)
 
-    def names_of(self, nodes: int) -> node_sets.Names:
-        """Return the names of the nodes of a set."""
-        return node_sets.Names(nodes, self.names)
+    def names_of(self, nodes: int) -> Iterator[str]:
+        """Yield the names of the nodes of a set."""
+        return (self.names[position] for position in node_sets.each(nodes))
 
 
 def count_devices(gpus: Iterable[model.Gpu]) -> "collections.Counter[model.Profile]":

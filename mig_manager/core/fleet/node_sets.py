@@ -7,7 +7,7 @@ import bisect
 import collections
 import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar, overload
+from typing import TypeVar
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -48,27 +48,6 @@ def by_key(keys: Iterable[_Key]) -> dict[_Key, int]:
     for position, key in enumerate(keys):
         positions[key].append(position)
     return {key: of(members) for key, members in positions.items()}
-
-
-class Names(Sequence[str]):
-    """The names of the nodes of a set, in order; only those that are used are looked up."""
-
-    def __init__(self, nodes: int, names: Sequence[str]) -> None:
-        """``names`` are the names of all nodes, in order."""
-        self._positions = nodes
-        self._names = names
-
-    def __len__(self) -> int:
-        return self._positions.bit_count()
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        return [self._names[position] for position in each(self._positions)][at]
 
 
 class Amounts:

@@ -93,7 +93,10 @@ class Causes:
         for text, nodes in causes:
             sets[text] = sets.get(text, 0) | nodes
         return messages.grouped(
-            {text: self._index.names_of(nodes) for text, nodes in sets.items()}
+            [
+                (text, nodes.bit_count(), self._index.names_of(nodes))
+                for text, nodes in sets.items()
+            ]
         )
 
     def _possible(self, group: int, refused: int) -> Iterator[tuple[Wait, int, str]]:
