@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli.commands import rollout_settings
+from mig_manager.cli.commands import rollout as command
 from mig_manager.cli.toolkit import console, documents
 from mig_manager.core import bar, messages, node_settings, tables
 from mig_manager.core.fleet import listed_layouts, preview, rollout
@@ -62,7 +62,7 @@ _OUTCOMES: Mapping[rollout.RolloutPhase, str] = {
 }
 
 
-def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
+def run(chosen: command.Settings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it.
 
     Returns:
@@ -96,7 +96,7 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
 
 
 def _refuse_unknown_layout(
-    chosen: rollout_settings.RolloutSettings,
+    chosen: command.Settings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.Node],
@@ -110,7 +110,7 @@ def _refuse_unknown_layout(
 
 
 def _preview(
-    chosen: rollout_settings.RolloutSettings,
+    chosen: command.Settings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.Node],
@@ -139,7 +139,7 @@ def _preview(
 
 
 def _document(
-    chosen: rollout_settings.RolloutSettings,
+    chosen: command.Settings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     default: layouts.Document | None,
@@ -154,14 +154,12 @@ def _document(
     )
 
 
-def _title(chosen: rollout_settings.RolloutSettings) -> str:
+def _title(chosen: command.Settings) -> str:
     layout = chosen.goal.layout
     return "undo of the rollout" if layout is None else f"layout {layout}"
 
 
-def _roll_out(
-    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
-) -> int:
+def _roll_out(chosen: command.Settings, terminal: console.Console, selected: fleet.Fleet) -> int:
     display, decisions = _Display(chosen, terminal), _decisions(chosen, terminal, selected)
     decision = next(decisions)  # an interrupt before this has no outcome to show
     try:
@@ -182,7 +180,7 @@ def _roll_out(
 
 
 def _decisions(
-    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+    chosen: command.Settings, terminal: console.Console, selected: fleet.Fleet
 ) -> Iterator[rollout.RolloutDecision]:
     """Yield every decision, then execute it, until the rollout is over.
 
@@ -237,9 +235,7 @@ def _act(
 class _Display:
     """Shows decisions: in a live table, as a line for every change of a node, or not at all."""
 
-    def __init__(
-        self, chosen: rollout_settings.RolloutSettings, terminal: console.Console
-    ) -> None:
+    def __init__(self, chosen: command.Settings, terminal: console.Console) -> None:
         self._terminal = terminal
         self._title = _title(chosen)
         self._style = terminal.style(chosen.colour)
