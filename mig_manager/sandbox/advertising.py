@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import api_values, node_object, resources
+from mig_manager.core.node import api_values, resources
 
 _log = structlog.get_logger()
 
@@ -25,8 +25,6 @@ class AdvertisingGpus:
         self._gpus = gpus
         self._kube = kube
         self._name = name
-        self._advertised: tuple[str, dict[str, int]] | None = None
-        """UID of the Node, which kubelet may register again, and the devices."""
         self._observed = model.NO_GPUS
 
     def observe(self) -> model.ObservedGpus:
@@ -52,23 +50,20 @@ class AdvertisingGpus:
     def _advertise(self) -> None:
         counts = resources.counts(self._observed)
         try:
-            uid = node_object.parse_node(self._kube.get(node.path(self._name))).uid
-            if (uid, counts) == self._advertised:
-                return
-            publish_resources(self._kube, self._name, counts)
+            if publish_resources(self._kube, self._name, counts):
+                _log.info("gpus_advertised", resources=counts)
         except errors.ClusterError as error:
-            self._advertised = None
             _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
-        else:
-            self._advertised = uid, counts
-            _log.info("gpus_advertised", resources=counts)
 
 
-def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -> None:
+def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -> bool:
     """Advertise exactly these devices of a node; needs the right to patch ``nodes/status``.
 
     A missing resource becomes 0, as with kubelet: a kubelet that still knows it would undo its
     removal.
+
+    Returns:
+        Whether the node advertised others before.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -83,5 +78,7 @@ def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -
         change[field] = {
             key: str(count) for key, count in desired.items() if current.get(key) != count
         }
-    if any(change.values()):
+    is_changed = any(change.values())
+    if is_changed:
         kube.patch(f"{node.path(name)}/status", {"status": change})
+    return is_changed

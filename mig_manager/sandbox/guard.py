@@ -48,19 +48,20 @@ def _others() -> list[int]:
 
 
 def main() -> None:
-    """Wait for the end of standard input, then end the others and remove the folder."""
+    """Wait for the end of standard input, then end the others and remove the folder.
+
+    A process that even SIGKILL does not end, as one in a system call, is left.
+    """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
-    number = signal.SIGTERM
-    while others := _others():
-        for pid in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        if time.monotonic() >= deadline_s:
-            number = signal.SIGKILL
-        threading.Event().wait(_POLL_S)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while (others := _others()) and time.monotonic() < deadline_s:
+            for pid in others:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+            threading.Event().wait(_POLL_S)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 

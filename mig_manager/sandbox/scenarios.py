@@ -7,9 +7,10 @@ import pathlib
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
-from mig_manager.core import bar, model, picture, yaml_tree
+from mig_manager.core import bar, messages, model, picture, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import ending, replay, stages, timeline
@@ -64,8 +65,17 @@ class Options:
 
     @property
     def gpus(self) -> list[model.Gpu]:
-        """The GPUs of such a node, without a layout; UsageError: the spec is invalid."""
+        """The GPUs of such a node, without a layout.
+
+        Raises:
+            UsageError: The spec is invalid, or no such GPU has MIG.
+        """
         products = hardware.parse_node(self.node)
+        if not any(product.is_mig_capable for product in products):
+            names = messages.listed(sorted({product.name for product in products}))
+            raise errors.UsageError(
+                f"{names} cannot be partitioned; name a GPU with MIG, such as {SPEC}"
+            )
         return [hardware.template(product, index) for index, product in enumerate(products)]
 
     def layouts_with(self, name: str) -> str:

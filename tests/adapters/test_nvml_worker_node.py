@@ -1,13 +1,12 @@
 """Workers on a simulated node: what its driver does to them, and that nothing is left of them."""
 
-import contextlib
 import gc
 import os
 import pathlib
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -48,10 +47,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path, spec: str) -> Iterator[Node]:
-    node = Node(tmp_path, spec)
-    with contextlib.closing(node.state):
-        yield node
+def node(tmp_path: pathlib.Path, spec: str) -> Node:
+    return Node(tmp_path, spec)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.kubernetes import api, node
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
@@ -77,6 +77,16 @@ def test_a_node_that_was_registered_again_gets_its_devices_again(rig: Rig) -> No
     rig.gpus.observe()
     rig.server.delete(resources.NODES, "n1")
     rig.server.create(NODE)
+
+    rig.gpus.observe()
+
+    assert rig.status()["allocatable"]["nvidia.com/gpu"] == "1"
+
+
+def test_devices_that_a_kubelet_zeroes_are_advertised_again(rig: Rig) -> None:
+    rig.gpus.observe()
+    zeroes = {"status": {"allocatable": {"nvidia.com/gpu": "0"}}}
+    rig.kube.patch(f"{node.path('n1')}/status", zeroes)
 
     rig.gpus.observe()
 

@@ -7,7 +7,6 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -185,19 +184,3 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
         stop.set()
         assert reading.result(timeout=60) <= 1
     assert state.read().gpus[0].instances == ()
-
-
-def test_uncounted_write_of_a_dead_process_is_seen_after_a_moment(path: pathlib.Path) -> None:
-    state = boot(path)
-    counter = path.with_name(f"{path.name}.writes")
-    counted = counter.read_bytes()
-    other = nvml_faults.SharedState(path)
-    other.reboot()
-    counter.write_bytes(counted)
-    # A process that changes the node reads the file whatever the count says.
-    assert state.update(lambda node: node).boots == 1
-    other.reboot()
-    counter.write_bytes(counted)
-    deadline = time.monotonic() + 10
-    while state.read().boots != 2:
-        assert time.monotonic() < deadline

@@ -1,4 +1,3 @@
-import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -97,30 +96,6 @@ def test_a_successor_of_the_same_name_is_not_deleted_in_its_place(
     cluster.delete(cluster_view.Kind.POD, old, now=True)
 
     assert names(cluster) == {"p1"}
-
-
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a stalled watch be given up sooner; what follows is the same."""
-    times = dataclasses.replace(cluster_view._TIMES, watch_s=1.0, stall_s=1.5)
-    monkeypatch.setattr(cluster_view, "_TIMES", times)
-
-
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("how", list(apiserver.Break), ids=lambda how: how.value)
-def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
-    server: apiserver.ApiServer,
-    cluster: cluster_view.ClusterView,
-    others: api.KubeApi,
-    how: apiserver.Break,
-) -> None:
-    others.post(_PATH, _POD)
-    waiting.until(lambda: names(cluster) == {"p1"})
-    server.break_watches(how)
-    others.delete(f"{_PATH}/p1")
-    others.post(_PATH, objects.gpu_pod("p2", "nvidia.com/gpu"))
-
-    waiting.until(lambda: names(cluster) == {"p2"})
 
 
 def test_a_refusal_that_time_does_not_explain_is_raised(

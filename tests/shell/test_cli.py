@@ -230,6 +230,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("status", "--watch", "-o", "json", *SPEC), 2, "--watch shows text"),
         (("support-bundle", *SPEC, "--output-file", "/no/x"), 2, "cannot write /no/x"),
         (("demo", "--nodes", "5", "--scenario", "budget"), 2, "exclude each other"),
+        (("demo", "--simulate", "T4"), 2, "Tesla T4 cannot be partitioned; name a GPU with MIG"),
         (("demo", "--nodes", "3"), 2, "'3' is not a number of nodes from 5 to 20"),
     ],
 )

@@ -162,17 +162,6 @@ def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
     assert user.complete("apply", "-f", str(own), "all-7").out.split() == ["all-7-a", ":4"]
 
 
-def test_what_a_node_lists_cannot_control_the_terminal(user: rig.Viewer) -> None:
-    evil = served.Entry(name="a\x1b[2J", content_hash="\r", origin="x\n" * 500)
-    add_node(user.server, served.to_json([evil]))
-
-    answer = user.alone("layouts", "gpu-1")
-
-    assert answer.status == 0
-    assert "\x1b" not in answer.out
-    assert len(answer.out.splitlines()) < 20
-
-
 def test_a_node_that_is_missing_or_without_gpus_fails_in_a_line(user: rig.Viewer) -> None:
     user.server.store.create(rig.node("plain"))
 

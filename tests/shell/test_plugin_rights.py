@@ -6,6 +6,7 @@ import pathlib
 import pytest
 import yaml
 
+from mig_manager.core.layout import served
 from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
@@ -111,6 +112,8 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
         gpus[0].name, json.dumps(NASTY)[1:-1]
     )
     del thing["metadata"]["labels"]["mig-manager.io/applied"]
+    entry = served.Entry(name=NASTY, content_hash=NASTY, origin=NASTY)
+    notes["mig-manager.io/layouts"] = served.to_json([entry])
     layouts = json.dumps({"version": "v1", "mig-configs": {NASTY: [
         {"devices": "all", "mig-enabled": True, "mig-devices": {"9g.5gb": 1}}
     ]}})  # fmt: skip
@@ -127,6 +130,7 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
             ("status", "n1", "-o", "yaml"),
             ("plan", NASTY, "n1"),
             ("validate",),
+            ("layouts", "n1"),
             ("history", "n1"),
             ("history", NASTY.replace("\x1b", "")),
         ):

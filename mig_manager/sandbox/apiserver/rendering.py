@@ -106,7 +106,7 @@ def list_collection(objects: store.Store, info: request.RequestInfo, form: Rende
     if token := info.query.get("continue", ""):
         try:
             at, *after = json.loads(base64.urlsafe_b64decode(token))
-        except (binascii.Error, ValueError) as error:
+        except (binascii.Error, TypeError, ValueError) as error:
             raise resources.bad_request("continue key is not valid") from error
     limit = request.number(info.query, "limit")
     request.number(info.query, "resourceVersion")

@@ -90,8 +90,7 @@ class SimulatedLibrary:
     def _run(self, attempt: "Attempt") -> None:
         function = attempt.function
         attempt.entered_ns = time.monotonic_ns()
-        # A new session must see all changes of the node before it.
-        node = self.state.read() if function.needs_session else self.state.read_uncached()
+        node = self.state.read()
         view = self._view(node, attempt.target)
         latency = function.latency
         field = latency if isinstance(latency, str) else latency(view, *attempt.rest)

@@ -1,8 +1,8 @@
 """The state of a simulated node: one JSON file that all its processes share.
 
-Readers take no lock: the file is replaced, never written in place, and a counter in shared memory
-changes with every write. Writers exclude each other with ``flock``. It works between threads too,
-because every writer opens the lock file itself, and the kernel releases it when a process dies.
+Readers take no lock: the file is replaced, never written in place, and its time stamp grows with
+every write. Writers exclude each other with ``flock``. It works between threads too, because every
+writer opens the lock file itself, and the kernel releases it when a process dies.
 """
 
 import contextlib
@@ -10,10 +10,8 @@ import dataclasses
 import enum
 import fcntl
 import json
-import mmap
 import os
 import pathlib
-import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -26,20 +24,6 @@ from mig_manager.sandbox.driver import states, transitions
 _FIRST_PID = 4001
 
 Version = tuple[int, int, int]
-_COUNTER = struct.Struct("=Q")
-_GOOD_S = 0.001
-"""How long a cached state is good without a counted write: a writer may be killed between writing
-and counting."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Cached:
-    """The last state read or written."""
-
-    version: Version
-    node: states.MachineState
-    writes: int
-    good_until_s: float
 
 
 class SharedState:
@@ -50,14 +34,8 @@ class SharedState:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self._cached: _Cached | None = None
-        self._writes: mmap.mmap | None = None
-
-    def close(self) -> None:
-        """Close the counter; the next read opens it again."""
-        writes, self._writes = self._writes, None
-        if writes is not None:
-            writes.close()
+        self._cached: tuple[Version, states.MachineState] | None = None
+        """The last state read or written."""
 
     def create(self, spec: str, options: states.Options) -> None:
         """Write the state of a freshly booted node, unless the file exists.
@@ -77,53 +55,13 @@ class SharedState:
                 )
 
     def read(self) -> states.MachineState:
-        """Return the present state.
-
-        Raises:
-            FileNotFoundError: The file is missing; noticed up to 1 ms after its removal.
-        """
-        cached = self._cached
-        # System calls give the interpreter to other threads, so most queries make none.
-        if (
-            cached is not None
-            and cached.writes == self._count_writes()
-            and time.monotonic() < cached.good_until_s
-        ):
-            return _living(cached.node)
-        return self.read_uncached()
-
-    def read_uncached(self) -> states.MachineState:
-        """Return the present state, past the cache; FileNotFoundError: the file is missing."""
-        writes = self._count_writes()
+        """Return the present state; FileNotFoundError: the file is missing."""
         version = version_of(self.path.stat())
-        cached = self._cached
-        if cached is not None and cached.version == version:
-            node = cached.node
-        else:
+        if self._cached is None or self._cached[0] != version:
             with self.path.open(encoding="utf-8") as file:
                 version = version_of(os.fstat(file.fileno()))
-                node = _decode(json.load(file))
-        self._keep(version, node, writes)
-        return _living(node)
-
-    def _keep(self, version: Version, node: states.MachineState, writes: int) -> None:
-        good_s = time.monotonic() + _GOOD_S
-        self._cached = _Cached(version=version, node=node, writes=writes, good_until_s=good_s)
-
-    def _count_writes(self) -> int:
-        """Return the number of counted writes: a writer may die before it counts."""
-        (count,) = _COUNTER.unpack_from(self._counter())
-        return int(count)
-
-    def _counter(self) -> mmap.mmap:
-        if self._writes is None:
-            # Raises without a node, which gets no counter.
-            self.path.stat()
-            with self.beside("writes").open("a+b") as file:
-                if os.fstat(file.fileno()).st_size < _COUNTER.size:
-                    os.ftruncate(file.fileno(), _COUNTER.size)
-                self._writes = mmap.mmap(file.fileno(), _COUNTER.size)
-        return self._writes
+                self._cached = version, _decode(json.load(file))
+        return _living(self._cached[1])
 
     def update(
         self, change: Callable[[states.MachineState], states.MachineState]
@@ -134,7 +72,7 @@ class SharedState:
         written.
         """
         with self._exclusively("lock"):
-            before = self.read_uncached()
+            before = self.read()
             after = change(before)
             if after is not before:
                 self._write(after)
@@ -256,11 +194,7 @@ class SharedState:
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     def _write(self, node: states.MachineState) -> None:
-        """Replace the file, and count that."""
-        version = replace(self.path, _encode(node))
-        writes = self._count_writes() + 1
-        _COUNTER.pack_into(self._counter(), 0, writes)
-        self._keep(version, node, writes)
+        self._cached = replace(self.path, _encode(node)), node
 
     @contextlib.contextmanager
     def _exclusively(self, suffix: str) -> Iterator[None]:

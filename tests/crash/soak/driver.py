@@ -25,9 +25,6 @@ class MemoryState(nvml_faults.SharedState):
     def read(self) -> states.MachineState:
         return self._node
 
-    def read_uncached(self) -> states.MachineState:
-        return self._node
-
     def _write(self, node: states.MachineState) -> None:
         self._node = node
 

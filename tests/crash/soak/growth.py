@@ -1,13 +1,10 @@
 """Whether the agent grows: memory, threads and open files over many reconfigurations.
 
-    python -m tests.crash.soak.growth [--runs 10000] [--traced-runs 500] [--process-runs 300]
-
 First one agent's loop in this process, over GPUs and a cluster in memory, so that Python's own
 heap can be asked; then the agent's process over HTTP with a worker process for each piece of work,
 so that the kernel can be asked.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import gc
@@ -21,7 +18,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.adapters.host import log
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
 from tests import contract
@@ -71,22 +67,6 @@ class Growth:
     threads: int
     """How many more there always are at the end than there ever were before; at rest 0 or less."""
     files: int
-
-
-def main() -> None:
-    """Measure, and print what came out."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=10_000, help="in this process")
-    parser.add_argument("--process-runs", type=int, default=300, help="in an agent's process")
-    parser.add_argument(
-        "--traced-runs", type=int, default=500, help="with every allocation traced"
-    )
-    wanted = parser.parse_args()
-    log.configure(level="error", is_json=True, stream=sys.stderr)
-    _report("one process", in_memory(wanted.runs))
-    each = traced(wanted.traced_runs)
-    print(f"  Python heap  {each:+.1f} B each, traced for {wanted.traced_runs} more")
-    _report("the agent's process", in_a_process(wanted.process_runs))
 
 
 def in_memory(runs: int) -> list[Sample]:
@@ -217,21 +197,3 @@ def _at_rest(folder: pathlib.Path) -> int:
         pause.wait(0.02)
         fewest = min(fewest, len(list(folder.iterdir())))
     return fewest
-
-
-def _report(title: str, samples: Sequence[Sample]) -> None:
-    found = growth(samples)
-    first, last = samples[0], samples[-1]
-    print(f"{title}: {last.runs} reconfigurations")
-    if last.blocks:
-        print(
-            f"  objects      {first.blocks:12,} -> {last.blocks:12,}    {found.blocks:+8.3f} each"
-        )
-    resident = f"{first.resident:12,} -> {last.resident:12,}"
-    print(f"  resident     {resident} B  {found.resident:+8.1f} B each")
-    print(f"  threads      {first.threads:12} -> {last.threads:12}")
-    print(f"  open files   {first.files:12} -> {last.files:12}")
-
-
-if __name__ == "__main__":
-    main()
