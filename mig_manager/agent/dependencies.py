@@ -1,6 +1,7 @@
 """Compose the ports of the agent's pipeline: API server, kubelet, GPUs, files and host."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 
