@@ -253,7 +253,7 @@ class RunJournal:
         undone, kept = self._to_undo_and_keep(kept)
         self._end_phase()
         clock = self._deps.clock
-        self.status = run_status.finished(
+        self.status = run_status.with_outcome(
             self.status, outcome, clock, retry_after_s=self._retry_after_s
         )
         labels: dict[str, str | None] = {}
@@ -313,7 +313,7 @@ class RunJournal:
 
     def _enter(self, phase: model.Phase, message: str) -> None:
         _log.info("phase_entered", phase=phase.value, message=message)
-        self.status = run_status.entered(self.status, phase, message)
+        self.status = run_status.in_phase(self.status, phase, message)
 
     def _to_undo_and_keep(
         self, kept: journals.Journal

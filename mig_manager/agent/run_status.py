@@ -13,7 +13,7 @@ from mig_manager.core.records import gpu_recovery, requests, status
 _log = structlog.get_logger()
 
 
-def entered(before: status.Status, phase: model.Phase, message: str) -> status.Status:
+def in_phase(before: status.Status, phase: model.Phase, message: str) -> status.Status:
     """Return the status in a new phase."""
     is_reboot = phase is model.Phase.REBOOT
     return dataclasses.replace(
@@ -25,7 +25,7 @@ def entered(before: status.Status, phase: model.Phase, message: str) -> status.S
     )
 
 
-def finished(
+def with_outcome(
     before: status.Status, outcome: outcomes.Outcome, clock: timing.Clock, *, retry_after_s: float
 ) -> status.Status:
     """Return the status with the outcome of the run."""

@@ -125,10 +125,10 @@ def _refresh_management(
     roots: host_settings.HostRoots, here: pathlib.Path, timeout_s: float
 ) -> None:
     """Regenerate the operator's spec; our own tool must write the host's paths."""
-    places = here, roots.host_here
-    folders = (programs.inside(root, _FOLDER) for root in places)
+    both = here, roots.host_here
+    folders = (programs.inside(root, _FOLDER) for root in both)
     folder = next((each for each in folders if each and each.is_dir()), None)
-    program = programs.Programs([programs.Root(path=root) for root in places]).find(_TOOL)
+    program = programs.Programs([programs.Root(path=root) for root in both]).find(_TOOL)
     if folder is None or program is None:
         missing = _TOOL if program is None else _FOLDER
         _skip(_MANAGEMENT_SPEC, f"{missing} is found neither here nor on the host")

@@ -106,12 +106,12 @@ class _Decider:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
         waits = list(self._kept.waiting)
-        held = {name for record in self._gpu_holds.values() for name, _ in record.gpus}
+        on_hold = {name for record in self._gpu_holds.values() for name, _ in record.gpus}
         causes = waiting.Causes(
             self._batch,
             self._changes.why_not_now,
             is_full=self._changes.is_full,
-            on_hold=node_sets.of(map(self._batch.index.position.__getitem__, held)),
+            on_hold=node_sets.of(map(self._batch.index.position.__getitem__, on_hold)),
         )
         for rank in self._remaining:
             pod = self._batch.pods[rank]
