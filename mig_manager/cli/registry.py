@@ -76,9 +76,16 @@ _ROWS = (
         notes_variables=False,
     ),
     program.Command(
-        "help", "Show the help of the program or of a command.", "help", notes_variables=False
+        "help",
+        "Show the help of the program or of a command.\n\n"
+        "$ mig-manager help apply\nAs 'mig-manager apply --help'.",
+        notes_variables=False,
     ),
-    program.Command("version", "Print the version.", "version", notes_variables=False),
+    program.Command(
+        "version",
+        "Print the version.\n\n$ mig-manager version\nAlso: mig-manager --version.",
+        notes_variables=False,
+    ),
 )
 COMMANDS = tuple(row.name for row in _ROWS)
 PROGRAM = program.Program(

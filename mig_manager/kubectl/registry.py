@@ -24,8 +24,8 @@ _ROWS = (
         "Show the DeviceClasses that serve the MIG resources of nodes with the DRA driver.",
         "device_classes",
     ),
-    program.Command("help", "Show the help of the plugin or of a command.", "help"),
-    program.Command("version", "Print the version.", "version"),
+    program.Command("help", "Show the help of the plugin or of a command."),
+    program.Command("version", "Print the version."),
 )
 PROGRAM = program.Program(
     name="kubectl mig",

@@ -98,7 +98,7 @@ def sources() -> dict[str, bytes]:
     finder = modulefinder.ModuleFinder(path=path, excludes=UNUSED)
     finder.import_hook(ENTRY)
     # The registry names the commands' modules, and does not import them.
-    for row in registry.PROGRAM.rows:
+    for row in filter(lambda row: row.module, registry.PROGRAM.rows):
         finder.import_hook(f"{registry.PROGRAM.folder}.{row.module}")
     found: dict[str, bytes] = {}
     for name, module in finder.modules.items():

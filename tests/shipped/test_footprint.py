@@ -87,7 +87,7 @@ assert sys.modules["mig_manager.change.apply"]
 import mig_manager.kubectl.__main__
 from mig_manager.kubectl import registry
 for row in registry.PROGRAM.rows:
-    registry.PROGRAM.module(row.name)
+    registry.PROGRAM.options_of(row.name)
 """,
         """
         google grpc kubernetes prometheus_client pynvml starlette structlog tenacity urllib3

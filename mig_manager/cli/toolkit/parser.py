@@ -32,6 +32,11 @@ def run(of: program.Program, argv: Sequence[str], terminal: console.Console) -> 
         for name, closest in of.unknown_variables(terminal.environ, command.name).items():
             hint = f"; did you mean {closest}?" if closest else ""
             terminal.note(f"warning: {name} is ignored: no option has this variable{hint}")
+    if command.name == program.HELP.name:
+        return show_help(of, str(parsed["topic"] or ""), terminal)
+    if command.name == program.VERSION.name:
+        terminal.say(of.version)
+        return console.DONE
     chosen = of.settings(parsed, terminal.environ)
     status: int = of.module(command.name).run(chosen, terminal)
     return status

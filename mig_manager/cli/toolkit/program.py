@@ -22,6 +22,13 @@ HELP = options.Option(name="help", short="h", help="show this help and exit", ha
 VERSION = options.Option(
     name="version", short="v", help="show the version and exit", has_variable=False
 )
+_TOPIC = options.Option(
+    name="topic",
+    help="the command (default: the program)",
+    metavar="COMMAND",
+    is_operand=True,
+    has_variable=False,
+)
 _FIRST_GROUPS = (options.OPTIONS, "the change", "GPUs")
 """The first headings in help; the output's heading comes last."""
 
@@ -85,8 +92,8 @@ class Command(NamedTuple):
     """A row of the registry."""
 
     name: str
-    summary: str  # a sentence, the first of its help
-    module: str  # its name in the program's folder
+    summary: str  # the first of its help: a sentence, and all of it without a module
+    module: str = ""  # its name in the program's folder; empty: ``parser`` answers the command
     operands: str = ""  # for the usage line, if the operands' names are not clear enough
     notes_variables: bool = True  # whether it warns of variables that no option has
 
@@ -145,15 +152,22 @@ class Program:
         """Return the help text about a command, or about the program without a command."""
         if not command:
             return parse_text(self.about)
-        about = getattr(self.module(command), "ABOUT", "")
-        return parse_text(f"{self.commands[command].summary}\n\n{about.strip()}")
+        row = self.commands[command]
+        about = getattr(self.module(command), "ABOUT", "") if row.module else ""
+        return parse_text(f"{row.summary}\n\n{about.strip()}")
 
     def options_of(self, command: str = "") -> tuple[options.Option, ...]:
         """Return the options and operands of a command, or those allowed before a command."""
-        declared = options.of(self.module(command).Settings) if command else self.leading
+        declared = self._declared(command) if command else self.leading
         last = len(_FIRST_GROUPS)
         rank = {name: number for number, name in enumerate(_FIRST_GROUPS)} | {"output": last + 1}
         return tuple(sorted((HELP, *declared), key=lambda each: rank.get(each.group, last)))
+
+    def _declared(self, command: str) -> tuple[options.Option, ...]:
+        if self.commands[command].module:
+            return options.of(self.module(command).Settings)
+        topic = dataclasses.replace(_TOPIC, words=tuple(self.commands))
+        return (topic,) if command == HELP.name else ()
 
     def operands_of(self, command: str) -> tuple[options.Option, ...]:
         """Return the operands of a command."""

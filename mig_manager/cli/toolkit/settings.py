@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from mig_manager.core import node_settings, options
@@ -38,17 +38,6 @@ CONFIG_MAP = options.Option(
     default_text="mig-manager's, then the GPU operator's",
     parse=_namespace_and_name,
 )
-
-
-def topic(words: Iterable[str]) -> Any:
-    """Declare the operand of ``help``; ``words`` are the commands."""
-    return options.text(
-        "the command (default: the program)",
-        metavar="COMMAND",
-        words=tuple(words),
-        has_variable=False,
-        is_operand=True,
-    )
 
 
 def output_format(words: str, **more: Any) -> Any:
