@@ -26,7 +26,7 @@ NEEDED = {
         "longest-wait-s": "100",
         "merge-back-after-s": "60",
     },
-    "rollout": {"selector": "a=b", "selected-config": "all-1g.5gb"},
+    "rollout": {"selector": "a=b", "layout": "all-1g.5gb"},
 }
 """Without these a command has no settings."""
 EXAMPLES = {
@@ -86,7 +86,7 @@ def test_every_option_is_set_by_its_flags_and_by_its_variables(
         others = {"longest-wait-s": "100"}
     if option.name in {"fresh", "advertise-simulated"}:
         others["simulate"] = "1xA30"
-    needed = [f"--{key}={value}" for key, value in others.items()]
+    needed = [value if key == "layout" else f"--{key}={value}" for key, value in others.items()]
     example = option.words[-1] if option.words else EXAMPLES.get(option.metavar, "x")
     value = [example] if option.metavar else []
     text = example if option.metavar else str(option.const).lower()
