@@ -211,21 +211,19 @@ def test_a_lost_write_is_tried_again_with_the_next_check() -> None:
 
 def test_a_run_ends_although_its_faults_cannot_be_written() -> None:
     rig = scenes.node()
-    agent = scenes.reconciler(rig)
     set_action(rig, RESET, 0)
 
-    def refuse_after_outcome() -> None:
-        if "Applied" in rig.events:
-            # Another program has removed what the run published.
-            rig.refusing["node.patch"] = scenes.BROKEN["node"]
-            agent.forget_node()
+    def refuse_after_outcome(_document: str) -> bool:
+        # Another program has removed what the run published.
+        rig.refusing["node.patch"] = scenes.BROKEN["node"]
+        agent.forget_node()
+        return True
 
-    rig.on_call = refuse_after_outcome
+    agent = scenes.reconciler(rig, write_layouts=refuse_after_outcome)
     outcome = scenes.run(rig, LAYOUT, by=agent)
     assert outcome.reason is errors.Reason.APPLIED
     assert "GpuRecoveryNeeded" not in rig.events
 
-    rig.on_call = lambda: None
     del rig.refusing["node.patch"]
     agent.check_drift(LAYOUT, outcome)
     assert rig.events[-1] == "GpuRecoveryNeeded"
