@@ -304,7 +304,8 @@ class Partitioner:
         self._telemetry.set_resting(len(resting))
         for node, rest_s in resting if has_pending else ():
             if node.name not in self._term.resting:
-                _log.info("node_resting", node=node.name, for_s=round(rest_s, 1))
+                is_own = node.served == history.requested.get(node.name)
+                _log.info("node_resting", node=node.name, for_s=round(rest_s, 1), is_own=is_own)
         self._term.resting = frozenset(node.name for node, _ in resting if has_pending)
 
     def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...], now: dt.datetime) -> None:

@@ -55,6 +55,7 @@ class PartitionedNode:
     """By UUID; a GPU whose use is unknown, or that needs recovery from a fault, is missing."""
     finished_at: dt.datetime | None = None  # end of its agent's last run
     took_s: float = 0.0  # that run, by the agent's clock
+    served: str = ""  # content hash of that run's layout
     refused: str = ""  # content hash of the custom layout, if its agent's last run failed
     is_repeatable: bool = False  # whether the same layout may succeed later
     is_retried: bool = False  # whether its agent retries the refused layout
@@ -118,6 +119,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         in_use=in_use or {},
         finished_at=published.finished_at if published else None,
         took_s=_took_s(published),
+        served=published.config_hash if published else "",
         refused=_refused(node),
         is_retried=is_retried,
         is_repeatable=published is not None and published.reason in _REPEATABLE,
