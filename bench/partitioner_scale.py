@@ -234,7 +234,7 @@ class Decider:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._history = past_decisions.History()
-        self._sightings = partitioned.Sightings()
+        self._own_clock = partitioned.OwnClock()
         self._cache = node_index.NodeCache()
         self.changes = 0
 
@@ -243,7 +243,7 @@ class Decider:
         began_s = time.process_time()
         pending = self._watched.pending
         seen = partitioned.with_pods(self._watched.nodes.values(), self._watched.requests)
-        nodes = self._sightings.on_own_clock(seen, now=now)
+        nodes = self._own_clock.dated(seen, now=now)
         decision = partitioning.decide(
             nodes, pending, _LIMITS, now=now, history=self._history, cache=self._cache
         )

@@ -36,7 +36,7 @@ _RECHECK_S = 5.0
 """Between two decisions about the same pods: cooldowns end, and pods end."""
 _RECHECK_SHARE = 1.0
 """Minimum pause, as a multiple of a decision's duration: decisions use half of a core at most."""
-_REFUSED_S = 300.0
+_AVOID_S = 300.0
 """How long not to change a node that the API refused to change, or whose agent failed a layout:
 one bad node must not fail so many requests that all stop."""
 _INHERITED_S = 300.0
@@ -107,11 +107,11 @@ class _Term:
     recheck_s: float = math.inf  # when to decide without a change of demand
     resume_s: float = -math.inf  # when to act again after an API failure
     pause_s: float = _FIRST_PAUSE_S
-    refused: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
+    avoided: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
     """By node: until when not to change it, and why."""
     pending_since_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""
-    sightings: partitioned.Sightings = dataclasses.field(default_factory=partitioned.Sightings)
+    own_clock: partitioned.OwnClock = dataclasses.field(default_factory=partitioned.OwnClock)
     unusable: dict[str, str] = dataclasses.field(default_factory=dict)
     """By opted-in node: why it was unusable at the last decision."""
     resting: frozenset[str] = frozenset()
@@ -235,10 +235,10 @@ class Partitioner:
         self._report_recommendations(nodes, pending)
         withheld = self._term.announcer.announce_unmet(decision.unmet, pending)
         self._telemetry.set_pending(decision, withheld=withheld)
-        has_refused = any(node.refused for node in nodes)
+        has_failed = any(node.failed_hash for node in nodes)
         is_unreported = self._term.recommended.is_unreported
         acts_at_rest = likely or self._settings.limits.merge_back_after_s
-        is_at_rest = not (pending or has_refused or is_unreported or acts_at_rest)
+        is_at_rest = not (pending or has_failed or is_unreported or acts_at_rest)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._term.recheck_s = self._clock.monotonic() + pause_s
 
@@ -253,11 +253,11 @@ class Partitioner:
             pod.uid: self._term.pending_since_s.get(pod.uid, now_s) for pod in pending
         }
         self._term.served &= self._term.pending_since_s.keys()
-        self._term.refused = {
-            name: refusal for name, refusal in self._term.refused.items() if refusal[0] > now_s
+        self._term.avoided = {
+            name: each for name, each in self._term.avoided.items() if each[0] > now_s
         }
         nodes = partitioned.with_pods(self._cluster.nodes(), self._cluster.requests)
-        dated = self._term.sightings.on_own_clock(nodes, now=now)
+        dated = self._term.own_clock.dated(nodes, now=now)
         return tuple(map(self._mark_unusable, dated)), pending
 
     def _likely(self, now_s: float) -> tuple[demand.Pending, ...]:
@@ -270,8 +270,8 @@ class Partitioner:
         """Mark a node that the partitioner must not change."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
-        if node.name in self._term.refused and not node.unusable:
-            return dataclasses.replace(node, unusable=self._term.refused[node.name][1])
+        if node.name in self._term.avoided and not node.unusable:
+            return dataclasses.replace(node, unusable=self._term.avoided[node.name][1])
         return node
 
     def _log_unusable(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:
@@ -320,13 +320,13 @@ class Partitioner:
         # A person may have requested another layout meanwhile.
         answered = [node for node in custom if node.name in self._term.awaited - changing]
         for node in answered:
-            self._telemetry.count_answer(is_good=not node.refused)
-            if not node.refused:
+            self._telemetry.count_answer(is_good=not node.failed_hash)
+            if not node.failed_hash:
                 self._term.failed.discard(node.name)
                 continue
             # An instance can come into use just before a change; twice in a row is no accident.
             if node.name in self._term.failed or not node.is_repeatable:
-                self._refuse(node.name, "its agent failed a layout a short time ago")
+                self._avoid(node.name, "its agent failed a layout a short time ago")
             self._term.failed.add(node.name)
         self._stop_or_resume(answered)
         self._term.awaited &= {
@@ -340,7 +340,7 @@ class Partitioner:
 
     def _stop_or_resume(self, answered: Sequence[partitioned.PartitionedNode]) -> None:
         """Stop requests if agents failed too many, and resume them after a success."""
-        failed = sorted(node.name for node in answered if node.refused)
+        failed = sorted(node.name for node in answered if node.failed_hash)
         before = self._term.circuit
         self._term.circuit = now = before.after(
             applied=len(answered) - len(failed),
@@ -414,7 +414,7 @@ class Partitioner:
                 self._term.resume_s = now_s + max(self._term.pause_s, error.retry_after_s or 0.0)
                 self._term.pause_s = min(2 * self._term.pause_s, _LONGEST_PAUSE_S)
                 return Result.FAILED
-            self._refuse(change.node, "the API refused to change it")
+            self._avoid(change.node, "the API refused to change it")
             return Result.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
@@ -427,8 +427,8 @@ class Partitioner:
         self._term.announcer.announce_request(change)
         return Result.REQUESTED
 
-    def _refuse(self, name: str, why: str) -> None:
-        self._term.refused[name] = self._clock.monotonic() + _REFUSED_S, why
+    def _avoid(self, name: str, why: str) -> None:
+        self._term.avoided[name] = self._clock.monotonic() + _AVOID_S, why
 
     def _base_of(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> Mapping[str, Base]:
         """Return the base layout for every opted-in node; empty if it does not fit."""

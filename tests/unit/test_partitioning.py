@@ -442,7 +442,7 @@ def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:
     assert len(storm.needs) == (5 if are_alike else 500)
     found = offers.Offers(storm)
     for position in range(100):
-        offer = found.offer(position, storm.queue(range(500)), refused={})
+        offer = found.offer(position, storm.queue(range(500)), skipped={})
         assert offer is not None
         assert len(offer.pods) == 19
     assert storm.search.count < 60

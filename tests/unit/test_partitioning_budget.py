@@ -81,7 +81,7 @@ def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
     state: str, ready_after_s: tuple[int, ...], expected: list[bool]
 ) -> None:
     report = {"config": "custom", "state": state, "startedAt": NOW.isoformat()}
-    sightings = partitioned.Sightings()
+    own_clock = partitioned.OwnClock()
 
     def counts(after_s: int) -> bool:
         (changing,), _ = seen(
@@ -97,7 +97,7 @@ def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
             (),
         )
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = sightings.on_own_clock([changing], now=now)
+        (dated,) = own_clock.dated([changing], now=now)
         return changes.is_under_change(dated, now=now)
 
     at_s = (0, *ready_after_s, 290, 310, 3700)
@@ -125,9 +125,9 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
         )
     )
     assert changing
-    requests, sightings = (
+    requests, own_clock = (
         partitioned.Requests([agent("first", is_ready=True)]),
-        partitioned.Sightings(),
+        partitioned.OwnClock(),
     )
     requests.replace(agent("first", is_ready=True), None)
     if is_ready_again is not None:
@@ -135,7 +135,7 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
 
     def counts(after_s: int) -> bool:
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = sightings.on_own_clock(partitioned.with_pods([changing], requests), now=now)
+        (dated,) = own_clock.dated(partitioned.with_pods([changing], requests), now=now)
         return changes.is_under_change(dated, now=now)
 
     counts(0)

@@ -62,7 +62,7 @@ def single(pods: batch.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
     """Search every node."""
     found = offers.Offers(pods)
     for position in range(len(pods.nodes)):
-        offer = found.offer(position, pods.queue(ranks), refused={})
+        offer = found.offer(position, pods.queue(ranks), skipped={})
         if offer:
             yield offer
 
@@ -71,7 +71,7 @@ def single(pods: batch.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
 def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
     pods, ranks = claimed(found)
     expected = min(single(pods, ranks), key=lambda offer: offer.rank, default=None)
-    best = offers.Offers(pods).best(pods.index.every, ranks, refused={})
+    best = offers.Offers(pods).best(pods.index.every, ranks, skipped={})
     assert (best and best.rank) == (expected and expected.rank)
 
 

@@ -44,7 +44,7 @@ class Changes:
         most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(self.own))
         under_change = sum(is_under_change(node, now=now) for node in self.own)
         self._budget = min(_MOST_CHANGES, most - under_change)
-        self._still_refused: set[str] = set()
+        self._too_early: set[str] = set()
         self._requested: dict[str, decisions.Change] = {}
 
     @property
@@ -77,13 +77,13 @@ class Changes:
             return wait.CHANGING, f"it rests after a change for {math.ceil(remaining_s)} s more"
         if node.name in self._nominated:
             return wait.CHANGING, "the scheduler preempts pods on it"
-        if self.is_still_refused(node):
+        if self.is_too_early(node):
             return wait.UNUSABLE, "its agent failed the layout for it"
         return None, ""
 
-    def is_still_refused(self, node: partitioned.PartitionedNode) -> bool:
-        """Return whether this decision would repeat a refused request too early."""
-        return node.name in self._still_refused
+    def is_too_early(self, node: partitioned.PartitionedNode) -> bool:
+        """Return whether this decision would repeat too early what a node's agent failed."""
+        return node.name in self._too_early
 
     def request(
         self,
@@ -109,10 +109,10 @@ class Changes:
             and step.placement in node.in_use[step.gpu_uuid]
             for step in plan.steps
         )
-        if document.content_hash == node.refused:
+        if document.content_hash == node.failed_hash:
             finished_at = node.finished_at if node.is_repeatable else None
             if finished_at is None or decisions.is_recent(finished_at, now=self._now):
-                self._still_refused.add(node.name)
+                self._too_early.add(node.name)
                 return False
             document = custom_layouts.written(wanted, addition=f"after {finished_at}")
         if plan.is_empty is not is_withdrawal or not is_safe:

@@ -44,7 +44,7 @@ class Change:
     layout: str  # the text of the annotation ``mig-manager.io/layout``
     content_hash: str  # of the layout, as in the agent's status
     pods: tuple[demand.Pending, ...]
-    """The pods that it makes room for; none: it merges back, withdraws a refused request, or
+    """The pods that it makes room for; none: it merges back, withdraws a failed request, or
     destroys idle instances of GPUs on hold."""
     goals: Mapping[str, model.DesiredGpu]
     """By UUID of the GPU, what the layout requests."""

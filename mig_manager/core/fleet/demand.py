@@ -215,7 +215,7 @@ def parse_needs(spec: Mapping[str, Any]) -> Needs:
 def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
     """Parse the taints of a NodeSpec that keep pods off, including a cordon.
 
-    It omits temporary taints: our own hold, and taints of a node that is not ready, which its
+    It omits temporary taints: the agent's taint, and taints of a node that is not ready, which its
     condition also shows.
     """
     taints = [

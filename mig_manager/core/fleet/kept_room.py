@@ -29,7 +29,7 @@ class KeptRoom:
         self.nominated: set[str] = set()
         """Nodes on which the scheduler preempts pods."""
         self.unused = dict(history.unused)
-        self.refused = self._refusals()
+        self.unplaced = self._find_unplaced()
         """By rank of a pod: nodes where the scheduler did not place it."""
 
     def keep(self) -> list[int]:
@@ -50,7 +50,7 @@ class KeptRoom:
         pod, group = self._batch.pods[rank], self._batch.group[rank]
         since = self._history.room_since.get(pod.uid, {})
         nominated = self._nodes.get(pod.nominated)
-        if nominated and not self._is_refused(rank, nominated):
+        if nominated and not self._is_unplaced(rank, nominated):
             self.nominated.add(nominated.name)
             self._wait(
                 rank, nominated, f"the scheduler preempts pods on node {pod.nominated} for it"
@@ -62,7 +62,7 @@ class KeptRoom:
                 self._wait(rank, node, f"node {name} is being changed for it")
                 return True
         for node in self._batch.hosts(group, since):
-            if self._is_refused(rank, node):
+            if self._is_unplaced(rank, node):
                 continue
             self._batch.claim(group, node)
             self._wait(rank, node, f"node {node.name} has room: the scheduler will place the pod")
@@ -78,12 +78,12 @@ class KeptRoom:
         self.room_since.setdefault(pod.uid, {})[node.name] = since
         self.waiting.append(decisions.Waiting(pod=pod, reason=reason, message=message))
 
-    def _is_refused(self, rank: int, node: partitioned.PartitionedNode) -> bool:
-        return bool(self.refused.get(rank, 0) >> self._batch.index.position[node.name] & 1)
+    def _is_unplaced(self, rank: int, node: partitioned.PartitionedNode) -> bool:
+        return bool(self.unplaced.get(rank, 0) >> self._batch.index.position[node.name] & 1)
 
-    def _refusals(self) -> dict[int, int]:
+    def _find_unplaced(self) -> dict[int, int]:
         """Return the nodes where the scheduler did not place pods; remember these."""
-        refused: dict[int, int] = {}
+        unplaced: dict[int, int] = {}
         for rank, pod in enumerate(self._batch.pods):
             for name, since in self._history.room_since.get(pod.uid, {}).items():
                 age_s = (self._now - since).total_seconds()
@@ -95,5 +95,5 @@ class KeptRoom:
                     self.room_since.setdefault(pod.uid, {})[name] = since
                     if name in self._nodes:
                         position = self._batch.index.position[name]
-                        refused[rank] = refused.get(rank, 0) | 1 << position
-        return refused
+                        unplaced[rank] = unplaced.get(rank, 0) | 1 << position
+        return unplaced

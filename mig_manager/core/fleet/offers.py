@@ -12,7 +12,7 @@ _MOST_SEARCHED = 300
 
 Queue = Mapping[int, Sequence[int]]
 """Ranks of pods by group, ascending."""
-Refused = Mapping[int, int]
+Skipped = Mapping[int, int]
 """By rank of a pod: the nodes to skip."""
 
 
@@ -70,7 +70,7 @@ class Offers:
         nodes: int,
         ranks: Iterable[int],
         *,
-        refused: Refused,
+        skipped: Skipped,
         holding: Sequence[holds.Hold] = (),
     ) -> Offer | None:
         """Return the best offer of a set of nodes to these pods, ascending; None if none serves.
@@ -84,17 +84,17 @@ class Offers:
         for position in sorted(on_hold):
             if nodes >> position & 1:
                 nodes &= ~(1 << position)
-                offer = self.offer(position, queue, refused=refused, holding=holding)
+                offer = self.offer(position, queue, skipped=skipped, holding=holding)
                 if offer and (best is None or offer.rank < best.rank):
                     best = offer
-        for rank, group in _firsts(queue, refused):
-            serving = self._batch.serving(group, nodes & ~refused.get(rank, 0))
+        for rank, group in _firsts(queue, skipped):
+            serving = self._batch.serving(group, nodes & ~skipped.get(rank, 0))
             if serving:
-                return self._best_of(serving, rank, queue, refused=refused, best=best)
+                return self._best_of(serving, rank, queue, skipped=skipped, best=best)
         return best
 
     def _best_of(
-        self, serving: int, rank: int, queue: Queue, *, refused: Refused, best: Offer | None
+        self, serving: int, rank: int, queue: Queue, *, skipped: Skipped, best: Offer | None
     ) -> Offer | None:
         """Return the best offer of nodes that can serve a pod first, or the known best."""
         if best and best.pods[0] < rank:
@@ -108,12 +108,12 @@ class Offers:
             if bound.most(1, bound.size(used)) < least or searched >= _MOST_SEARCHED:
                 break
             key = self._batch.likeness(position)
-            if any(nodes >> position & 1 for nodes in refused.values()):
+            if any(nodes >> position & 1 for nodes in skipped.values()):
                 key = position
             offer = self._known.get(key)
             if offer is None:
                 searched += 1
-                offer = self.offer(position, queue, refused=refused, bound=bound, least=least)
+                offer = self.offer(position, queue, skipped=skipped, bound=bound, least=least)
             if offer:
                 self._known[key] = offer
                 offer = dataclasses.replace(offer, node=self._batch.nodes[position])
@@ -132,7 +132,7 @@ class Offers:
         position: int,
         queue: Queue,
         *,
-        refused: Refused,
+        skipped: Skipped,
         holding: Sequence[holds.Hold] = (),
         bound: Bound | None = None,
         least: int = 0,
@@ -157,7 +157,7 @@ class Offers:
         while heads:
             rank, group, at = heads[0]
             others = pods.others[group]
-            if not (rank in refused and refused[rank] >> position & 1):
+            if not (rank in skipped and skipped[rank] >> position & 1):
                 size = bound.size(pods.devices[group])
                 if (
                     pods.kind[group] in full
@@ -202,12 +202,12 @@ class Offers:
         )
 
 
-def _firsts(queue: Queue, refused: Refused) -> Iterator[tuple[int, int]]:
+def _firsts(queue: Queue, skipped: Skipped) -> Iterator[tuple[int, int]]:
     """Yield the pods, with their groups, that can be the first served of any node; ascending."""
     firsts = []
     for group, ranks in queue.items():
         for rank in ranks:
             firsts.append((rank, group))
-            if rank not in refused:
+            if rank not in skipped:
                 break
     yield from sorted(firsts)

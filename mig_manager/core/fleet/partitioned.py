@@ -45,7 +45,7 @@ class PartitionedNode:
     has_lost_agent: bool = False
     """Whether its agent's pod is gone or not ready; see ``with_pods``."""
     unready_at: dt.datetime | None = None
-    """Since when it, or its agent, is not ready; set by ``Sightings``."""
+    """Since when it, or its agent, is not ready; set by ``OwnClock``."""
     requested_at: dt.datetime | None = None
     """Time of a request that its agent has not responded to; None: none, or time unknown."""
     started_at: dt.datetime | None = None  # start of its agent's last run
@@ -56,9 +56,9 @@ class PartitionedNode:
     finished_at: dt.datetime | None = None  # end of its agent's last run
     took_s: float = 0.0  # that run, by the agent's clock
     served: str = ""  # content hash of that run's layout
-    refused: str = ""  # content hash of the custom layout, if its agent's last run failed
+    failed_hash: str = ""  # content hash of the custom layout, if its agent's last run failed
     is_repeatable: bool = False  # whether the same layout may succeed later
-    is_retried: bool = False  # whether its agent retries the refused layout
+    is_retried: bool = False  # whether its agent retries the failed layout
 
     @property
     def available(self) -> "collections.Counter[str]":
@@ -120,7 +120,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         finished_at=published.finished_at if published else None,
         took_s=_took_s(published),
         served=published.config_hash if published else "",
-        refused=_refused(node),
+        failed_hash=_failed_hash(node),
         is_retried=is_retried,
         is_repeatable=published is not None and published.reason in _REPEATABLE,
     )
@@ -200,7 +200,7 @@ def _allocated(node: PartitionedNode, requests: demand.Amounts) -> demand.Amount
     return demand.to_amounts({**others, **dict(node.claimed)})
 
 
-class Sightings:
+class OwnClock:
     """Replaces times that agents report by the partitioner's own clock.
 
     Clocks of nodes and of the API server can be hours off, or not set yet. A reported time only
@@ -211,7 +211,7 @@ class Sightings:
         self._before: dict[str, tuple[PartitionedNode, PartitionedNode]] = {}
         """By node: as reported, and with times by our clock."""
 
-    def on_own_clock(
+    def dated(
         self, nodes: Iterable[PartitionedNode], *, now: dt.datetime
     ) -> tuple[PartitionedNode, ...]:
         """Return the nodes with times by our clock; forget nodes that are gone."""
@@ -245,7 +245,7 @@ class Sightings:
         )
 
 
-def _refused(node: fleet_nodes.Node) -> str:
+def _failed_hash(node: fleet_nodes.Node) -> str:
     """Return the content hash of the custom layout that an agent failed; empty if it did not."""
     published, custom = node.status, custom_layouts.Custom.of(node.view)
     has_failed = published is not None and published.state is model.State.FAILED

@@ -47,7 +47,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     """Decide which nodes to repartition for these pods.
 
     Args:
-        nodes: With their pods (``with_pods``), and times by the clock of ``now`` (``Sightings``).
+        nodes: With their pods (``with_pods``), and times by the clock of ``now`` (``OwnClock``).
         pending: In any order.
         limits: The limits of the partitioner.
         now: The present time.
@@ -133,7 +133,7 @@ class _Decider:
         if self._kept.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
             return waiting.Wait.NOT_SCHEDULED, message
-        return causes.why(rank, self._kept.refused.get(rank, 0))
+        return causes.why(rank, self._kept.unplaced.get(rank, 0))
 
     def make_room(self, *, most: int | None = None) -> None:
         """Choose nodes one by one as long as a change serves a pod; ``most`` are changed."""
@@ -143,7 +143,7 @@ class _Decider:
             for rank in self._remaining
             if self._batch.is_known[self._batch.group[rank]] and not self._kept.is_backed_off(rank)
         ]
-        holding, skipped = self._holds(ranks), dict(self._kept.refused)
+        holding, skipped = self._holds(ranks), dict(self._kept.unplaced)
         candidates = node_sets.of(
             index.position[node.name]
             for node in self._changes.own
@@ -152,7 +152,7 @@ class _Decider:
         while ranks and candidates and not self._changes.is_full:
             if most is not None and len(self._changes.requested) >= most:
                 break
-            best = search.best(candidates, ranks, refused=skipped, holding=holding)
+            best = search.best(candidates, ranks, skipped=skipped, holding=holding)
             if best is None:
                 break
             node, position = best.node, index.position[best.node.name]
@@ -166,7 +166,7 @@ class _Decider:
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
                 ranks = [rank for rank in ranks if rank not in served]
-            elif self._changes.is_still_refused(node):
+            elif self._changes.is_too_early(node):
                 # The node may still serve the pods behind the first.
                 skipped[best.pods[0]] = skipped.get(best.pods[0], 0) | 1 << position
                 continue
@@ -201,13 +201,13 @@ class _Decider:
         return result
 
     def withdraw(self) -> None:
-        """Replace refused requests of this process that no pod needs.
+        """Replace failed requests of this process that no pod needs.
 
         Otherwise the node counts as failed, until a later agent serves an obsolete request.
         """
         for node in self._changes.own:
-            is_stale = node.refused and node.refused == self._history.requested.get(node.name)
-            if is_stale and self._changes.can_change(node):
+            own = self._history.requested.get(node.name)
+            if own and own == node.failed_hash and self._changes.can_change(node):
                 why = "no pod needs the request that its agent failed"
                 present = self._batch.present(node)
                 self._changes.request(node, present, (), why, is_withdrawal=True)

@@ -179,7 +179,7 @@ class _Node:
     requested_at: dt.datetime | None = None
     started_at: dt.datetime | None = None
     finished_at: dt.datetime | None = None
-    refused: str = ""
+    failed_hash: str = ""
     version: int = 0
     known: partitioned.PartitionedNode | None = None
     """What it publishes now; None: it must be built again."""
@@ -254,8 +254,8 @@ class _Node:
                 took_s=(self.finished_at - self.started_at).total_seconds()
                 if self.finished_at and self.started_at
                 else 0.0,
-                refused=self.refused,
-                is_repeatable=bool(self.refused),
+                failed_hash=self.failed_hash,
+                is_repeatable=bool(self.failed_hash),
             )
         return self.known
 
@@ -433,7 +433,7 @@ class _Run:
         node.known = None
         _, gone = changed(node.gpus, change.goals)
         if gone & node.in_use():
-            node.refused, node.finished_at = change.content_hash, self._time()
+            node.failed_hash, node.finished_at = change.content_hash, self._time()
             self._result.refused += 1
             return
         node.is_closed = True
@@ -445,7 +445,7 @@ class _Run:
         self._result.destroyed += len(gone)
         self._result.changes += 1
         self._result.tainted_s += self._times.change_s
-        node.is_closed, node.refused, node.finished_at = False, "", self._time()
+        node.is_closed, node.failed_hash, node.finished_at = False, "", self._time()
         node.list_idle()
 
     # -- the partitioner -----------------------------------------------------------------------

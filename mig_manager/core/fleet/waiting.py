@@ -51,9 +51,9 @@ class Causes:
         self._on_hold = on_hold
         self._known: dict[tuple[int, int], Cause] = {}
 
-    def why(self, rank: int, refused: int) -> Cause:
-        """Return why a pod is not served; the scheduler did not place it on ``refused`` nodes."""
-        key = self._batch.group[rank], refused
+    def why(self, rank: int, unplaced: int) -> Cause:
+        """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
+        key = self._batch.group[rank], unplaced
         if key not in self._known:
             self._known[key] = self._why(*key)
         return self._known[key]
@@ -69,8 +69,8 @@ class Causes:
         """The sets of nodes without published GPUs, by the reason."""
         return node_sets.by_key(node.unusable for node in self._index.nodes)
 
-    def _why(self, group: int, refused: int) -> Cause:
-        possible = [each for each in self._possible(group, refused) if each[1]]
+    def _why(self, group: int, unplaced: int) -> Cause:
+        possible = [each for each in self._possible(group, unplaced) if each[1]]
         if possible:
             possible.sort(key=lambda each: (_ORDER.index(each[0]), node_sets.first(each[1])))
             causes = self._grouped((text, nodes) for _, nodes, text in possible)
@@ -99,7 +99,7 @@ class Causes:
             ]
         )
 
-    def _possible(self, group: int, refused: int) -> Iterator[tuple[Wait, int, str]]:
+    def _possible(self, group: int, unplaced: int) -> Iterator[tuple[Wait, int, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         pods, never = self._batch, self._batch.never(group)
         # These can serve a pod without a change when other pods end.
@@ -110,8 +110,8 @@ class Causes:
             yield Wait.UNUSABLE, rest & nodes & ~self._index.published, text
         rest &= self._index.published
         text = "it had room, and the scheduler did not place the pod"
-        yield Wait.NOT_SCHEDULED, rest & refused, text
-        rest &= ~refused
+        yield Wait.NOT_SCHEDULED, rest & unplaced, text
+        rest &= ~unplaced
         for (reason, text), nodes in self._not_now.items():
             if reason:
                 yield reason, rest & nodes, text
