@@ -3,6 +3,10 @@
 import json
 import pathlib
 
+import pytest
+
+from mig_manager.cli import main
+from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
 
@@ -64,6 +68,37 @@ def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
 
     assert "another layout named all-disabled" in answer.out
     viewer.server.store.remove(("nodes", "", "odd"))
+
+
+@pytest.mark.parametrize("has_config_map", [False, True])
+def test_content_that_only_the_agent_has_is_unknown(
+    tmp_path: pathlib.Path,
+    has_config_map: bool,  # noqa: FBT001 - a case
+) -> None:
+    listed = {"all-balanced": {"hash": "0123456789ab", "origin": "config.yaml:3"}}
+    node = rig.node("gpu-1", gpus=rig.gpus("1xA100-SXM4-40GB"), labels={"test": "listed"})
+    node["metadata"]["annotations"]["mig-manager.io/layouts"] = json.dumps(
+        {"version": 1, "layouts": listed}
+    )
+    with apiserver.serve() as server:
+        server.store.create(node)
+        if has_config_map:
+            data = {"config.yaml": rig.CONFIG}
+            server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
+        viewer = rig.viewer(server, tmp_path)
+        kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
+        words = ("all-balanced", "-l", "test=listed", "-o", "json")
+
+        planned = viewer.alone("plan", *words)
+        rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
+        named = viewer.alone("plan", *words, "-f", "-", stdin=rig.CONFIG)
+
+    assert (planned.status, rolled.status, named.status) == (1, 1, 0)
+    plan, preview, own = (each.data["nodes"][0] for each in (planned, rolled, named))
+    assert (plan["fits"], preview["verdict"], own["fits"]) == (None, "unknown", True)
+    assert preview["reason"] == "ContentUnknown"
+    assert plan["why_not"] == preview["message"]
+    assert own["notes"] == ["its agent has another layout named all-balanced"]
 
 
 def test_a_plan_as_json(viewer: rig.Viewer) -> None:
