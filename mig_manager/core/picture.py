@@ -67,10 +67,9 @@ def draw_change(
         plan = plans.get(gpu.uuid)
         if plan is None:
             return _appearance(gpu), gpu.uuid in selected
-        ends = [s.placement for s in plan.steps if isinstance(s, steps.DestroyGpuInstance)]
         return (
             _appearance(gpu),
-            frozenset(ends),
+            frozenset(step.placement for step in plan.of(steps.DestroyGpuInstance)),
             dataclasses.replace(plan, gpu_uuid="", gpu_index=0, steps=()),
             plan.changes_mode,
         )
@@ -190,8 +189,8 @@ def _on_off(mode: model.MigMode | None) -> str:
 
 
 def _mode_after(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> model.MigMode | None:
-    modes = [step.mode for step in gpu_plan.steps if isinstance(step, steps.SetMode)]
-    return modes[-1] if modes else gpu.current_mode
+    changes = gpu_plan.of(steps.SetMode)
+    return changes[-1].mode if changes else gpu.current_mode
 
 
 def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import TypeVar
 
 from mig_manager.core import model
 
@@ -91,6 +92,7 @@ Step = (
     | CreateGpuInstance
     | CreateComputeInstance
 )
+_Kind = TypeVar("_Kind", bound=Step)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,22 +107,29 @@ class GpuPlan:
     is_provisional: bool = False
     """The driver lists profiles only with MIG enabled: run the steps, observe, plan again."""
 
+    def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """Return the steps of one kind."""
+        return tuple(step for step in self.steps if isinstance(step, kind))
+
     @property
     def changes_mode(self) -> bool:
         """Whether MIG mode changes or a repair resets the GPU, which requires an idle GPU."""
-        return self.is_repair or any(isinstance(step, SetMode) for step in self.steps)
+        return self.is_repair or bool(self.of(SetMode))
+
+    @property
+    def destroys(self) -> bool:
+        """Whether a GPU instance or compute instance is destroyed."""
+        return bool(self.of(DestroyGpuInstance) or self.of(DestroyComputeInstance))
 
     @property
     def is_repair(self) -> bool:
         """Whether the GPU is reset because it has a fault."""
-        return any(isinstance(step, Reset) for step in self.steps)
+        return bool(self.of(Reset))
 
     @property
     def needs_reset(self) -> bool:
         """Whether a repair or the change of MIG mode resets the GPU."""
-        return self.is_repair or any(
-            isinstance(step, SetMode) and step.needs_reset for step in self.steps
-        )
+        return self.is_repair or any(step.needs_reset for step in self.of(SetMode))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +159,10 @@ class Plan:
         """All steps, GPU by GPU."""
         return tuple(step for gpu in self.gpus for step in gpu.steps)
 
+    def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """Return the steps of one kind, GPU by GPU."""
+        return tuple(step for gpu in self.gpus for step in gpu.of(kind))
+
     @property
     def gpu_uuids(self) -> frozenset[str]:
         """UUIDs of the GPUs with steps."""
@@ -159,7 +172,7 @@ class Plan:
     def destroyed_uuids(self) -> frozenset[str]:
         """UUIDs of MIG devices that are destroyed, and of GPUs whose mode changes."""
         return frozenset(
-            [s.uuid for s in self.steps if isinstance(s, DestroyComputeInstance) and s.uuid]
+            [step.uuid for step in self.of(DestroyComputeInstance) if step.uuid]
             + [gpu.gpu_uuid for gpu in self.gpus if gpu.changes_mode]
         )
 
@@ -249,19 +262,11 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
     if plan.changes_mode:
         return tuple(user for user in users if not is_releasing_daemon(user))
     kept_out_by = keeping_out(plan, users)
-    gpu_instances = {
-        step.gpu_instance_id for step in plan.steps if isinstance(step, DestroyGpuInstance)
-    }
-    compute_instances = {
-        (step.gpu_instance_id, step.compute_instance_id)
-        for step in plan.steps
-        if isinstance(step, DestroyComputeInstance)
-    }
-    destroys_gfx = any(
-        isinstance(step, DestroyGpuInstance | DestroyComputeInstance)
-        and "gfx" in step.profile.attributes
-        for step in plan.steps
-    )
+    gone, gone_inside = plan.of(DestroyGpuInstance), plan.of(DestroyComputeInstance)
+    gpu_instances = {step.gpu_instance_id for step in gone}
+    compute_instances = {(step.gpu_instance_id, step.compute_instance_id) for step in gone_inside}
+    profiles = {step.profile for step in gone} | {step.profile for step in gone_inside}
+    destroys_gfx = any("gfx" in profile.attributes for profile in profiles)
     return tuple(
         user
         for user in users
@@ -278,7 +283,7 @@ def keeping_out(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess,
     They run on the GPU itself, outside any instance. Destroy nothing then: the driver would refuse
     the rollback as well.
     """
-    creates = any(isinstance(step, CreateGpuInstance) for step in plan.steps)
+    creates = plan.of(CreateGpuInstance)
     if plan.changes_mode or not creates or any(target.kept for target in plan.target):
         return ()
     return tuple(user for user in users if user.is_running and not user.gpu_instances)

@@ -162,8 +162,7 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
     """
     new = {
         (step.profile_id, step.placement): step.profile
-        for step in plan.steps
-        if isinstance(step, steps.CreateGpuInstance)
+        for step in plan.of(steps.CreateGpuInstance)
     }
     if not new or plan.changes_mode:
         return
@@ -174,9 +173,7 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
             existing = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
         except errors.HardwareError as error:
             raise library.about(name, error, doing="cannot list its GPU instances") from error
-    destroyed = {
-        step.gpu_instance_id for step in plan.steps if isinstance(step, steps.DestroyGpuInstance)
-    }
+    destroyed = {step.gpu_instance_id for step in plan.of(steps.DestroyGpuInstance)}
     names = [
         f"{new[each.profile_id, each.placement]} at {each.placement}"
         for each in existing

@@ -123,28 +123,28 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
 
 def summary(result: plans.Planned) -> str:
     """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 kept``."""
+    created = {(s.gpu_uuid, s.placement) for s in result.plan.of(steps.CreateGpuInstance)}
+    destroyed = {(s.gpu_uuid, s.gpu_instance_id) for s in result.plan.of(steps.DestroyGpuInstance)}
     sentence = (
-        f"{messages.count(len(result.destroyed), 'instance')} destroyed, "
-        f"{len(result.created)} created, {result.kept} kept"
+        f"{messages.count(len(destroyed), 'instance')} destroyed, "
+        f"{len(created)} created, {result.kept} kept"
     )
     # GPU instances that stay, but change their compute instances.
-    created = {(step.gpu_uuid, step.placement) for step in result.created}
-    destroyed = {(step.gpu_uuid, step.gpu_instance_id) for step in result.destroyed}
     placements = {
         (gpu.uuid, gi.instance_id): gi.placement for gpu in result.gpus for gi in gpu.gpu_instances
     }
-    inside: set[tuple[str, model.Placement]] = set()
-    for step in result.plan.steps:
-        if isinstance(step, steps.CreateComputeInstance):
-            inside.add((step.gpu_uuid, step.gpu_instance_placement))
-        elif isinstance(step, steps.DestroyComputeInstance):
-            key = step.gpu_uuid, step.gpu_instance_id
-            if key not in destroyed and key in placements:
-                inside.add((step.gpu_uuid, placements[key]))
+    inside = {
+        (step.gpu_uuid, step.gpu_instance_placement)
+        for step in result.plan.of(steps.CreateComputeInstance)
+    }
+    for step in result.plan.of(steps.DestroyComputeInstance):
+        key = step.gpu_uuid, step.gpu_instance_id
+        if key not in destroyed and key in placements:
+            inside.add((step.gpu_uuid, placements[key]))
     if inside - created:
         sentence += f"; {messages.count(len(inside - created), 'instance')} divided differently"
-    if result.mode_changes:
-        sentence += f"; MIG mode of {messages.count(len(result.mode_changes), 'GPU')} changed"
+    if modes := result.plan.of(steps.SetMode):
+        sentence += f"; MIG mode of {messages.count(len(modes), 'GPU')} changed"
     resets = sum(gpu_plan.needs_reset for gpu_plan in result.plan.gpus)
     return f"{sentence}; " + (f"{messages.count(resets, 'GPU')} reset" if resets else "no reset")
 
@@ -173,7 +173,7 @@ def _affected(result: plans.Planned, style: bar.Style) -> str:
     """Say which pods would be evicted, or else which devices must be idle."""
     if result.evicted:
         return tables.listing("Pods that would be evicted", result.evicted, style)
-    changed = {step.gpu_uuid for step in result.mode_changes}
+    changed = {step.gpu_uuid for step in result.plan.of(steps.SetMode)}
     whole = [gpu for gpu in result.gpus if gpu.uuid in changed]
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
     devices = sorted(result.plan.destroyed_uuids - changed - parts)

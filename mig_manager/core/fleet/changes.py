@@ -105,9 +105,8 @@ class Changes:
             return False
         document = custom_layouts.written(wanted)
         is_safe = not any(
-            isinstance(step, steps.DestroyGpuInstance)
-            and step.placement in node.in_use[step.gpu_uuid]
-            for step in plan.steps
+            step.placement in node.in_use[step.gpu_uuid]
+            for step in plan.of(steps.DestroyGpuInstance)
         )
         if document.content_hash == node.failed_hash:
             finished_at = node.finished_at if node.is_repeatable else None

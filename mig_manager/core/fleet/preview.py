@@ -77,8 +77,8 @@ class Preview:
             "message": self.message,
             "instances": {
                 "kept": planned.kept if planned else 0,
-                "destroyed": len(planned.destroyed) if planned else 0,
-                "created": len(planned.created) if planned else 0,
+                "destroyed": len(planned.plan.of(steps.DestroyGpuInstance)) if planned else 0,
+                "created": len(planned.plan.of(steps.CreateGpuInstance)) if planned else 0,
             },
             "mode_changes": [each.gpu_index for each in gpu_plans if each.changes_mode],
             "resets": [each.gpu_index for each in gpu_plans if each.needs_reset],
@@ -196,8 +196,7 @@ def _affected(
         capacity=node.view.capacity,
     )
     claims: tuple[str, ...] = ()
-    if planned.mode_changes or any(
-        isinstance(step, steps.DestroyComputeInstance) for step in planned.plan.steps
-    ):
+    modes, gone = planned.plan.of(steps.SetMode), planned.plan.of(steps.DestroyComputeInstance)
+    if modes or gone:
         claims = tuple(pod.key for pod in requesting if pod.has_claims and not pod.is_finished)
     return losses, claims

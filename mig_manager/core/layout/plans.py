@@ -65,24 +65,10 @@ class Planned:
         return self.plan.is_empty
 
     @property
-    def destroyed(self) -> tuple[steps.DestroyGpuInstance, ...]:
-        """The steps that destroy GPU instances."""
-        return tuple(s for s in self.plan.steps if isinstance(s, steps.DestroyGpuInstance))
-
-    @property
-    def created(self) -> tuple[steps.CreateGpuInstance, ...]:
-        """The steps that create GPU instances."""
-        return tuple(s for s in self.plan.steps if isinstance(s, steps.CreateGpuInstance))
-
-    @property
     def kept(self) -> int:
         """The number of the node's GPU instances that stay."""
-        return sum(len(gpu.gpu_instances) for gpu in self.gpus) - len(self.destroyed)
-
-    @property
-    def mode_changes(self) -> tuple[steps.SetMode, ...]:
-        """Changes of MIG mode."""
-        return tuple(s for s in self.plan.steps if isinstance(s, steps.SetMode))
+        destroyed = self.plan.of(steps.DestroyGpuInstance)
+        return sum(len(gpu.gpu_instances) for gpu in self.gpus) - len(destroyed)
 
     @property
     def unserved(self) -> Mapping[strategies.Strategy, str]:
@@ -110,8 +96,8 @@ class Planned:
             "is_applied": self.is_applied,
             "is_provisional": self.plan.is_provisional,
             "instances": {
-                "destroyed": len(self.destroyed),
-                "created": len(self.created),
+                "destroyed": len(self.plan.of(steps.DestroyGpuInstance)),
+                "created": len(self.plan.of(steps.CreateGpuInstance)),
                 "kept": self.kept,
             },
             "destroyed_uuids": sorted(self.plan.destroyed_uuids),

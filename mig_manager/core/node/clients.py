@@ -39,11 +39,7 @@ def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     ids: set[str] = set(plan.destroyed_uuids)
     for gpu_plan in plan.gpus:
-        destroys = any(
-            isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
-            for step in gpu_plan.steps
-        )
-        if destroys or gpu_plan.changes_mode:
+        if gpu_plan.destroys or gpu_plan.changes_mode:
             ids.add(gpu_plan.gpu_uuid)
         if gpu_plan.changes_mode:
             ids.update(by_uuid[gpu_plan.gpu_uuid].mig_uuids)
@@ -80,9 +76,7 @@ def is_validator(pod: pod_object.Pod) -> bool:
 
 def destroys_instances(plan: steps.Plan) -> bool:
     """Return whether the plan destroys an instance or changes a mode."""
-    return bool(plan.destroyed_uuids) or any(
-        isinstance(step, steps.DestroyGpuInstance) for step in plan.steps
-    )
+    return any(gpu_plan.destroys or gpu_plan.changes_mode for gpu_plan in plan.gpus)
 
 
 def labels_to_pause(

@@ -225,7 +225,7 @@ def losses(
         if gpu_plan.changes_mode or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
             ending.update(name for _, name, _ in devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
-            destroyed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
+            destroyed = gpu_plan.of(steps.DestroyComputeInstance)
             ending.update(filter(None, (name_of(step.profile, strategy) for step in destroyed)))
     return tuple(
         Loss(
