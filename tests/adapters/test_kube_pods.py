@@ -114,6 +114,7 @@ def gpus(*counts: int) -> list[dict[str, Any]]:
         pytest.param(gpus(0), gpus(0), 0, False, id="none"),
         pytest.param(gpus(1, 2), [], 3, False, id="sum"),
         pytest.param(gpus(2), gpus(3, 1), 3, True, id="the hungriest init container"),
+        pytest.param(gpus(1, 1), gpus(2, 1), 2, False, id="the app containers get its devices"),
         pytest.param(gpus(2), gpus(-1), 3, False, id="a sidecar adds"),
         pytest.param(gpus(1), gpus(4, -2, 3), 5, True, id="an init container beside a sidecar"),
         pytest.param(

@@ -4,7 +4,8 @@
 demand and rollback all use it.
 
 A device that may be in use counts as in use: kubelet does not show the devices of a pod that
-starts, or of a running init container, so such a pod may have any that its resource stands for.
+starts, nor all of a running init container, so such a pod may have any that its resource stands
+for.
 """
 
 import collections
@@ -155,7 +156,7 @@ class Usage:
             is_silent = self.no_answer or self.assigned is None
             return "kubelet does not answer" if is_silent else "kubelet lists no device of it yet"
         if pod.has_gpu_init:
-            return "its init container may use any GPU"
+            return "kubelet does not list the devices of its init container"
         is_named = any(map(_DEVICE_UUID.fullmatch, allocated.device_ids))
         return "" if is_named else "its device ids are not UUIDs"
 

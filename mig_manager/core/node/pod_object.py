@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import messages
@@ -54,7 +54,8 @@ class Pod:
     completed_resources: frozenset[str] = frozenset()
     """The names in ``gpu_resources`` that only completed ordinary init containers request."""
     has_gpu_init: bool = False
-    """Whether an ordinary init container requests a GPU and may run: kubelet lists no devices."""
+    """Whether an ordinary init container may have a GPU that kubelet does not list: it has not
+    completed, and requests more than the app containers."""
     mounts_plugin_sockets: bool = False
     """Whether it mounts the directory of the host where device plugins register with kubelet."""
     mounts_driver_sockets: bool = False
@@ -166,10 +167,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         completed_resources=frozenset(
             resources.keys() - peak({**spec, "initContainers": inits}, _container_resources).keys()
         ),
-        has_gpu_init=any(
-            container.get("restartPolicy") != "Always" and _container_resources(container)
-            for container in inits
-        ),
+        has_gpu_init=_has_unlisted_devices(spec, inits),
         # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, and
         # ``DefaultKubeletPluginsRegistrationDirName`` of k8s.io/kubernetes/pkg/kubelet/config.
         mounts_plugin_sockets="device-plugins" in mounts,
@@ -182,6 +180,23 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
             str(each["key"]) for each in spec.get("tolerations") or () if each.get("key")
         ),
     )
+
+
+def _has_unlisted_devices(
+    spec: Mapping[str, Any], init_containers: Iterable[Mapping[str, Any]]
+) -> bool:
+    """Return whether ordinary init containers have devices beside those of app containers.
+
+    Kubelet lists no devices of ordinary init containers, but allocates them again, before others,
+    to the app containers (``devicesToReuse`` in ``pkg/kubelet/cm/devicemanager/manager.go``).
+    """
+    largest: collections.Counter[str] = collections.Counter()
+    for container in init_containers:
+        if container.get("restartPolicy") != "Always":
+            largest |= _container_resources(container)
+    for container in spec["containers"]:
+        largest -= _container_resources(container)
+    return bool(largest)
 
 
 def _completed_init_containers(status: Mapping[str, Any]) -> frozenset[str]:
