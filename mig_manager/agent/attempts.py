@@ -45,7 +45,7 @@ class Attempts:
     def record_request(self, current: requests.Request, *, is_new: bool) -> requests.Request:
         """Record that a request is served; return its record with earlier results."""
         now_s = self._shared.deps.clock.unix_s()
-        self._record = self.record.begun(current, is_new=is_new, now_s=now_s)
+        self._record = self.record.continued_as(current, is_new=is_new, now_s=now_s)
         return self._record
 
     def forget_request(self) -> None:

@@ -87,7 +87,7 @@ def observe(job: jobs.Job) -> Observation:
             plan=None,
             error=error.reason,
             message=error.message,
-            missing=resolving.missing(job),
+            missing=resolving.absent_gpus(job),
         )
         verified = job.journal.record.verified
         if verified is None or not resolving.is_about_file(job, error):
@@ -100,7 +100,7 @@ def observe(job: jobs.Job) -> Observation:
         gpus=gpus,
         plan=plan,
         is_from_owner=resolved.is_from_owner,
-        missing=resolving.missing(job),
+        missing=resolving.absent_gpus(job),
     )
 
 
@@ -228,8 +228,8 @@ def _withdraw_phantoms(
     if refused is not None and not memory.has_phantoms:
         failed = job.journal.failure(refused.reason, refused.message)
         # If the layout is active, no run is needed, and the next drift check retries.
-        is_restored = job.journal.entries.remaining.is_restored
-        job.journal.finish(dataclasses.replace(failed, should_retry=not is_restored))
+        is_undone = job.journal.entries.remaining.has_nothing_to_undo
+        job.journal.finish(dataclasses.replace(failed, should_retry=not is_undone))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(job, observation)
     return refused is not None

@@ -210,10 +210,10 @@ def undo_interrupted(job: jobs.Job) -> None:
         _log.warning("rollback_pending", config=job.request.config, why=result)
         return
     done = f"restored the node after an interrupted run for {name}"
-    if not remaining.is_restored:
+    if not remaining.has_nothing_to_undo:
         done = f"an interrupted run for {name} is only partly undone"
     job.deps.node.emit(
         reason="Recovered",
         message=messages.join(done, result),
-        is_warning=not remaining.is_restored,
+        is_warning=not remaining.has_nothing_to_undo,
     )

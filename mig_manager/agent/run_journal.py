@@ -224,12 +224,12 @@ class RunJournal:
         message = messages.join(*parts)
         is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
         lost = () if is_about_gpu else self.status.gpus.unreachable
-        is_restored = self.entries.remaining.is_restored
-        is_final = is_final and is_restored
+        is_undone = self.entries.remaining.has_nothing_to_undo
+        is_final = is_final and is_undone
         return outcomes.failure(
             reason,
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
-            should_retry=not is_restored or (reason.is_transient and not is_final),
+            should_retry=not is_undone or (reason.is_transient and not is_final),
             # Evicted pods must not start here again before the other pods are gone.
             keeps_taint=self.entries.draining and reason.is_transient,
             remedy=_NOT_RETRIED if is_final else remedy,

@@ -90,7 +90,7 @@ def restore(
         covered=lambda _: frozenset(device.uuid for device in content),
         plan=plan,
         # A checkpoint does not cover unreachable GPUs.
-        unrestored_elsewhere=lambda gpus, snapshot: gpus.missing(snapshot),
+        unrestored_elsewhere=lambda gpus, snapshot: gpus.unreachable_snapshots(snapshot),
     )
     points = hook_points.HookPoints(deps.hooks)
     return _run(deps, target, points, "restore", is_mode_only=is_mode_only)

@@ -150,7 +150,7 @@ def _restore(
     observed = local.observe(deps)
     journal = local.open_journal(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in journal.entries.snapshot}
-    unreachable = observed.missing(journal.entries.snapshot)
+    unreachable = observed.unreachable_snapshots(journal.entries.snapshot)
     # A GPU that the saved layout does not list may have been part of the killed run.
     target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
     problems = [*_other_gpus(observed, target)]
@@ -281,7 +281,9 @@ def _other_gpus(
 ) -> Iterator[Problem]:
     """Yield the GPUs that are unreachable, missing or new, if they support MIG."""
     yield from map(_unreachable, observed.unreachable)
-    observed_uuids = {gpu.uuid for gpu in (*observed, *observed.missing(tuple(target.values())))}
+    observed_uuids = {
+        gpu.uuid for gpu in (*observed, *observed.unreachable_snapshots(tuple(target.values())))
+    }
     for gone in target.values():
         if gone.uuid not in observed_uuids and gone.current_mode is not None:
             yield Problem(

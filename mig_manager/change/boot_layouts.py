@@ -41,7 +41,7 @@ class BootLayout:
         snapshot, inventory = tuple(gpu.snapshot for gpu in gpus), tuple(gpus)
         # An invalid saved layout is replaced.
         if gpus.unreachable and (saved := self.read()):
-            missing = gpus.missing(saved.snapshot)
+            missing = gpus.unreachable_snapshots(saved.snapshot)
             snapshot += missing
             if saved.boot_id == self.boot_id:
                 lost = {gpu.uuid for gpu in missing}

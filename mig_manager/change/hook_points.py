@@ -93,9 +93,9 @@ class HookPoints:
         """Return the part of a plan to execute first: the mode, if hooks run after it."""
         point = hook_files.Point.PRE_APPLY_CONFIG
         is_needed = point in self._table and point not in self._passed
-        if not is_needed or not any(gpu.changes_mode for gpu in plan.gpus):
+        if not is_needed or not any(gpu.takes_whole_gpu for gpu in plan.gpus):
             return plan
-        return steps.Plan(gpus=tuple(_to_mode(gpu) for gpu in plan.gpus if gpu.changes_mode))
+        return steps.Plan(gpus=tuple(_to_mode(gpu) for gpu in plan.gpus if gpu.takes_whole_gpu))
 
     def exit(self) -> None:
         """Run the hooks of ``apply-exit``, once.
@@ -162,11 +162,13 @@ class HookPoints:
 
 
 def _points_of(plan: steps.Plan) -> Iterator[hook_files.Point]:
-    if any(gpu.changes_mode for gpu in plan.gpus):
+    if any(gpu.takes_whole_gpu for gpu in plan.gpus):
         yield hook_files.Point.PRE_APPLY_MODE
     creates = steps.CreateGpuInstance | steps.CreateComputeInstance
     # Instances that are only destroyed for a new mode do not count.
-    if any(isinstance(s, creates) or not gpu.changes_mode for gpu in plan.gpus for s in gpu.steps):
+    if any(
+        isinstance(s, creates) or not gpu.takes_whole_gpu for gpu in plan.gpus for s in gpu.steps
+    ):
         yield hook_files.Point.PRE_APPLY_CONFIG
 
 

@@ -252,7 +252,9 @@ def open_journal(
         config=config,
     )
     is_complete = not planner.unowned_instances(observed, entries.snapshot)
-    is_undone = plan.is_empty and is_complete and not observed.missing(entries.snapshot)
+    is_undone = (
+        plan.is_empty and is_complete and not observed.unreachable_snapshots(entries.snapshot)
+    )
     why = "" if is_undone else _why_outdated(deps, entries, observed)
     if why:
         deps.notify(
@@ -299,7 +301,8 @@ def _why_outdated(
     snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)
     try:
         is_active = planner.restore(observed, snapshot).is_empty and not (
-            observed.missing(snapshot) or planner.unowned_instances(observed, snapshot)
+            observed.unreachable_snapshots(snapshot)
+            or planner.unowned_instances(observed, snapshot)
         )
     except errors.LayoutError:
         return ""

@@ -173,9 +173,7 @@ class Transaction:
 
         Else the reset or reboot that activates the pending modes would activate the old one too.
         """
-        switched = {
-            (step.gpu_uuid, step.mode) for step in plan.steps if isinstance(step, steps.SetMode)
-        }
+        switched = {(step.gpu_uuid, step.mode) for step in plan.of(steps.SetMode)}
         now = {gpu.uuid: gpu.snapshot for gpu in observed}
 
         def target(older: model.GpuSnapshot) -> model.GpuSnapshot:
@@ -246,7 +244,7 @@ class Transaction:
             may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
             if self.reset is None or not may_help:
                 raise
-            uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
+            uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.takes_whole_gpu}
             pending = tuple(
                 gpu for gpu in self.gpus.observe() if gpu.uuid in uuids and gpu.has_pending_mode
             )
@@ -390,7 +388,7 @@ class _Restore:
         """Return the success, with the snapshots of unreachable GPUs."""
         if self.foreign:
             return _with_foreign(message, self.foreign)
-        unrestored = self.now.missing(self.before)
+        unrestored = self.now.unreachable_snapshots(self.before)
         if unrestored:
             lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
             described = "; ".join(map(_describe, unrestored))
@@ -452,7 +450,7 @@ def verify_without_steps(now: Observed, before: Snapshots) -> Rollback:
     foreign = planner.unowned_instances(now, before)
     if foreign:
         return _with_foreign("the former instances are restored", foreign)
-    return Rollback(is_complete=True, message="", unrestored=now.missing(before))
+    return Rollback(is_complete=True, message="", unrestored=now.unreachable_snapshots(before))
 
 
 def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:

@@ -81,7 +81,7 @@ def plan(planned: steps.GpuPlan) -> "answers.GpuPlan":
     return {
         "index": planned.gpu_index,
         "uuid": planned.gpu_uuid,
-        "changes_mode": planned.changes_mode,
+        "changes_mode": bool(planned.of(steps.SetMode)),
         "needs_reset": planned.needs_reset,
         "is_provisional": planned.is_provisional,
         "steps": [_step_data(step) for step in planned.steps],

@@ -373,7 +373,7 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
     def __hash__(self) -> int:
         return hash((tuple(self), self.unreachable))
 
-    def missing(self, snapshot: Iterable[GpuSnapshot]) -> tuple[GpuSnapshot, ...]:
+    def unreachable_snapshots(self, snapshot: Iterable[GpuSnapshot]) -> tuple[GpuSnapshot, ...]:
         """Return the snapshots of GPUs that are, or may be, unreachable."""
         here = {gpu.uuid for gpu in self}
         lost = {gpu.uuid for gpu in self.unreachable}

@@ -71,7 +71,7 @@ def draw_change(
             _appearance(gpu),
             frozenset(step.placement for step in plan.of(steps.DestroyGpuInstance)),
             dataclasses.replace(plan, gpu_uuid="", gpu_index=0, steps=()),
-            plan.changes_mode,
+            plan.takes_whole_gpu,
         )
 
     blocks: list[str] = []
@@ -85,7 +85,7 @@ def draw_change(
             blocks.append(f"{header}\n{style.plain(summary)}")
             continue
         mode = _mode_text(gpu)
-        if gpu_plan.changes_mode:
+        if gpu_plan.takes_whole_gpu:
             how = ", resets the GPU" if gpu_plan.needs_reset else ""
             after = _on_off(_mode_after(gpu, gpu_plan))
             mode = f"MIG {_on_off(gpu.current_mode)} → {after}{how}"

@@ -112,7 +112,7 @@ class GpuPlan:
         return tuple(step for step in self.steps if isinstance(step, kind))
 
     @property
-    def changes_mode(self) -> bool:
+    def takes_whole_gpu(self) -> bool:
         """Whether MIG mode changes or a repair resets the GPU, which requires an idle GPU."""
         return self.is_repair or bool(self.of(SetMode))
 
@@ -173,7 +173,7 @@ class Plan:
         """UUIDs of MIG devices that are destroyed, and of GPUs whose mode changes."""
         return frozenset(
             [step.uuid for step in self.of(DestroyComputeInstance) if step.uuid]
-            + [gpu.gpu_uuid for gpu in self.gpus if gpu.changes_mode]
+            + [gpu.gpu_uuid for gpu in self.gpus if gpu.takes_whole_gpu]
         )
 
 
@@ -259,7 +259,7 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
     A process that uses ``/dev/dri``, and no known instance, may use any ``+gfx`` instance.
     """
     users = tuple(users)
-    if plan.changes_mode:
+    if plan.takes_whole_gpu:
         return tuple(user for user in users if not is_releasing_daemon(user))
     kept_out_by = keeping_out(plan, users)
     gone, gone_inside = plan.of(DestroyGpuInstance), plan.of(DestroyComputeInstance)
@@ -284,6 +284,6 @@ def keeping_out(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess,
     the rollback as well.
     """
     creates = plan.of(CreateGpuInstance)
-    if plan.changes_mode or not creates or any(target.kept for target in plan.target):
+    if plan.takes_whole_gpu or not creates or any(target.kept for target in plan.target):
         return ()
     return tuple(user for user in users if user.is_running and not user.gpu_instances)

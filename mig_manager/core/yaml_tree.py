@@ -242,7 +242,7 @@ class _Reader:
             if event.anchor not in self._anchors:
                 name = event.anchor
                 raise errors.ConfigError(
-                    f"alias '*{name}' stands for nothing: '&{name}' must end before it{_QUOTE}",
+                    f"undefined alias '*{name}': '&{name}' must end before it{_QUOTE}",
                     location=location,
                 )
             node = self._anchors[event.anchor]

@@ -276,7 +276,7 @@ def assert_restored(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
         has_plugin=journal.has_plugin and not is_stopped,
         has_dra_driver=journal.has_dra_driver and not is_stopped,
     )
-    assert remaining.is_restored
+    assert remaining.has_nothing_to_undo
     # After a failure the next run refreshes the device files.
     assert not (remaining.stale_files and rig.labels.get(well_known.STATE_LABEL) == "success")
     assert all(is_on is (name != "off.service") for name, is_on in rig.host.services.items())

@@ -232,7 +232,7 @@ def test_whole_gpus_are_planned_with_any_virtualization(
     virtualization: model.Virtualization,
 ) -> None:
     gpu = dataclasses.replace(samples.gpu(samples.A100, mode=OFF), virtualization=virtualization)
-    assert plan_to(gpu, {"7g.40gb": 1}).gpus[0].changes_mode
+    assert plan_to(gpu, {"7g.40gb": 1}).gpus[0].takes_whole_gpu
 
 
 def test_plan_for_a_vgpu_host_says_how_to_restore_the_vgpus() -> None:

@@ -265,7 +265,7 @@ def test_same_request_keeps_what_it_has_reached(
     may_evict: bool,
     is_verified: bool,
 ) -> None:
-    begun = known.begun(asked, is_new=is_new, now_s=0.0)
+    begun = known.continued_as(asked, is_new=is_new, now_s=0.0)
 
     assert begun.key == asked.key
     assert (begun.may_evict, begun.verified is not None) == (may_evict, is_verified)

@@ -164,7 +164,7 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
         (step.profile_id, step.placement): step.profile
         for step in plan.of(steps.CreateGpuInstance)
     }
-    if not new or plan.changes_mode:
+    if not new or plan.takes_whole_gpu:
         return
     name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
     with last_calls.RECORDER.on_gpu(plan.gpu_index):

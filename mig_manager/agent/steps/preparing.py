@@ -78,7 +78,7 @@ def plan_change(job: jobs.Job, target: resolving.Target) -> Change:
     services = job.deps.service_names()
     job.hooks.load()
     gpus = resolving.observe_once(job, target)
-    if not job.request.repairs and (missing := resolving.missing(job)):
+    if not job.request.repairs and (missing := resolving.absent_gpus(job)):
         raise errors.MigManagerError(
             outcomes.missing_message(job.status.title, missing), reason=errors.Reason.DRIFTED
         )

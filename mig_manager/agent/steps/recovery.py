@@ -87,7 +87,9 @@ def _has_foreign_manager(shared: jobs.Shared) -> bool:
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
     """Check whether the run ended and its snapshot only waits for an unreachable GPU."""
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
-    return journal.is_restored or (status.was_active(published) and journal.is_waiting)
+    return journal.has_nothing_to_undo or (
+        status.was_active(published) and journal.has_at_most_snapshot
+    )
 
 
 def read_saved(request_file: ports.KeptText | None, view: node_object.NodeView) -> str:
@@ -159,7 +161,7 @@ def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> tuple[model.GpuS
         return before
     # Without these GPUs, the previous layout cannot be restored completely.
     job.journal.note(applied="")
-    return gpus.missing(before)
+    return gpus.unreachable_snapshots(before)
 
 
 def restore_persistence(job: jobs.Job, gpus: model.ObservedGpus) -> None:

@@ -113,7 +113,7 @@ class Repair:
 
     def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
         """Return the snapshots of unreachable GPUs, to restore later."""
-        return gpus.missing(snapshot)
+        return gpus.unreachable_snapshots(snapshot)
 
 
 Target = Resolved | Repair
@@ -210,7 +210,7 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
     verified = job.journal.record.verified
     if not (
         is_about_file(job, error)
-        and job.journal.entries.is_restored
+        and job.journal.entries.has_nothing_to_undo
         and verified
         and verified.gpus
     ):
@@ -273,10 +273,10 @@ def observe_at_end(job: jobs.Job) -> model.ObservedGpus:
         return model.NO_GPUS
 
 
-def missing(job: jobs.Job) -> tuple[str, ...]:
+def absent_gpus(job: jobs.Job) -> tuple[str, ...]:
     """Name the GPUs that the driver no longer lists since the layout was verified."""
     verified = job.journal.record.verified
-    return verified.missing(job.status.gpus, job.deps.boot_id) if verified else ()
+    return verified.absent_gpus(job.status.gpus, job.deps.boot_id) if verified else ()
 
 
 def find_returned(job: jobs.Job, uuids: Iterable[str]) -> frozenset[str]:

@@ -37,7 +37,7 @@ def wait(job: jobs.Job) -> None:
         if why:
             _log.warning("slot_not_taken_again", why=why)
         return
-    if journal.is_restored and _changes_nothing(job):
+    if journal.has_nothing_to_undo and _changes_nothing(job):
         return
     wait = dataclasses.replace(
         job.wait(math.inf),

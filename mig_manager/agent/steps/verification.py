@@ -63,7 +63,7 @@ def verify_unchanged(
     is_stale = interrupted.stale_files or bool(unverified)
     job.journal.note(snapshot=unrestored, stale_files=is_stale)
     job.note_target_active()
-    if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
+    if not dataclasses.replace(interrupted, snapshot=unverified).has_nothing_to_undo:
         paused = resuming.as_if_paused(job, gpus, snapshot)
         job.transaction().refresh()
         return resume_and_verify(job, paused, gpus, is_from_owner=is_from_owner)

@@ -54,16 +54,12 @@ class Change:
     @property
     def created(self) -> Mapping[model.Profile, int]:
         """The GPU instances that it creates."""
-        return collections.Counter(
-            step.profile for step in self.plan.steps if isinstance(step, steps.CreateGpuInstance)
-        )
+        return collections.Counter(step.profile for step in self.plan.of(steps.CreateGpuInstance))
 
     @property
     def destroyed(self) -> Mapping[model.Profile, int]:
         """The GPU instances that it destroys."""
-        return collections.Counter(
-            step.profile for step in self.plan.steps if isinstance(step, steps.DestroyGpuInstance)
-        )
+        return collections.Counter(step.profile for step in self.plan.of(steps.DestroyGpuInstance))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class Preview:
                 "destroyed": len(planned.plan.of(steps.DestroyGpuInstance)) if planned else 0,
                 "created": len(planned.plan.of(steps.CreateGpuInstance)) if planned else 0,
             },
-            "mode_changes": [each.gpu_index for each in gpu_plans if each.changes_mode],
+            "mode_changes": [each.gpu_index for each in gpu_plans if each.of(steps.SetMode)],
             "resets": [each.gpu_index for each in gpu_plans if each.needs_reset],
             "evicted_pods": list(self.evicted),
             "maybe_evicted_pods": list(self.maybe_evicted),

@@ -341,7 +341,7 @@ def unrestored_elsewhere(
     """Return the snapshots still to restore after a layout that skips unreachable GPUs."""
     rules = layout.rules
     others = (gpu for gpu in gpus.unreachable if not any(rule.may_match(gpu) for rule in rules))
-    return model.ObservedGpus(gpus, others).missing(unrestored)
+    return model.ObservedGpus(gpus, others).unreachable_snapshots(unrestored)
 
 
 def _has_profiles(gpus: Sequence[model.Gpu], layout: Layout) -> bool:

@@ -1,7 +1,6 @@
-"""The commands that change nothing: status, plan and assert.
+"""What the commands status, plan, assert and apply show: the GPUs, a plan, the changes made.
 
-They and ``apply`` use the same planner, so ``plan``, ``apply`` and ``assert`` agree on what
-"applied" means.
+``plan``, ``apply`` and ``assert`` use the same planner, so they agree on what "applied" means.
 """
 
 import dataclasses

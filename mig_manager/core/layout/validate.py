@@ -114,8 +114,8 @@ def against_products(
 ) -> Validated:
     """Check every layout against products.
 
-    A rule counts if its filter matches the product, regardless of indices, unless a later rule for
-    every GPU replaces it.
+    A rule counts if its filter matches the product, whatever GPU indices it names. It does not
+    count if a later rule for all GPUs replaces it.
     """
     names = [template.name for template in templates]
     labelled = {}

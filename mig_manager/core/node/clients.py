@@ -39,9 +39,9 @@ def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     ids: set[str] = set(plan.destroyed_uuids)
     for gpu_plan in plan.gpus:
-        if gpu_plan.destroys or gpu_plan.changes_mode:
+        if gpu_plan.destroys or gpu_plan.takes_whole_gpu:
             ids.add(gpu_plan.gpu_uuid)
-        if gpu_plan.changes_mode:
+        if gpu_plan.takes_whole_gpu:
             ids.update(by_uuid[gpu_plan.gpu_uuid].mig_uuids)
     return frozenset(ids)
 
@@ -76,7 +76,7 @@ def is_validator(pod: pod_object.Pod) -> bool:
 
 def destroys_instances(plan: steps.Plan) -> bool:
     """Return whether the plan destroys an instance or changes a mode."""
-    return any(gpu_plan.destroys or gpu_plan.changes_mode for gpu_plan in plan.gpus)
+    return any(gpu_plan.destroys or gpu_plan.takes_whole_gpu for gpu_plan in plan.gpus)
 
 
 def labels_to_pause(

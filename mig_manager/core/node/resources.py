@@ -36,7 +36,7 @@ def name_of(profile: model.Profile, strategy: strategies.Strategy | None) -> str
 
 
 def of_name(profile: str) -> str | None:
-    """Return the resource of a profile by its name; None for a name that is none, and as above."""
+    """Return the resource of a profile by its name; None if the name is invalid or has none."""
     try:
         return of_profile(profile_name.parse(profile))
     except ValueError:
@@ -222,7 +222,7 @@ def losses(
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
-        if gpu_plan.changes_mode or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
+        if gpu_plan.takes_whole_gpu or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
             ending.update(name for _, name, _ in devices(by_uuid[gpu_plan.gpu_uuid], strategy))
         else:
             destroyed = gpu_plan.of(steps.DestroyComputeInstance)

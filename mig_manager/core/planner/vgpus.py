@@ -34,7 +34,9 @@ def host_warnings(gpus: Sequence[model.Gpu], plan: steps.Plan) -> tuple[str, ...
     changed = [each for each in plan.gpus if each.steps and each.gpu_uuid in hosts]
     warnings = []
     for has_new_mode in (True, False):
-        affected = [hosts[each.gpu_uuid] for each in changed if each.changes_mode is has_new_mode]
+        affected = [
+            hosts[each.gpu_uuid] for each in changed if each.takes_whole_gpu is has_new_mode
+        ]
         if not affected:
             continue
         then = "create the vGPUs of the new instances afterwards"

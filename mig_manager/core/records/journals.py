@@ -74,15 +74,15 @@ class Journal:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to restore, and nothing to refresh."""
-        return self.is_restored and not (self.stale_files or self.persistent_gpus)
+        return self.has_nothing_to_undo and not (self.stale_files or self.persistent_gpus)
 
     @property
     def has_only_persistence(self) -> bool:
         """Whether the change has ended, and only persistence mode is to be switched on again."""
-        return bool(self.persistent_gpus) and self.is_restored and not self.stale_files
+        return bool(self.persistent_gpus) and self.has_nothing_to_undo and not self.stale_files
 
     @property
-    def is_restored(self) -> bool:
+    def has_nothing_to_undo(self) -> bool:
         """Whether there is nothing to restore: no run was interrupted."""
         return not (
             self.blocks_workloads
@@ -93,9 +93,9 @@ class Journal:
         )
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether only instances are to be restored: after a success, of unreachable GPUs."""
-        return dataclasses.replace(self, snapshot=()).is_restored
+    def has_at_most_snapshot(self) -> bool:
+        """Whether at most instances are to be restored: after a success, of unreachable GPUs."""
+        return dataclasses.replace(self, snapshot=()).has_nothing_to_undo
 
     @property
     def blocks_workloads(self) -> bool:

@@ -39,7 +39,7 @@ class Verified:
     listed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """UUID -> the GPU as messages name it, of all reachable GPUs; empty: unknown."""
 
-    def missing(self, gpus: model.ObservedGpus, boot_id: str) -> tuple[str, ...]:
+    def absent_gpus(self, gpus: model.ObservedGpus, boot_id: str) -> tuple[str, ...]:
         """Name the GPUs that the driver no longer lists, not even as unreachable.
 
         After a reboot none is missing: a machine may come back with other GPUs.
@@ -80,7 +80,7 @@ class Request:
         """Name of the layout, and hash of its annotation."""
         return self.config, self.annotation_hash
 
-    def begun(self, current: "Request", *, is_new: bool, now_s: float) -> "Request":
+    def continued_as(self, current: "Request", *, is_new: bool, now_s: float) -> "Request":
         """Return the request to serve: this one, if the same is requested again.
 
         The agent decides whether a custom layout may evict when it first reads the content. Later
@@ -239,7 +239,7 @@ def of_status(
         and published.config == applied
     )
     is_verified = status.was_active(published) or has_failed_early
-    if not journal.is_waiting:
+    if not journal.has_at_most_snapshot:
         is_verified = False
     is_custom = bool(published.annotation_hash)
     return Request(
