@@ -11,7 +11,7 @@ from mig_manager.agent import jobs, outcomes, run_status
 from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
-from mig_manager.core.node import node_object
+from mig_manager.core.node import node_object, schedulable
 from mig_manager.core.records import readiness, requests
 
 _MOST_FAILED_CHECKS = 3
@@ -152,8 +152,9 @@ def act(
         return _handle_drift(job, observation, is_new=not was_drifted), memory
     # A GPU that the layout does not name, or another place of the same instances.
     differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
-    if (was_drifted or (is_success and differs)) and advertising.find_stale(
-        job, job.deps.workloads.list(), observation.gpus
+    lacks_devices = node is not None and schedulable.has_too_few(observation.gpus, node)
+    if (was_drifted or (is_success and (differs or lacks_devices))) and advertising.find_stale(
+        job, job.deps.workloads.present(), observation.gpus
     ):
         # The plugin or driver has other devices, and a run restarts it.
         return Action.HEAL, memory

@@ -82,6 +82,21 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     assert agent.check_drift("first", rested) is drift.Action.REST
 
 
+def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    served = rig.schedulable
+    agent.note_node(rig.node.read())
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
+    rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus[:1])[0]}
+    agent.note_node(rig.node.read())
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+
+    assert rig.schedulable == served
+
+
 def test_on_request_a_drift_is_healed() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
     before = tamper(rig)

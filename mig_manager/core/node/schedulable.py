@@ -140,6 +140,15 @@ def is_plugin_stale(
     return registered < min(map(len, likely or possible))
 
 
+def has_too_few(gpus: Sequence[model.Gpu], node: node_object.NodeView) -> bool:
+    """Return whether a node may lack devices, so that kubelet must be asked.
+
+    A node without any has no device plugin, or a DRA driver.
+    """
+    registered = _count_registered(gpus, node.capacity, {}, None)
+    return 0 < registered < len(expected_devices(gpus)[0])
+
+
 def _possible_devices(
     gpus: Iterable[model.Gpu], strategy: strategies.Strategy | None
 ) -> tuple[frozenset[str], ...]:
