@@ -178,6 +178,7 @@ class RequestAnnotation(TypedDict):
     rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
     rebootedFrom: NotRequired[str]  # the boot in which it was asked to
     awaited: NotRequired[list[str]]  # deploy labels of deleted device plugins and DRA drivers
+    partial: NotRequired[list[str]]  # UUIDs of GPUs that have the applied layout, if not all have
     repairs: NotRequired[list[Repair]]  # the agent's own requests to reset GPUs
 
 

@@ -52,7 +52,9 @@ class Attempts:
         """Record that nothing is requested: the next layout is always a new request."""
         before = self.record
         repairs = gpu_repair.postponed(before.repairs, self._shared.deps.clock.unix_s())
-        self._record = dataclasses.replace(requests.NONE, awaited=before.awaited, repairs=repairs)
+        self._record = dataclasses.replace(
+            requests.NONE, awaited=before.awaited, partial=before.partial, repairs=repairs
+        )
         self._save_on_host()
 
     def publish_record(self) -> None:

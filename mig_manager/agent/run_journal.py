@@ -265,8 +265,16 @@ class RunJournal:
             verified = run_status.verification(
                 self.status, self._deps.boot_id, is_from_owner=outcome.is_from_owner
             )
-            self.record = dataclasses.replace(self.record, verified=verified, awaited=frozenset())
-        elif outcome.reason is errors.Reason.DRIFTED:
+            is_partial = bool(self.status.gpus.unreachable)
+            self.record = dataclasses.replace(
+                self.record,
+                verified=verified,
+                awaited=frozenset(),
+                partial=frozenset(verified.listed if is_partial else ()),
+            )
+        elif outcome.reason is errors.Reason.DRIFTED or self.record.is_label_outdated(
+            self.status.gpus
+        ):
             labels[well_known.APPLIED_LABEL] = None
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:

@@ -97,6 +97,26 @@ def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     assert rig.schedulable == served
 
 
+@pytest.mark.parametrize("failing", ["too-much", "no-such-layout"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_applied_label_goes_if_a_gpu_without_the_layout_is_back(
+    failing: str, *, is_restarted: bool
+) -> None:
+    rig, agent = (rig := scenes.node()), scenes.reconciler(rig)
+    rig.driver.lost.add(rig.gpus[1].uuid)
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=agent)
+    scenes.run(rig, failing, by=agent)
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    rig.driver.lost.clear()
+    if is_restarted:
+        agent = scenes.reconciler(rig)
+        agent.recover(failing)
+
+    scenes.run(rig, failing, by=agent)
+
+    assert well_known.APPLIED_LABEL not in rig.labels
+
+
 def test_on_request_a_drift_is_healed() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=True)
     before = tamper(rig)

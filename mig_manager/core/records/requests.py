@@ -71,6 +71,9 @@ class Request:
     """Deploy labels of device plugin and DRA driver, if their pods were deleted and new ones have
     not served the node yet. If a run ends before that, and no label deploys them, only this entry
     shows that they belong on the node."""
+    partial: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that got the layout in the label ``mig-manager.io/applied``, if others
+    were unreachable; empty: all did, or unknown."""
     repairs: gpu_repair.Repairs = ()
     """The agent's own request beside this one: GPUs to reset, whatever the origin of the layout
     and its right to evict. A newer request postpones those under way."""
@@ -101,6 +104,7 @@ class Request:
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
+            partial=self.partial,
             repairs=gpu_repair.postponed(self.repairs, now_s),
         )
 
@@ -131,6 +135,10 @@ class Request:
             rebooted_from=boot_id if is_new else self.rebooted_from,
         )
 
+    def is_label_outdated(self, gpus: Iterable[model.Gpu]) -> bool:
+        """Return whether a GPU is back that lacks, or may lack, the layout labelled as applied."""
+        return bool(self.partial) and any(gpu.uuid not in self.partial for gpu in gpus)
+
     def to_json(self) -> str:
         """Return the text to keep; older versions ignore members they do not know."""
         verified = self.verified
@@ -151,6 +159,7 @@ class Request:
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
+            "partial": sorted(self.partial) or None,
             "repairs": [each.to_data() for each in self.repairs] or None,
         }
         return json.dumps({key: value for key, value in data.items() if value is not None})
@@ -182,6 +191,7 @@ class Request:
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
+                partial=frozenset(map(str, data.get("partial", ()))),
                 repairs=tuple(map(gpu_repair.Repair.from_data, data.get("repairs", ()))),
             )
 
