@@ -96,7 +96,8 @@ _REMEDIES = {
     ),
     Reason.UNKNOWN_PROFILE: "Use a profile of this GPU; 'mig-manager status' lists them.",
     Reason.NO_GPU_MATCHES: (
-        "Correct the layout's device-filter or devices; 'mig-manager status' shows PCI ids."
+        "Request a layout for these GPUs, or correct this one's device-filter or devices; "
+        "'mig-manager status' shows PCI ids."
     ),
     Reason.NOT_MIG_CAPABLE: "Restrict the layout to MIG-capable GPUs with a device-filter.",
     Reason.DOES_NOT_FIT: (

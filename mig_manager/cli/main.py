@@ -14,6 +14,7 @@ _NAME_PRODUCT = "Without a GPU, name a product: --gpu A100-SXM4-40GB."
 _WITHOUT_GPU = {
     "status": _SIMULATE,
     "plan": _SIMULATE,
+    "apply": _SIMULATE,
     "export": _SIMULATE,
     "validate": _NAME_PRODUCT,
     "generate-config": _NAME_PRODUCT,
@@ -53,7 +54,10 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
 
 def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     usage = registry.PROGRAM.usage_remedy(error, argv)
-    remedy = error.own_remedy or usage or error.reason.remedy_at_shell
+    by_reason = error.reason.remedy_at_shell
+    if error.reason is errors.Reason.UNKNOWN_CONFIG and argv[:1] == ["rollout"]:
+        by_reason = error.reason.remedy  # the nodes' layouts, not this machine's
+    remedy = error.own_remedy or usage or by_reason
     if error.reason is errors.Reason.DRIVER_NOT_LOADED:
         hints = (_WITHOUT_GPU[word] for word in argv[:1] if word in _WITHOUT_GPU)
         return " ".join((remedy, *hints))

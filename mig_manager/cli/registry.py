@@ -111,6 +111,9 @@ PROGRAM = program.Program(
     A layout is a named partitioning of a node's GPUs, such as all-1g.5gb. Config documents,
     commands and options are compatible with NVIDIA's mig-parted.
 
+    $ mig-manager demo
+    Watch a whole change on a simulated node.
+
     $ mig-manager apply all-balanced --simulate 8xA100-SXM4-40GB
     Try it without a GPU; state persists between commands.
 

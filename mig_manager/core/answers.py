@@ -418,7 +418,7 @@ class Preview(TypedDict):
     mode_changes: list[int]  # indices of GPUs
     resets: list[int]  # indices of GPUs
     evicted_pods: list[str]
-    maybe_evicted_pods: list[str]  # some of them are evicted
+    maybe_evicted_pods: list[str]  # any of them may be evicted, or none
     is_provisional: bool  # whether the instances are unknown until MIG is enabled
 
 

@@ -79,7 +79,7 @@ def draw_change(
         gpu = alike[0]
         gpu_plan = plans.get(gpu.uuid)
         if gpu_plan is None:
-            note = "right already" if gpu.uuid in selected else "not in this layout"
+            note = "unchanged" if gpu.uuid in selected else "not in this layout"
             header = _header(alike, f"{_mode_text(gpu)} · {note}", style)
             summary = style.fitted(f"    {summarise(gpu)}", further="      ")
             blocks.append(f"{header}\n{style.plain(summary)}")

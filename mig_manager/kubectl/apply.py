@@ -17,8 +17,8 @@ from mig_manager.core.node import well_known
 from mig_manager.kubectl import cluster, plan, settings
 
 ABOUT = """
-The layout comes from your file and needs agents with --custom-layouts. To request one that
-'kubectl mig layouts' lists, label the node instead.
+The layout comes from your file, so -f is required, and needs agents with --custom-layouts.
+To request one that 'kubectl mig layouts' lists, label the node instead.
 
 $ kubectl mig apply node-7 -f layout.yaml --dry-run
 Show what your layout would change.

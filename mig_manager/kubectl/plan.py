@@ -298,7 +298,8 @@ def loss_text(loss: resources.Loss) -> str:
     if loss.is_total:
         return f"{what}: these pods are evicted: {pods}"
     if loss.least:
-        return f"{what}: {loss.least} in use must go, used by some of {pods}"
+        users = pods if len(kind.pods) == 1 else f"some of {pods}"
+        return f"{what}: {loss.least} in use must go, used by {users}"
     return f"{what}: if possible, the agent keeps those in use by {pods}"
 
 

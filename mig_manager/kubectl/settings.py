@@ -43,7 +43,7 @@ LAYOUT = options.Option(
 
 def drawn_output() -> Any:
     """Declare the format of an answer that can draw every node."""
-    drawn = "text; wide draws every node"
+    drawn = "text; wide draws each of several nodes"
     return settings.output_format("text wide json yaml", name="output", default_text=drawn)
 
 

@@ -55,6 +55,7 @@ def run(
     )
     title = f"{count} nodes with {options.spec} each (simulated)"
     say(style.paint(style.fitted(title), bar.Tone.STRONG))
+    say(scenarios.STARTING)
     with ending.on_signals(stage.fail), stage:
         scenarios.publish_layouts(stage)
         with _Board(stage, say, style, is_live=is_live).shown() as board:
@@ -70,13 +71,13 @@ def run(
 
 _SUGGESTIONS = (
     ("all nodes", "kubectl mig status"),
+    ("a live view of them", "kubectl mig top"),
     ("what a layout costs on every node", f"kubectl mig plan all-1g.5gb -l {_POOL}"),
     ("a rollout", f"mig-manager rollout all-1g.5gb -l {_POOL} --max-unavailable 2"),
 )
 
 _WITHOUT_NODES = (
     ("the same, with the nodes kept up for kubectl", "mig-manager demo --nodes 5 --keep"),
-    ("a live view of them, in another terminal", "kubectl mig top"),
 )
 
 

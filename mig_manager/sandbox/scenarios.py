@@ -104,6 +104,7 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
     )
     title = style.fitted(f"{story.title}, on {options.spec} (simulated)")
     say(style.paint(title, bar.Tone.STRONG))
+    say(STARTING)
     with ending.on_signals(stage.fail), stage:
         publish_layouts(stage)
         story.prepare(stage)
@@ -452,9 +453,12 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
     }
 
 
+STARTING = "The Kubernetes API and the daemons are starting."
+"""What a reader waits for after the title."""
+
 STORIES: Mapping[str, Story] = {
     "one-slice": Story(
-        title="one slice changes beside running pods",
+        title="one instance changes beside running pods",
         prepare=_fill,
         layout=lambda _gpus: ONE_SLICE,
         play=_play_one_slice,

@@ -232,9 +232,9 @@ def test_a_missing_or_malformed_kubeconfig_is_a_usage_error(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(errors.UsageError, match="not in a pod") as nowhere:
         api.KubeApi.connect(kubeconfig=None)
-    for message in (malformed.value.message, nowhere.value.message):
-        assert message.endswith("; name a kubeconfig with --kubeconfig or KUBECONFIG")
-        assert message == " ".join(message.split())
+    for error in (malformed.value, nowhere.value):
+        assert error.own_remedy == "Name a kubeconfig with --kubeconfig or KUBECONFIG."
+        assert error.message == " ".join(error.message.split())
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_program_for_credentials_that_fails_leads_to_one_message(
 
     ended = commandline.run(["rollout", "x", "-l", "a", "--kubeconfig", path], {})
 
-    message = f"no credentials for a Kubernetes API: kubeconfig {path}: {why}; name a kubeconfig "
+    message = f"no credentials for a Kubernetes API: kubeconfig {path}: {why}\n"
     assert ended.status == 2
     assert ended.err.startswith(f"mig-manager: {message}")
     assert [line.split(":")[0].strip() for line in ended.err.splitlines()] == [

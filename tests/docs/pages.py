@@ -117,6 +117,11 @@ RULES = (
         instead="/tmp/mig-…",  # noqa: S108 - as above
     ),
     Rule(
+        name="the time of a status",
+        pattern=re.compile(r"(?<= since )\S+ \S+Z, \S+ ago$", re.MULTILINE),
+        instead="<time>",
+    ),
+    Rule(
         name="the reader's home",
         pattern=re.compile(r"(?<= )(?:~|/\S+)(?=/\.local/state/mig-manager/)"),
         instead="~",

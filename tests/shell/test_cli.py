@@ -201,7 +201,11 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("status", "--library-path", "/nonexistent.so"), 1, "/nonexistent.so"),
         (("status", "-o", "xml"), 2, "one of text, wide, json, yaml"),
         (("status", "--color", "pink"), 2, "auto, always, never"),
-        (("status", *SPEC, "--simulate-state", "/proc/x"), 2, "name another --simulate-state"),
+        (
+            ("status", *SPEC, "--simulate-state", "/proc/x"),
+            2,
+            "Name another file with --simulate-state",
+        ),
         (("status", *SPEC, "--simulate-event", "9=lost"), 2, "neither reboot nor INDEX=EVENT"),
         (("status", *SPEC, "--simulate-event", "0=tired"), 2, "one of lost, none, gpu-reset"),
         (("status", "--simulate-event", "reboot"), 2, "is for simulated GPUs; name them with"),

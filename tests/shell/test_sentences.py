@@ -45,7 +45,7 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
     ("ending", "asked", "text"),
     [
         (4, 1, "4 of 4 1g.5gb go: these pods are evicted: ml/a"),
-        (3, 2, "3 of 4 1g.5gb go: 1 in use must go, used by some of ml/a (2)"),
+        (3, 2, "3 of 4 1g.5gb go: 1 in use must go, used by ml/a (2)"),
         (
             1,
             2,

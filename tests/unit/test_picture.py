@@ -203,7 +203,7 @@ def test_gpus_that_are_right_or_outside_the_layout_are_mentioned() -> None:
     text = planned(gpu, samples.want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
 
     assert text.splitlines() == [
-        "GPU 0 · Test GPU · MIG on · right already · GPU-0",
+        "GPU 0 · Test GPU · MIG on · unchanged · GPU-0",
         "    1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb",
     ]
     outside = picture.draw_change([gpu], steps.Plan(gpus=()), selected=(), style=PLAIN)

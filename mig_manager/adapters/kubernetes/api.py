@@ -139,7 +139,11 @@ class KubeApi:
                             kubeconfig, client_configuration=configuration, persist_config=False
                         )
             except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
-                where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
+                where = (
+                    f"kubeconfig {kubeconfig}"
+                    if kubeconfig
+                    else "no kubeconfig, and not in a pod of a cluster"
+                )
                 paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
                 is_missing = paths and not any(
                     pathlib.Path(p).expanduser().exists() for p in paths
@@ -148,8 +152,8 @@ class KubeApi:
                 text = "not a kubeconfig" if isinstance(error, TypeError) else str(error)
                 why = "no such file" if is_missing else " ".join(text.split()).rstrip(".")
                 raise errors.UsageError(
-                    f"no credentials for a Kubernetes API: {where}: {why}; "
-                    f"name a kubeconfig with --kubeconfig or KUBECONFIG"
+                    f"no credentials for a Kubernetes API: {where}: {why}",
+                    remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG.",
                 ) from None
 
         load()

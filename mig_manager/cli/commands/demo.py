@@ -16,7 +16,7 @@ agent. Needs neither GPU nor cluster. Ends with the GPUs before and after, and t
 commands to try next. A signal or a closed terminal stops all its processes.
 
 $ mig-manager demo
-One slice changes on a busy node; the pods on the others keep running.
+One instance changes on a busy node; the pods on the others keep running.
 
 $ mig-manager demo --scenario budget --keep
 A PodDisruptionBudget blocks the drain; the node stays up for kubectl.

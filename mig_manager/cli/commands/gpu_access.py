@@ -214,8 +214,8 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
         ) from error
     except OSError as error:
         raise errors.UsageError(
-            f"cannot save simulated GPUs in {path}: {error.strerror or error}; "
-            f"name another --simulate-state"
+            f"cannot save simulated GPUs in {path}: {error.strerror or error}",
+            remedy="Name another file with --simulate-state.",
         ) from error
     note(f"GPUs are simulated, in {path}")
 

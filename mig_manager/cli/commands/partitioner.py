@@ -14,7 +14,7 @@ $ mig-manager partitioner --kubeconfig ~/.kube/config
 Report what it would do; change nothing.
 
 $ mig-manager partitioner --mode act --reserve 1g.5gb=2 --max-unavailable 25%
-Do it on a tenth of the opted-in nodes at a time, and keep two 1g.5gb on every node.
+Do it on a quarter of the opted-in nodes at a time, and keep two 1g.5gb on every node.
 
 $ mig-manager partitioner --simulate nodes.json pods.json
 Print what it would do, for files from 'kubectl get -o json'.

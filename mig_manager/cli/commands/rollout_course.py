@@ -361,7 +361,7 @@ def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Sty
     for node in previews:
         data = node.to_data()
         evicted = [_named(node.evicted)] if node.evicted else []
-        evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
+        evicted += [f"possibly {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
         rows.append(
             (
                 node.name,

@@ -109,7 +109,7 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
         tables.listing(f"Not for MIG strategy {strategy.value}", names, style)
         for strategy, names in result.unserved.items()
     ]
-    lines.append(_summed_up(result, style))
+    lines.append(_summed_up(result, drawn, style))
     return "\n".join(lines)
 
 
@@ -170,14 +170,20 @@ def _by_layout(result: validate.Validated, style: bar.Style) -> Iterable[str]:
     return tables.columns([""] * (1 + len(_FITS)), rows, style=style)
 
 
-def _summed_up(result: validate.Validated, style: bar.Style) -> str:
+def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar.Style) -> str:
     if result.misfits:
         number = len({verdict.layout for verdict in result.misfits})
         of_all = f"of {messages.count(len(result.layouts), 'layout')}"
         verb = "does" if number == 1 else "do"
         return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
-    if any(verdict.fit is validate.Fit.ELSEWHERE for verdict in result.verdicts.values()):
+    elsewhere = {
+        name for (name, _), each in result.verdicts.items() if each.fit is validate.Fit.ELSEWHERE
+    }
+    if elsewhere:
+        which = (
+            "Some layouts do" if elsewhere & {*drawn.layouts} else "The layouts for other GPUs do"
+        )
         return style.wrapped(
-            "Some layouts do not fit all of these GPUs; use --must-fit to treat this as an error."
+            f"{which} not fit all of these GPUs; use --must-fit to treat this as an error."
         )
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)

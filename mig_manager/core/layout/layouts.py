@@ -415,7 +415,7 @@ def _problems(
         ]:
             yield problem(f"names GPU {what}"), rule.location, "it matches no GPU"
     if not deciding:
-        models = ", ".join(sorted({f"{gpu.name} (0x{gpu.pci_device_id:08X})" for gpu in gpus}))
+        models = ", ".join(sorted({_product(gpu) for gpu in gpus}))
         none = problem(f"selects none of this node's GPUs: {models or 'it has none'}")
         yield none, layout.location, "nothing is done"
     is_any_capable = any(gpu.is_mig_capable for gpu, _ in deciding.values())
@@ -425,6 +425,11 @@ def _problems(
             message = f"enables MIG on {gpu}, which has no MIG"
             not_capable = problem(message, errors.Reason.NOT_MIG_CAPABLE)
             yield not_capable, rule.location, "the GPU stays unchanged"
+
+
+def _product(gpu: model.Gpu) -> str:
+    lacks = "" if gpu.is_mig_capable else ", no MIG"
+    return f"{gpu.name} (0x{gpu.pci_device_id:08X}{lacks})"
 
 
 def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.LayoutError]:

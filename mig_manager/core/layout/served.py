@@ -55,7 +55,7 @@ def merged(
         return file
     both = {**generated, **file.layouts, **(generated if is_default else {})}
     return dataclasses.replace(
-        file, source=f"{file.source}, with the layouts generated for this node,", layouts=both
+        file, source=f"{file.source} with this node's generated layouts", layouts=both
     )
 
 
