@@ -14,7 +14,6 @@ _NAME_PRODUCT = "Without a GPU, name a product: --gpu A100-SXM4-40GB."
 _WITHOUT_GPU = {
     "status": _SIMULATE,
     "plan": _SIMULATE,
-    "apply": _SIMULATE,
     "export": _SIMULATE,
     "validate": _NAME_PRODUCT,
     "generate-config": _NAME_PRODUCT,

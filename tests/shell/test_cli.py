@@ -204,7 +204,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (
             ("status", *SPEC, "--simulate-state", "/proc/x"),
             2,
-            "Name another file with --simulate-state",
+            "cannot save simulated GPUs in /proc/x",
         ),
         (("status", *SPEC, "--simulate-event", "9=lost"), 2, "neither reboot nor INDEX=EVENT"),
         (("status", *SPEC, "--simulate-event", "0=tired"), 2, "one of lost, none, gpu-reset"),

@@ -283,7 +283,8 @@ def test_files_that_cannot_be_written_are_no_bug(demo: Demo) -> None:
     assert not list(demo.temporary.iterdir())
 
 
-def test_a_shell_that_finds_the_program_needs_no_path() -> None:
-    assert command._path_exports({"PATH": str(plugin_rig.BIN)}) == ()
-    (export,) = command._path_exports({"PATH": "/nowhere"})
-    assert str(plugin_rig.BIN) in export
+def test_only_a_terminal_that_may_lack_the_program_is_given_its_path() -> None:
+    assert command._path_exports({"PATH": str(plugin_rig.BIN)}, is_kept=False) == ()
+    for path, is_kept in (("/nowhere", False), (str(plugin_rig.BIN), True)):
+        (export,) = command._path_exports({"PATH": path}, is_kept=is_kept)
+        assert str(plugin_rig.BIN) in export

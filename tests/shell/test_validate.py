@@ -68,7 +68,7 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
             (
                 "it needs 9 memory slices and the GPU has 8 (2 x 4 + 1 x 1); the largest part "
                 "that fits is 2x 3g.20gb (3g.20gb at 0-3, 4-7); then no memory slice is free, "
-                "and 1g.5gb needs one at 0-6"
+                "and 1g.5gb can only be at 0-6"
             ),
         ),
         ("A100-SXM4-40GB", ONE_FOR_ALL_TOO_MUCH_FOR_ONE, 1, "layouts.yaml:5:5]"),

@@ -29,7 +29,7 @@ $ mig-manager apply all-1g.5gb -k hooks.yaml
 With your own programs around the change: docs/hooks.md.
 
 $ mig-manager apply all-balanced --mode-only --skip-reset
-Only MIG mode, to be completed by a later reset or reboot.
+Only MIG mode; a later reset or reboot completes it where the driver does not reset the GPU itself.
 
 exit 1: not applied; the message gives the reason and the present state of the GPUs
 """

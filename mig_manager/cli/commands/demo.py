@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 
@@ -76,7 +77,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         packaged=process.packaged_config(),
         is_real_time=chosen.is_real_time,
         is_kept=chosen.is_kept,
-        exports=_path_exports(terminal.environ),
+        exports=_path_exports(terminal.environ, is_kept=chosen.is_kept),
     )
     if not chosen.nodes:
         return scenarios.run(story, say=terminal.say, style=style)
@@ -85,8 +86,9 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     )
 
 
-def _path_exports(environ: Mapping[str, str]) -> Sequence[str]:
-    """Return shell commands that add our programs to the PATH if it lacks them."""
-    if shutil.which("mig-manager", path=environ.get("PATH", "")):
+def _path_exports(environ: Mapping[str, str], *, is_kept: bool) -> Sequence[str]:
+    """Return shell commands that add our programs to the PATH if the next terminal lacks them."""
+    is_in_every_terminal = not is_kept or sys.prefix == sys.base_prefix  # no virtual environment
+    if is_in_every_terminal and shutil.which("mig-manager", path=environ.get("PATH", "")):
         return ()
     return (f'export PATH={shlex.quote(sysconfig.get_path("scripts"))}:"$PATH"',)

@@ -12,7 +12,7 @@ $ mig-manager plan all-balanced
 With a built-in layout.
 
 $ mig-manager plan -f layouts.yaml night -o wide
-With your own layout, and every step.
+With your own layout, and every step; the placement 4:2 begins at memory slice 4 and has 2.
 """
 
 

@@ -155,8 +155,8 @@ def _free_slices(
         else "no memory slice is free"
     )
     where = f" ({_placed_text(placed)})" if placed else ""
-    takes = f"{size} in a row, starting" if size > 1 else "one"
-    return f"{where}; then {room}, and {spec.profile} needs {takes} at {shown_slices(starts)}"
+    takes = f"needs {size} in a row, starting" if size > 1 else "can only be"
+    return f"{where}; then {room}, and {spec.profile} {takes} at {shown_slices(starts)}"
 
 
 def _placed_text(placed: Iterable[placement.Placed]) -> str:
