@@ -144,6 +144,10 @@ def test_layouts_for_other_gpus_are_counted_once(shell: Shell) -> None:
     assert "no profile" not in text
     assert "all-1g.6gb" in text
     assert not re.search(r"^all-1g.18gb ", text, re.MULTILINE)
+    assert "Some layouts do not fit" not in text
+    assert (
+        "The layouts shown fit; use --must-fit to treat those for other GPUs as an error." in text
+    )
 
 
 @pytest.mark.parametrize("content", ["", "# none\n", "version: v1\n"])

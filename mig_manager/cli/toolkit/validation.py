@@ -180,10 +180,9 @@ def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar
         name for (name, _), each in result.verdicts.items() if each.fit is validate.Fit.ELSEWHERE
     }
     if elsewhere:
-        which = (
-            "Some layouts do" if elsewhere & {*drawn.layouts} else "The layouts for other GPUs do"
-        )
-        return style.wrapped(
-            f"{which} not fit all of these GPUs; use --must-fit to treat this as an error."
-        )
+        if elsewhere & {*drawn.layouts}:
+            outcome = "Some layouts do not fit all of these GPUs; use --must-fit to treat this as"
+        else:
+            outcome = "The layouts shown fit; use --must-fit to treat those for other GPUs as"
+        return style.wrapped(f"{outcome} an error.")
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
