@@ -7,8 +7,9 @@ The simulation is ``core/fleet/simulated_cluster.py``: pure, seeded, without API
 the default scheduler and a packing one; placement in no time (first-fit, and with least
 fragmentation); and a bound for any scheduler.
 ``--trace`` is a file ``openb_pod_list_*.csv`` of Alibaba's cluster-trace-gpu-v2023; without it a
-synthetic sample with the same marginals is drawn. ``bench.partitioner_day`` plays one day on a
-real API server.
+synthetic sample with the same marginals is drawn. With ``--fill`` its pods come in random order
+and never end, and ``used`` is the share of the compute slices that pods get.
+``bench.partitioner_day`` plays one day on a real API server.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +41,7 @@ _TRACES = {f"trace-{each.value}": each for each in traces.Mapped}
 _TRACE_SHARE = 0.75
 """Mean part of a GPU that a pod of the trace requests, about."""
 _SYNTHETIC_PODS = 20000
+_SLICES = 7
 
 Figures = dict[str, float]
 
@@ -51,6 +54,7 @@ class Cell:
     nodes: int
     mix: str
     load: float
+    is_fill: bool = False
 
     @property
     def gpus(self) -> int:
@@ -68,6 +72,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="*", type=float, default=[0.5, 0.75, 0.9, 1.0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trace", type=pathlib.Path, help="openb_pod_list_*.csv")
+    parser.add_argument("--fill", action="store_true", help="pods of the trace never end")
     parser.add_argument("--results", type=pathlib.Path, help="folder for partitioner.json")
     chosen = parser.parse_args()
     if chosen.results:
@@ -81,7 +86,8 @@ def main() -> None:
     for product, nodes, mix, load in itertools.product(
         chosen.products, chosen.nodes, chosen.mixes, chosen.loads
     ):
-        cell = Cell(product=_PRODUCTS[product], nodes=nodes, mix=mix, load=load)
+        is_fill = chosen.fill and mix in rows
+        cell = Cell(product=_PRODUCTS[product], nodes=nodes, mix=mix, load=load, is_fill=is_fill)
         began_s = time.process_time()
         drawn = [_jobs(cell, seed, rows) for seed in range(1, chosen.seeds + 1)]
         every = [dict(_rows(cell, jobs, seed)) for seed, jobs in enumerate(drawn, 1)]
@@ -97,6 +103,10 @@ def main() -> None:
 
 def _jobs(cell: Cell, seed: int, rows: Mapping[str, Sequence[day.Row]]) -> list[day.Job]:
     load, gpus, product = cell.load, cell.gpus, cell.product
+    if cell.is_fill:
+        drawn = random.Random(seed).sample(rows[cell.mix], len(rows[cell.mix]))  # noqa: S311 - no secret
+        requests = (row.request for row in drawn)
+        return day.endless(requests, day_s=_DAY_S, gpus=gpus, load=load, product=product)
     if cell.mix in rows:
         pods = round(load * gpus * _DAY_S / _LIFE_S / _TRACE_SHARE)
         return traces.trace_jobs(
@@ -124,7 +134,7 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
         ("least fragmentation", bounds.Choice.LEAST_FRAGMENTED),
     ):
         free = bounds.instant(jobs, gpus=gpus, end_s=_DAY_S, choice=choice, product=product)
-        yield name, _waits(jobs, free)
+        yield name, _waits(jobs, free, cell)
     sizes = day.plain(product)
     balanced = {tuple((str(sizes[name]), count) for name, count in _BALANCED.items()): gpus}
     best = day_layouts.best_fixed(jobs, gpus=gpus, end_s=_DAY_S, product=product)
@@ -143,7 +153,7 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
             result = simulated_cluster.simulate(
                 day_layouts.pods(jobs), cluster, end_s=_DAY_S, limits=changes
             )
-            figures = _waits(jobs, result.waits)
+            figures = _waits(jobs, result.waits, cell)
             if changes:
                 figures |= {
                     "changes": result.changes,
@@ -154,7 +164,7 @@ def _rows(cell: Cell, jobs: list[day.Job], seed: int) -> Iterator[tuple[str, Fig
             yield f"{name}, {scheduler.value}", figures
 
 
-def _waits(jobs: Sequence[day.Job], waits: day.Waits) -> Figures:
+def _waits(jobs: Sequence[day.Job], waits: day.Waits, cell: Cell) -> Figures:
     late = [wait for job in jobs if (wait := waits[job.name]) is not None]
     largest = [job for job in jobs if job.profile.startswith("7g")]
     placed = sum(waits[job.name] is not None for job in largest)
@@ -163,6 +173,10 @@ def _waits(jobs: Sequence[day.Job], waits: day.Waits) -> Figures:
         "p95_s": min(_DAY_S, day.quantile(waits, 0.95)),
         "placed": len(late) / len(jobs),
     }
+    if cell.is_fill:
+        sizes = day.sizes(cell.product)
+        slices = (sizes[j.profile].compute * j.count for j in jobs if waits[j.name] is not None)
+        figures["used"] = sum(slices) / (_SLICES * cell.gpus)
     return figures | ({"placed_7g": placed / len(largest)} if largest else {})
 
 

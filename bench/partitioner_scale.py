@@ -8,7 +8,8 @@ idle. The pending pods request one to three devices, in three pools, with a few 
 ``--unequal`` gives each pod its own.
 
 ``read`` is the time to parse all objects, ``first`` the first decision of a leader, ``next`` the
-decision after one node and one pod of a hundred have changed. ``peak`` is of the whole process.
+decision after one node and one pod of a hundred have changed. Both prepare for likely pods, as if
+the pending ones had arrived at once. ``peak`` is of the whole process.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from bench import planning
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.fleet import (
+    arrivals,
     decisions,
     demand,
     node_index,
@@ -195,6 +197,7 @@ class Watched:
         self.bound: dict[str, list[demand.Bound]] = {}
         self.requests = partitioned.Requests()
         self.pending: list[demand.Pending] = []
+        self.arrivals = arrivals.Arrivals()
         for number in range(nodes):
             self.set_node(number)
         for number in range(pods):
@@ -225,6 +228,7 @@ class Watched:
         pod = demand.parse(json.loads(text))
         assert isinstance(pod, demand.Pending)  # noqa: S101 - a bench
         self.pending.append(pod)
+        self.arrivals.add(pod.needs.amounts, 0.0)
         self.read_s += time.process_time() - began_s
 
 
@@ -244,8 +248,15 @@ class Decider:
         pending = self._watched.pending
         seen = partitioned.with_pods(self._watched.nodes.values(), self._watched.requests)
         nodes = self._own_clock.dated(seen, now=now)
+        likely = self._watched.arrivals.expected(0.0, _LIMITS.prepare_for_s)
         decision = partitioning.decide(
-            nodes, pending, _LIMITS, now=now, history=self._history, cache=self._cache
+            nodes,
+            pending,
+            _LIMITS,
+            now=now,
+            history=self._history,
+            cache=self._cache,
+            expected=likely,
         )
         self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)
         self.changes += len(decision.changes)

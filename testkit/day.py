@@ -163,6 +163,25 @@ def scaled(
     ]
 
 
+def endless(
+    requests: Iterable[str], *, day_s: float, gpus: int, load: float, product: str
+) -> list[Job]:
+    """Return pods at equal gaps that do not end, until they request this share of the GPUs."""
+    pods: list[tuple[str, int]] = []
+    missing = load * gpus
+    for request in requests:
+        if missing <= 0:
+            break
+        pods.append(_parse_request(request, product))
+        missing -= pods[-1][1] / sizes(product)[pods[-1][0]].most
+    # The last pod comes as late as in ``jobs``.
+    gap_s = day_s * (HOURS - 1) / HOURS / max(1, len(pods))
+    return [
+        Job(name=f"pod-{n:03}", profile=name, count=count, at_s=n * gap_s, run_s=2 * day_s)
+        for n, (name, count) in enumerate(pods)
+    ]
+
+
 def mean_share(mix: Mapping[float, Mix], product: str) -> float:
     """Return the part of a GPU that a pod of this mix uses in the mean."""
     most = {name: size.most for name, size in sizes(product).items()}

@@ -273,7 +273,7 @@ DECISIONS: dict[
             f"large CHANGING: it waits for a ({OTHERS})",
         ],
     ),
-    # The small pod's device on node a stays ready, and one node changes at a time.
+    # The small pod's device on node a stays ready, and one node may still change.
     "idle instances become devices for expected pods": (
         [node("a", ["7g.40gb@0*"], SMALL), node("b", SMALL, SMALL)],
         [],
@@ -286,7 +286,13 @@ DECISIONS: dict[
         {"expected": [pod("small", "1g.5gb")]},
         [],
     ),
-    "nothing is prepared before the scheduler placed a pod": (
+    "devices are prepared beside a waiting pod while another node may change": (
+        [node("a", SMALL), node("b", SMALL)],
+        [pod("p", "1g.5gb")],
+        {"expected": [LARGE]},
+        ["b: 1x 7g.40gb instead of 7x 1g.5gb for expected pods", f"p SCHEDULER: node a {ROOM}"],
+    ),
+    "nothing is prepared on the last node that may change while a pod waits": (
         [node("a", SMALL)],
         [pod("p", "1g.5gb")],
         {"expected": [LARGE]},

@@ -24,8 +24,10 @@ class Batch:
         pending: Iterable[demand.Pending],
         reserved: Mapping[model.Profile, int],
         cache: node_index.NodeCache | None = None,
+        *,
+        expected: Iterable[demand.Pending] = (),
     ) -> None:
-        """Sort both, so that their order does not matter."""
+        """Sort both, so that their order does not matter; expected pods are behind, in order."""
         cache = cache or node_index.NodeCache()
         self.index = node_index.NodeIndex(nodes, cache)
         self.nodes = self.index.nodes
@@ -33,6 +35,7 @@ class Batch:
         self.pods = sorted(
             pending, key=lambda pod: (-pod.priority, pod.created_at or _LAST, pod.uid)
         )
+        self.pods += expected
         self._reserved = reserved
         groups: dict[demand.Needs, int] = {}
         self.group = [groups.setdefault(pod.needs, len(groups)) for pod in self.pods]

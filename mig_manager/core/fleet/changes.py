@@ -57,6 +57,11 @@ class Changes:
         """Whether as many nodes as allowed are under change."""
         return self._budget <= 0
 
+    @property
+    def spare(self) -> int:
+        """How many nodes may change so that another one still may."""
+        return max(0, self._budget - 1)
+
     def can_change(self, node: partitioned.PartitionedNode) -> bool:
         """Return whether a node can be changed now for no pod.
 

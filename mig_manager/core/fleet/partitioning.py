@@ -13,7 +13,7 @@ instances for pods behind it.
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import model
 from mig_manager.core.fleet import (
@@ -54,8 +54,9 @@ def decide(  # noqa: PLR0913 - what a decision depends on
         history: Of the last decision.
         base: By node and UUID, the state to which idle instances are merged back.
         cache: Of the last decision; nodes whose GPUs and pods are the same are not examined again.
-        expected: Pods that likely come soon, in order. While no pod waits that a node could serve,
-            one node is changed so that devices for them are ready.
+        expected: Pods that likely come soon, in order. Nodes are changed so that devices for them
+            are ready. Another node may then still change, unless no pod waits that a node could
+            serve.
     """
     cache = cache or node_index.NodeCache()
     pods = batch.Batch(nodes, pending, limits.reserved, cache)
@@ -65,15 +66,17 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     decider.merge_back(base or {})
     decision = decider.decision()
     likely = tuple(expected)
-    if likely and not (decision.waiting or decision.changes):
-        soon = batch.Batch(pods.nodes, likely, limits.reserved, cache)
-        preparing = _Decider(soon, limits, now, history)
-        preparing.make_room(most=1)
+    is_calm = not (decision.waiting or decision.changes)
+    most = decider.changes.spare or int(is_calm)
+    if likely and most:
+        soon = batch.Batch(pods.nodes, pods.pods, limits.reserved, cache, expected=likely)
+        preparing = _Decider(soon, limits, now, history, decider.changes)
+        preparing.prepare(first=len(pods.pods), most=most)
         ready = (
             dataclasses.replace(each, pods=(), why="devices for likely pods")
-            for each in preparing.requested
+            for each in preparing.changes.requested[len(decision.changes) :]
         )
-        decision = dataclasses.replace(decision, changes=tuple(ready))
+        decision = dataclasses.replace(decision, changes=(*decision.changes, *ready))
     return decision
 
 
@@ -86,6 +89,7 @@ class _Decider:
         limits: decisions.PartitionerLimits,
         now: dt.datetime,
         history: past_decisions.History,
+        earlier: changes.Changes | None = None,
     ) -> None:
         self._batch = pods
         self._limits = limits
@@ -94,13 +98,8 @@ class _Decider:
         self._kept = kept_room.KeptRoom(pods, now, history)
         self._remaining = self._kept.keep()
         nominated = frozenset(self._kept.nominated)
-        self._changes = changes.Changes(pods, limits, now, history, nominated)
+        self.changes = earlier or changes.Changes(pods, limits, now, history, nominated)
         self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
-
-    @property
-    def requested(self) -> tuple[decisions.Change, ...]:
-        """The changes so far."""
-        return self._changes.requested
 
     def decision(self) -> decisions.PartitioningDecision:
         """Return the decision, with the reasons why the remaining pods are not served."""
@@ -109,8 +108,8 @@ class _Decider:
         on_hold = {name for record in self._gpu_holds.values() for name, _ in record.gpus}
         causes = waiting.Causes(
             self._batch,
-            self._changes.why_not_now,
-            is_full=self._changes.is_full,
+            self.changes.why_not_now,
+            is_full=self.changes.is_full,
             on_hold=node_sets.of(map(self._batch.index.position.__getitem__, on_hold)),
         )
         for rank in self._remaining:
@@ -121,7 +120,7 @@ class _Decider:
             else:
                 waits.append(decisions.Waiting(pod=pod, reason=reason, message=message))
         return decisions.PartitioningDecision(
-            changes=self.requested,
+            changes=self.changes.requested,
             unmet=tuple(unmet),
             waiting=tuple(waits),
             room_since=self._kept.room_since,
@@ -135,23 +134,45 @@ class _Decider:
             return waiting.Wait.NOT_SCHEDULED, message
         return causes.why(rank, self._kept.unplaced.get(rank, 0))
 
-    def make_room(self, *, most: int | None = None) -> None:
-        """Choose nodes one by one as long as a change serves a pod; ``most`` are changed."""
-        index, search = self._batch.index, offers.Offers(self._batch)
-        ranks = [
+    def make_room(self) -> None:
+        """Choose nodes one by one as long as a change serves a pod, then empty GPUs on hold."""
+        ranks, index = self._eligible(), self._batch.index
+        holding = self._holds(ranks)
+        candidates = self._serve(ranks, holding)
+        for name in dict.fromkeys(hold.node for hold in holding):
+            position = index.position[name]
+            node, room = index.nodes[position], self._batch.room(index.nodes[position])
+            is_free = not self.changes.is_full and candidates >> position & 1
+            if is_free and room.drain(_early(holding, node)):
+                self.changes.request(
+                    node, self._wanted(node, room), (), "on hold for a larger pod"
+                )
+
+    def prepare(self, *, first: int, most: int) -> None:
+        """Choose nodes for the pods of this rank and behind."""
+        ranks = self._eligible()
+        self._serve([rank for rank in ranks if rank >= first], self._holds(ranks), most=most)
+
+    def _eligible(self) -> list[int]:
+        return [
             rank
             for rank in self._remaining
             if self._batch.is_known[self._batch.group[rank]] and not self._kept.is_backed_off(rank)
         ]
-        holding, skipped = self._holds(ranks), dict(self._kept.unplaced)
+
+    def _serve(
+        self, ranks: list[int], holding: Sequence[holds.Hold], *, most: int | None = None
+    ) -> int:
+        """Request changes that serve pods, at most so many; return the other candidates."""
+        index, search = self._batch.index, offers.Offers(self._batch)
+        skipped = dict(self._kept.unplaced)
         candidates = node_sets.of(
             index.position[node.name]
-            for node in self._changes.own
-            if not self._changes.why_not_now(node)[1]
+            for node in self.changes.own
+            if not self.changes.why_not_now(node)[1]
         )
-        while ranks and candidates and not self._changes.is_full:
-            if most is not None and len(self._changes.requested) >= most:
-                break
+        most = len(self.changes.own) if most is None else most
+        while ranks and candidates and most and not self.changes.is_full:
             best = search.best(candidates, ranks, skipped=skipped, holding=holding)
             if best is None:
                 break
@@ -160,25 +181,19 @@ class _Decider:
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
             best.room.drain(_early(holding, node))
             count = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
-            if self._changes.request(
+            if self.changes.request(
                 node, self._wanted(node, best.room), pods, f"room for {count}"
             ):
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
                 ranks = [rank for rank in ranks if rank not in served]
-            elif self._changes.is_too_early(node):
+                most -= 1
+            elif self.changes.is_too_early(node):
                 # The node may still serve the pods behind the first.
                 skipped[best.pods[0]] = skipped.get(best.pods[0], 0) | 1 << position
                 continue
             candidates &= ~(1 << position)
-        for name in dict.fromkeys(hold.node for hold in holding):
-            position = index.position[name]
-            node, room = index.nodes[position], self._batch.room(index.nodes[position])
-            is_free = not self._changes.is_full and candidates >> position & 1
-            if is_free and room.drain(_early(holding, node)):
-                self._changes.request(
-                    node, self._wanted(node, room), (), "on hold for a larger pod"
-                )
+        return candidates
 
     def _wanted(
         self, node: partitioned.PartitionedNode, room: node_room.NodeRoom
@@ -192,7 +207,7 @@ class _Decider:
 
     def _holds(self, ranks: Iterable[int]) -> tuple[holds.Hold, ...]:
         """Return the GPUs to hold for pods that have waited without room."""
-        position, own = self._batch.index.position, self._changes.own
+        position, own = self._batch.index.position, self.changes.own
         ready = node_sets.of(position[node.name] for node in own if not node.unusable)
         changing = node_sets.of(position[node.name] for node in own if node.is_changing)
         chosen = holds.Holds(self._batch, ready | changing, self._history.gpu_holds, self._now)
@@ -205,25 +220,25 @@ class _Decider:
 
         Otherwise the node counts as failed, until a later agent serves an obsolete request.
         """
-        for node in self._changes.own:
+        for node in self.changes.own:
             own = self._history.requested.get(node.name)
-            if own and own == node.failed_hash and self._changes.can_change(node):
+            if own and own == node.failed_hash and self.changes.can_change(node):
                 why = "no pod needs the request that its agent failed"
                 present = self._batch.present(node)
-                self._changes.request(node, present, (), why, is_withdrawal=True)
+                self.changes.request(node, present, (), why, is_withdrawal=True)
 
     def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
         """Return idle instances to the base layout on nodes without demand for long."""
         after_s = self._limits.merge_back_after_s
-        for node in self._changes.own if after_s else ():
+        for node in self.changes.own if after_s else ():
             since = self._history.demand_at.get(node.name)
             is_due = since and (self._now - since).total_seconds() >= after_s
-            if not is_due or self._batch.is_claimed(node) or not self._changes.can_change(node):
+            if not is_due or self._batch.is_claimed(node) or not self.changes.can_change(node):
                 continue
             wanted = self._batch.merged(node, base.get(node.name, {}))
             if self._batch.keeps_reserved(node, wanted):
                 why = "no pod has requested its idle instances"
-                self._changes.request(node, wanted, (), why)
+                self.changes.request(node, wanted, (), why)
 
 
 def _early(holding: Iterable[holds.Hold], node: partitioned.PartitionedNode) -> set[int]:
