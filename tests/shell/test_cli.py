@@ -157,6 +157,14 @@ def test_plan_and_validate_say_where_a_layout_comes_from(shell: Shell, layouts: 
     assert [each["origin"] for each in checked["verdicts"]] == [f"{layouts}:{line}"]
 
 
+def test_a_variable_for_the_format_leaves_valid_config_a_text(shell: Shell, layouts: str) -> None:
+    words = ("assert", "one", "-f", layouts, "--valid-config")
+
+    answer = shell(*words, *SPEC, MIG_MANAGER_OUTPUT_FORMAT="json")
+
+    assert (answer.status, answer.out) == (0, "Selected MIG configuration is valid\n")
+
+
 def test_plan_and_validate_name_mig_strategies_without_the_layout(
     shell: Shell, layouts: str
 ) -> None:

@@ -1,5 +1,7 @@
 """``mig-manager assert``: the word itself cannot name a module."""
 
+from typing import Any
+
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console
@@ -37,6 +39,19 @@ class Settings(
         variable="MIG_PARTED_VALID_CONFIG",
     )
 
+    @classmethod
+    def values(cls, source: options.Source) -> dict[str, Any]:
+        """Return the values of all fields."""
+        values = super().values(source)
+        if values["is_valid_config_only"]:
+            is_text = values["output_format"] is node_settings.OutputFormat.TEXT
+            # A variable sets the format of the commands that have a choice.
+            if source.parsed.get("output_format") and not is_text:
+                raise errors.UsageError(
+                    "--valid-config answers with text", remedy="'mig-manager validate' has data."
+                )
+        return values
+
 
 def run(chosen: Settings, terminal: console.Console) -> int:
     """Compare the GPUs with a layout; 1 if they differ."""
@@ -44,11 +59,6 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    is_text = chosen.output_format is node_settings.OutputFormat.TEXT
-    if chosen.is_valid_config_only and not is_text:
-        raise errors.UsageError(
-            "--valid-config answers with text", remedy="'mig-manager validate' has data."
-        )
     here = gpus.GpuCommand(chosen, terminal)
     layout = here.layout()
     if chosen.is_valid_config_only:
@@ -60,7 +70,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if result.is_applied:
         kind = "mode settings from configuration" if chosen.is_mode_only else "configuration"
         return here.answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
-    if not is_text:
+    if chosen.output_format is not node_settings.OutputFormat.TEXT:
         here.answer(result.to_data, lambda: "")
     terminal.note(
         f"layout '{layout.name}' is not applied: {gpu_report.difference(result)}",

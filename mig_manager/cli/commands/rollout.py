@@ -25,7 +25,7 @@ Restore every node's previous request, one node at a time.
 
 exit 0: every node has the layout; with --dry-run: can have it
 
-exit 1: a node does not have it; with --dry-run: cannot have it
+exit 1: a node does not have it; with --dry-run: cannot have it, or that is unknown
 """
 
 
@@ -80,6 +80,10 @@ class Settings(settings.AnswerSettings, node_settings.DocumentSettings):
     def values(cls, source: options.Source) -> dict[str, Any]:
         """Return the values of all fields."""
         values = super().values(source)
+        sources = ("config_file", "config_map")
+        if any(map(source.parsed.get, sources)):
+            # The command line overrides a variable, also the one for the other source.
+            values |= {key: None for key in sources if not source.parsed.get(key)}
         values["selector"] = values["selector"].strip()
         if not values["selector"]:
             raise errors.UsageError("name the nodes: -l SELECTOR, as for kubectl")
