@@ -125,6 +125,7 @@ class LayoutsAnnotation(TypedDict):
     version: Literal[1]
     layouts: dict[str, PublishedLayout]  # by name
     custom: NotRequired[bool]  # whether the agent takes a layout from an annotation, too
+    truncated: NotRequired[bool]  # whether the agent has layouts that the list has no room for
 
 
 class GpuCapacity(TypedDict):

@@ -248,6 +248,9 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
 )
 def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig, place: str) -> None:
     rig.serve_config(place)
+    for name in rig.names:
+        rig.publish_gpus(name, "A100-SXM4-40GB")
+        rig.list_layouts(name)
 
     answer = rig("all-1g.5bg", "-l", "gpu=yes")
 
@@ -267,7 +270,47 @@ def test_rollout_refuses_a_layout_that_no_node_lists(rig: Rig) -> None:
 
     assert (answer.status, any(rig.labels().values())) == (2, False)
     assert "no node lists layout 'all-1g.5bg'; did you mean 'all-1g.5gb'" in answer.err
+    assert "just added, name its ConfigMap with --config-map" in " ".join(answer.err.split())
     assert rig.roll(LAYOUT).status == 0
+
+
+@pytest.mark.parametrize("has_config_map", [False, True])
+@pytest.mark.parametrize("lists", ["truncated", "missing"])
+def test_rollout_requests_a_layout_that_a_node_may_have_unlisted(
+    rig: Rig,
+    lists: str,
+    has_config_map: bool,  # noqa: FBT001 - a case
+) -> None:
+    entries = [
+        served.Entry(name=f"team-{number}", content_hash="0" * 12, origin="config.yaml:1")
+        for number in range(1100)
+    ]
+    text = served.to_json(entries)
+    for name in rig.names if lists == "truncated" else ():
+        rig.write(name, annotations={well_known.LAYOUTS_ANNOTATION: text})
+    if has_config_map:
+        rig.serve_config("gpu-operator/default-mig-parted-config")
+
+    assert rig.roll(entries[-1].name).status == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable"),
+    [
+        (("--config-map", "mig-manager/mig-manager-config"), {"CONFIG_FILE": "/nonexistent"}),
+        (("-f", "FILE"), {"CONFIG_MAP": "x/y"}),
+    ],
+)
+def test_a_named_source_overrides_a_variable_for_the_other_source(
+    rig: Rig, tmp_path: pathlib.Path, argv: tuple[str, str], variable: dict[str, str]
+) -> None:
+    rig.serve_config()
+    file = tmp_path / "layouts.yaml"
+    file.write_text(scenes.CONFIG)
+    source = (word.replace("FILE", str(file)) for word in argv)
+    variables = {f"MIG_MANAGER_{name}": value for name, value in variable.items()}
+
+    assert rig(LAYOUT, "-l", "gpu=yes", *source, variables=variables).status == 0
 
 
 @pytest.mark.parametrize(

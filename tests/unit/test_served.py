@@ -87,6 +87,7 @@ def test_a_list_that_is_too_long_for_an_annotation_is_cut() -> None:
     read = served.from_json(text)
     assert read == tuple(entries[: len(read)])
     assert len(read) > 300
+    assert (served.is_complete(text), served.is_complete(served.to_json(read))) == (False, True)
 
 
 def test_a_layout_that_gpus_cannot_have_is_left_out() -> None:

@@ -105,7 +105,8 @@ def _refuse_unknown_layout(
     if chosen.goal.layout is None:
         return
     document = _document(chosen, terminal, reader, listed_layouts.NO_FILE)
-    if document is not listed_layouts.NO_FILE or all(node.layouts for node in nodes):
+    # The agents may use another document than the presumed one.
+    if not document.is_presumed or all(node.lists_every_layout for node in nodes):
         listed_layouts.require_layout(nodes, document, chosen.goal.layout)
 
 

@@ -8,7 +8,7 @@ from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
 
-NO_FILE = layouts.Document(source="the node's list", layouts={})
+NO_FILE = layouts.Document(source="the node's list", layouts={}, is_presumed=True)
 """In place of a layout file: generated layouts need none."""
 
 

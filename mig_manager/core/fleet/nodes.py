@@ -92,6 +92,11 @@ class Node:
             return ()
 
     @property
+    def lists_every_layout(self) -> bool:
+        """Whether its agent has no layout that is missing in its list."""
+        return served.is_complete(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
+
+    @property
     def takes_custom(self) -> bool | None:
         """Whether its agent takes custom layouts; None without a valid list."""
         return served.takes_custom(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))

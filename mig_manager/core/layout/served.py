@@ -16,7 +16,7 @@ from mig_manager.core.records import gpu_codec
 
 _VERSION = 1
 _MOST_BYTES = 64 << 10  # of the annotation
-_MOST = 1000  # layouts parsed from it
+_MOST = 1000  # layouts in it
 _MOST_LETTERS = 200  # of a name or an origin
 
 
@@ -134,15 +134,16 @@ def to_json(entries: Iterable[Entry], *, takes_custom: bool = False) -> str:
     (``TotalAnnotationSizeLimitB`` of ``k8s.io/apimachinery``), also when a run ends.
     """
     rows: dict[str, dict[str, str]] = {}
+    members = {"custom": True} if takes_custom else {}
     size = 0
     for each in entries:
         row = {"hash": each.content_hash, "origin": each.origin}
         size += len(json.dumps({each.name: row}))
-        if size > _MOST_BYTES:
+        if size > _MOST_BYTES or len(rows) == _MOST:
+            members["truncated"] = True
             break
         rows[each.name] = row
-    custom = {"custom": True} if takes_custom else {}
-    return json.dumps({"version": _VERSION, **custom, "layouts": rows})
+    return json.dumps({"version": _VERSION, **members, "layouts": rows})
 
 
 def from_json(text: str) -> tuple[Entry, ...]:
@@ -158,6 +159,14 @@ def from_json(text: str) -> tuple[Entry, ...]:
             )
             for name, row in rows
         )
+
+
+def is_complete(text: str) -> bool:
+    """Return whether the list has every layout; False if it is malformed."""
+    try:
+        return not json_text.parse_object(text).get("truncated")
+    except ValueError:
+        return False
 
 
 def takes_custom(text: str) -> bool | None:
