@@ -178,7 +178,8 @@ def _of_node(
         used = [run.config_hash] if run and run.config == layout_name and run.config_hash else []
         listed = [each.content_hash for each in report.node.layouts if each.name == layout_name]
         if chosen is None and {*(listed or used)} - {result.content_hash}:
-            notes.append(f"its agent has another layout named {layout_name}")
+            verb = "has" if listed else "last used"
+            notes.append(f"its agent {verb} another layout named {layout_name}")
         notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
     return NodePlan(preview=result, notes=tuple(notes))
 

@@ -66,7 +66,7 @@ def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
 
     answer = viewer.alone("plan", "all-disabled", "-l", "test=odd")
 
-    assert "another layout named all-disabled" in answer.out
+    assert "its agent last used another layout named all-disabled" in answer.out
     viewer.server.store.remove(("nodes", "", "odd"))
 
 
