@@ -1,5 +1,6 @@
 """The console scripts ``kubectl-mig`` and ``kubectl_complete-mig``; one file can be both."""
 
+import contextlib
 import pathlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -100,19 +101,22 @@ def _layouts(
     # The user is still typing on standard input, and no shell has expanded the tilde.
     file = chosen.filename and str(pathlib.Path(chosen.filename).expanduser())
     names: tuple[str, ...] = ()
-    if file != "-":
-        names += tuple(
-            documents.document(
-                terminal,
-                reader,
-                file=file,
-                config_map=chosen.config_map,
-                default=listed_layouts.NO_FILE,
-            ).layouts
-        )
-    if line.command == "plan":
-        nodes = reader.selected(chosen.selector)
-        names += tuple(entry.name for node in nodes for entry in node.layouts)
+    # One source may be forbidden or invalid.
+    with contextlib.suppress(errors.MigManagerError):
+        if file != "-":
+            names += tuple(
+                documents.document(
+                    terminal,
+                    reader,
+                    file=file,
+                    config_map=chosen.config_map,
+                    default=listed_layouts.NO_FILE,
+                ).layouts
+            )
+    with contextlib.suppress(errors.MigManagerError):
+        if line.command == "plan":
+            nodes = reader.selected(chosen.selector)
+            names += tuple(entry.name for node in nodes for entry in node.layouts)
     return dict.fromkeys(names)
 
 

@@ -140,6 +140,25 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
             assert answer.out or answer.status
 
 
+@pytest.mark.parametrize("text", [None, "version: ["])
+def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
+    tmp_path: pathlib.Path, text: str | None
+) -> None:
+    node = rig.node("n1")
+    entry = served.Entry(name="night", content_hash="0" * 12, origin="config.yaml:1")
+    node["metadata"]["annotations"]["mig-manager.io/layouts"] = served.to_json([entry])
+    with apiserver.serve() as server:
+        server.store.create(node)
+        if text is None:
+            server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
+        else:
+            config = {"config.yaml": text}
+            server.store.create(rig.config_map("mig-manager", "mig-manager-config", **config))
+        answer = rig.viewer(server, tmp_path).complete("plan", "")
+
+    assert answer.out == "night\n:4\n"
+
+
 def test_a_name_that_a_shell_takes_for_something_else_is_not_completed(
     tmp_path: pathlib.Path,
 ) -> None:
