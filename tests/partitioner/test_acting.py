@@ -151,6 +151,21 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> No
     assert rig.metric(own, "decisions_total") == decided  # No pod is likely any more.
 
 
+def test_idle_node_returns_to_the_base_layout(rig: Rig) -> None:
+    rig.add_node(layout="1g.5gb")
+    own = rig.replica(base_layout="all-7g.40gb", merge_back_after_s="300")
+
+    rig.pass_time(290, own)
+    assert own.kube.patches == []
+    rig.pass_time(30, own)
+    assert len(own.kube.patches) == 1
+    rig.answer("n1")
+    rig.pass_time(400, own)
+
+    assert rigs.counts(rig.gpus["n1"]) == {"nvidia.com/mig-7g.40gb": 1}
+    assert len(own.kube.patches) == 1
+
+
 @pytest.mark.parametrize("layout", ["no-such-layout", "all-9g.99gb"])
 def test_a_base_layout_that_a_node_cannot_have_leaves_its_instances(rig: Rig, layout: str) -> None:
     rig.add_node(layout="1g.5gb")

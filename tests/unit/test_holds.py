@@ -81,7 +81,7 @@ def test_idle_instances_on_a_hold_are_destroyed_while_much_is_free() -> None:
 
     assert (change.node, change.pods, change.created) == ("a", (), {})
     assert change.destroyed == {samples.profile("1g.5gb"): 2}
-    assert change.why == "on hold for a larger pod on GPU 0"
+    assert change.why == "on hold for a waiting pod on GPU 0"
     assert less.destroyed == {samples.profile("1g.5gb"): 1}
 
 

@@ -2,7 +2,7 @@
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,19 +18,24 @@ NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 AT = "2026-03-01T00:00:00Z"
 BALANCED = samples.gpu(samples.A100, "2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4")
 OFF = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
+TWO_OFF = [samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=n) for n in (0, 1)]
+TWO_ON = [samples.gpu(samples.A100, "3g.20gb@4", index=n) for n in (0, 1)]
+WHOLE = model.Placement(0, 8)
 ONE_FREE = samples.gpu(samples.A100, "3g.20gb@4")
 
 
 def node(
-    gpu: model.Gpu,
+    gpus: model.Gpu | Sequence[model.Gpu],
     *in_use: model.Placement,
     applied: str = "balanced",
     before: str = "",
     strategy: str = "mixed",
     **status: str,
 ) -> nodes.Node:
+    """Build a node; on the last of several GPUs these are in use, on the others nothing."""
+    every = [gpus] if isinstance(gpus, model.Gpu) else gpus
     annotations = {
-        well_known.GPUS_ANNOTATION: gpu_codec.to_json([gpu]),
+        well_known.GPUS_ANNOTATION: gpu_codec.to_json(every),
         well_known.STATUS_ANNOTATION: json.dumps(
             {"config": "balanced", "state": "success", "phase": "Done", "startedAt": AT} | status
         ),
@@ -39,9 +44,8 @@ def node(
         journal = journals.Journal(config="balanced", applied=before)
         annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
     if in_use:
-        annotations[well_known.CAPACITY_ANNOTATION] = capacity.to_json(
-            [gpu], {gpu.uuid: in_use}, at=AT
-        )
+        use = {gpu.uuid: () for gpu in every} | {every[-1].uuid: in_use}
+        annotations[well_known.CAPACITY_ANNOTATION] = capacity.to_json(every, use, at=AT)
     labels = {well_known.CONFIG_LABEL: "balanced", well_known.APPLIED_LABEL: applied}
     if strategy:
         labels["nvidia.com/mig.strategy"] = strategy
@@ -115,6 +119,17 @@ def drawn(one: nodes.Node, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> l
         ),
         (node(OFF), ["gpu"], "0 │MIG off████████████████████████│"),
         (node(OFF), [], "0 │MIG off░░░░░░░░░░░░░░░░░░░░░░░░│"),
+        (node(OFF, WHOLE), ["claim"], "0 │MIG off████████████████████████│"),
+        (
+            node(TWO_OFF, WHOLE),
+            ["gpu"],
+            "0 │MIG off░░░░░░░░░░░░░░░░░░░░░░░░│  1 │MIG off████████████████████████│",
+        ),
+        (
+            node(TWO_ON, model.Placement(4, 4), strategy="none"),
+            ["gpu"],
+            "0 │···············│3g░░░░░░░░░░░░░│  1 │███████████████│3g█████████████│",
+        ),
     ],
 )
 def test_an_instance_in_use_is_filled_as_pods_request_it(

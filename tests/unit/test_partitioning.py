@@ -261,7 +261,7 @@ DECISIONS: dict[
         {},
         [
             f"large IN_USE: {BUSY}",
-            "small IN_USE: it waits for a (its GPUs are on hold for a larger pod)",
+            "small IN_USE: it waits for a (its GPUs are on hold for another pod)",
         ],
     ),
     "no more GPUs are on hold than a pod requests": (

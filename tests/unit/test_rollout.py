@@ -401,6 +401,12 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
     superseded_during_it.decide([node("a", mark=UNDONE)], 0.0)
     assert states(superseded_during_it.decide([undone], 1.0)) == {"a": NodeState.SUPERSEDED}
 
+    without_mark = undoing()
+    without_mark.decide([node("a", mark=UNDONE)], 0.0)
+    own = run("third", model.State.SUCCESS, phase="Done")
+    replaced = node("a", requested="third", applied="third", status=own)
+    assert states(without_mark.decide([replaced], 1.0)) == {"a": NodeState.SUPERSEDED}
+
 
 def test_mark_has_the_layout_before_and_round_trips() -> None:
     forward = rollout.Goal(layout=LAYOUT)

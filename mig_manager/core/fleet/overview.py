@@ -123,7 +123,12 @@ def _in_use(
     """Return as many instances and whole GPUs of each kind as pods on the node request."""
     use, _ = nodes.published_use(node, gpus)
     known = use.in_use if use else {}
-    published = {(uuid, placement) for uuid, spans in known.items() for placement in spans}
+    published = {
+        (gpu.uuid, placement if gpu.current_mode is model.MigMode.ENABLED else None)
+        for gpu in gpus
+        for placement in known.get(gpu.uuid, ())
+    }
+    known_first = published | {(uuid, None) for uuid, _ in published}
     requested: collections.Counter[str] = collections.Counter()
     has_claims = False
     for pod in pods:
@@ -136,7 +141,7 @@ def _in_use(
         for gpu in gpus
         for _, name, placement in resources.devices(gpu, node.strategy)
     ]
-    spans.sort(key=lambda each: each[1] not in published)
+    spans.sort(key=lambda each: each[1] not in known_first)
     in_use: set[_Span] = {*published} if has_claims else set()
     for name, span in spans:
         if requested[name] > 0:

@@ -91,7 +91,9 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     published = node.status
     is_retried = node.answer is not None and node.answer.is_retried
     changing = _why_changing(node, is_retried=is_retried)
-    devices = _devices(gpus)
+    devices = collections.Counter(
+        name for gpu in gpus for _, name, span in resources.devices(gpu) if span
+    )
     mismatch = why_differing(devices, dict(allocatable), "kubelet's resources")
     # A program's layout names every GPU, so one without the unreachable GPU frees the others.
     is_replaceable = node.requested == well_known.CUSTOM_LAYOUT and (
@@ -313,17 +315,6 @@ def _why_unusable(
         yield "its GPUs with MIG need recovery from a fault"
     elif not any(gpu.uuid in (in_use or ()) for gpu in divisible):
         yield "which of its instances are in use is unknown"
-
-
-def _devices(gpus: Iterable[model.Gpu]) -> "collections.Counter[str]":
-    """Count the MIG devices by resource, as with strategy ``mixed``."""
-    names = (
-        resources.of_profile(device.profile)
-        for gpu in gpus
-        if gpu.current_mode is model.MigMode.ENABLED
-        for device in gpu.devices
-    )
-    return collections.Counter(filter(None, names))
 
 
 def why_differing(devices: Mapping[str, int], offer: Mapping[str, int], what: str) -> str:

@@ -15,7 +15,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import model
+from mig_manager.core import messages, model
 from mig_manager.core.fleet import (
     batch,
     changes,
@@ -145,7 +145,7 @@ class _Decider:
             is_free = not self.changes.is_full and candidates >> position & 1
             if is_free and room.drain(_early(holding, node)):
                 self.changes.request(
-                    node, self._wanted(node, room), (), "on hold for a larger pod"
+                    node, self._wanted(node, room), (), "on hold for a waiting pod"
                 )
 
     def prepare(self, *, first: int, most: int) -> None:
@@ -180,10 +180,8 @@ class _Decider:
             search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
             best.room.drain(_early(holding, node))
-            count = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
-            if self.changes.request(
-                node, self._wanted(node, best.room), pods, f"room for {count}"
-            ):
+            why = f"room for {messages.count(len(pods), 'pod')}"
+            if self.changes.request(node, self._wanted(node, best.room), pods, why):
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
                 ranks = [rank for rank in ranks if rank not in served]

@@ -189,6 +189,8 @@ class _Track:
     is_requested: bool = False
     """Whether its label was written and is not visible yet."""
     has_joined: bool = False  # whether it has shown the target label during this rollout
+    target: str | None = None
+    """The label's value when it joined: an undo's is unknown once the mark is gone."""
     is_withdrawn: bool = False  # whether its previous request was restored
     since_s: float | None = None
     """Since when it is in progress, without its wait for a slot."""
@@ -245,6 +247,10 @@ class Rollout:
         if phase is not RolloutPhase.ROLLING:
             return decision
         return dataclasses.replace(decision, start=_startable(decision))
+
+    def _target(self, node: fleet_nodes.Node) -> str | None:
+        track = self._tracks[node.name]
+        return track.target if track.has_joined else self._goal.target(node)
 
     def _is_ours(self, node: fleet_nodes.Node) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
@@ -334,8 +340,8 @@ class Rollout:
                 NodeProgressState.SKIPPED,
                 "no agent has ever published its GPUs; is one running there?",
             )
-        if node.requested == self._goal.target(node):
-            track.is_requested, track.has_joined = False, True
+        if node.requested == self._target(node):
+            track.is_requested, track.has_joined, track.target = False, True, node.requested
             return self._state_of_requested(node, now_s)
         if track.is_requested:
             return self._state_in_time(node, now_s)
@@ -372,7 +378,7 @@ class Rollout:
         if track.since_s is None:
             track.since_s = now_s
         elapsed_s = now_s - track.since_s
-        is_requested = node.requested == self._goal.target(node)
+        is_requested = node.requested == self._target(node)
         silence_s = self._limits.silence_timeout_s
         if is_requested and not node.has_responded and elapsed_s >= silence_s:
             why = f"no agent has responded for {silence_s:g} s; is it running?"

@@ -122,7 +122,7 @@ class Causes:
         able = pods.with_devices(group, rest)
         limited, on_hold = (able, 0) if self._is_full else (0, able & self._on_hold)
         yield Wait.LIMITED, limited, "as many nodes as allowed are under change"
-        yield Wait.IN_USE, on_hold, "its GPUs are on hold for a larger pod"
+        yield Wait.IN_USE, on_hold, "its GPUs are on hold for another pod"
         yield Wait.IN_USE, rest & ~(limited | on_hold), "too much of its GPUs is in use"
 
     def _impossible(self, group: int) -> Iterator[tuple[str, int]]:
