@@ -335,6 +335,20 @@ def test_decision(
     assert lines(decided(nodes, pods, **limits)) == expected
 
 
+def test_no_second_node_is_prepared_while_one_is_being_changed_for_it() -> None:
+    nodes = {name: node(name, SMALL) for name in "abc"}
+    first = decided(nodes.values(), [], expected=[LARGE])
+    change, found = only(first), partitions.seen(nodes.values(), [])[0]
+    history = past_decisions.remember(past_decisions.History(), found, [], first, now=NOW)
+    # Its agent may not have noticed.
+    assert decided(nodes.values(), [], expected=[LARGE], history=history).changes == ()
+
+    nodes[change.node] = node(change.node, SMALL, labels={well_known.STATE_LABEL: "pending"})
+    again: dict[str, Any] = {"history": history, "now": NOW + dt.timedelta(seconds=9)}
+    assert decided(nodes.values(), [], expected=[LARGE], **again).changes == ()
+    assert len(decided(nodes.values(), [], expected=[LARGE, LARGE], **again).changes) == 1
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

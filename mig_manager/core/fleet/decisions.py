@@ -44,12 +44,13 @@ class Change:
     layout: str  # the text of the annotation ``mig-manager.io/layout``
     content_hash: str  # of the layout, as in the agent's status
     pods: tuple[demand.Pending, ...]
-    """The pods that it makes room for; none: it merges back, withdraws a failed request, or
-    destroys idle instances of GPUs on hold."""
+    """The pods that it makes room for; none: it prepares for likely pods, merges back, withdraws
+    a failed request, or destroys idle instances of GPUs on hold."""
     goals: Mapping[str, model.DesiredGpu]
     """By UUID of the GPU, what the layout requests."""
     plan: steps.Plan  # from the node's present GPUs to the goals
     why: str  # a sentence
+    likely: tuple[demand.Needs, ...] = ()  # the needs of the likely pods that it prepares for
 
     @property
     def created(self) -> Mapping[model.Profile, int]:

@@ -65,7 +65,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     decider.withdraw()
     decider.merge_back(base or {})
     decision = decider.decision()
-    likely = tuple(expected)
+    likely = past_decisions.unprepared(history, pods.nodes, expected, now=now)
     is_calm = not (decision.waiting or decision.changes)
     most = decider.changes.spare or int(is_calm)
     if likely and most:
@@ -73,7 +73,12 @@ def decide(  # noqa: PLR0913 - what a decision depends on
         preparing = _Decider(soon, limits, now, history, decider.changes)
         preparing.prepare(first=len(pods.pods), most=most)
         ready = (
-            dataclasses.replace(each, pods=(), why="devices for likely pods")
+            dataclasses.replace(
+                each,
+                pods=(),
+                likely=tuple(pod.needs for pod in each.pods),
+                why="devices for likely pods",
+            )
             for each in preparing.changes.requested[len(decision.changes) :]
         )
         decision = dataclasses.replace(decision, changes=(*decision.changes, *ready))

@@ -1,5 +1,6 @@
 """What a process remembers of its decisions, and how long a node rests after a change."""
 
+import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,8 @@ class History:
     """By UID of a pending pod: the GPUs on hold for it."""
     unused: Mapping[str, decisions.Unused] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""
+    prepared: Mapping[str, tuple[demand.Needs, ...]] = dataclasses.field(default_factory=dict)
+    """By node: the needs of the likely pods for which it is being changed."""
     allocated: Mapping[str, demand.Amounts] = dataclasses.field(default_factory=dict)
     """By node: the MIG devices that its pods requested at the last decision."""
 
@@ -55,6 +58,11 @@ def remember(
     }
     changed = {change.node: now for change in decision.changes}
     requested = {change.node: change.content_hash for change in decision.changes}
+    prepared = {
+        node.name: history.prepared[node.name]
+        for node in nodes
+        if node.name in history.prepared and _is_under_change(node, history, now)
+    }
     return History(
         changed_at={
             name: when
@@ -75,8 +83,41 @@ def remember(
         room_since=room_since,
         unused={uid: unused for uid, unused in decision.unused.items() if uid in uids},
         gpu_holds={uid: record for uid, record in decision.gpu_holds.items() if uid in uids},
+        prepared=prepared | {each.node: each.likely for each in decision.changes if each.likely},
         allocated=allocated,
     )
+
+
+def unprepared(
+    history: History,
+    nodes: Iterable[partitioned.PartitionedNode],
+    expected: Iterable[demand.Pending],
+    *,
+    now: dt.datetime,
+) -> tuple[demand.Pending, ...]:
+    """Return the expected pods for which no node is being changed."""
+    coming = collections.Counter(
+        needs
+        for node in nodes
+        if _is_under_change(node, history, now)
+        for needs in history.prepared.get(node.name, ())
+    )
+    rest: list[demand.Pending] = []
+    for pod in expected:
+        if coming[pod.needs] > 0:
+            coming[pod.needs] -= 1
+        else:
+            rest.append(pod)
+    return tuple(rest)
+
+
+def _is_under_change(
+    node: partitioned.PartitionedNode, history: History, now: dt.datetime
+) -> bool:
+    """Return whether a node's agent works on a request, or may not have noticed it yet."""
+    changed_at = history.changed_at.get(node.name)
+    is_new = changed_at is not None and (now - changed_at).total_seconds() < _LEAST_REST_S
+    return node.is_changing or is_new
 
 
 def rest_s(
