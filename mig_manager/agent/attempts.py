@@ -114,7 +114,7 @@ class Attempts:
         """Yield an attempt that takes over the journal; keep its record, and what it leaves.
 
         The attempt is ended if it is superseded. After another error its journal is still on the
-        Node, from which ``recover`` reads it.
+        Node, from which ``recover`` reads it; ours lets ``stop`` end the run.
         """
         job = _new_job(
             self._shared,
@@ -132,6 +132,9 @@ class Attempts:
             except errors.Superseded as end:
                 _supersede(job, end)
                 self._keep_journal(job)
+                raise
+            except errors.ClusterError:
+                self.journal = job.journal.entries
                 raise
             self._keep_journal(job)
         finally:

@@ -153,7 +153,10 @@ def act(
     # A GPU that the layout does not name, or another place of the same instances.
     differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
     lacks_devices = node is not None and schedulable.has_too_few(observation.gpus, node)
-    if (was_drifted or (is_success and (differs or lacks_devices))) and advertising.find_stale(
+    # Without the layout, a run can verify only what the last one did.
+    may_run = not (differs and observation.is_file_unusable)
+    is_suspect = was_drifted or (is_success and (differs or lacks_devices))
+    if (may_run and is_suspect) and advertising.find_stale(
         job, job.deps.workloads.present(), observation.gpus
     ):
         # The plugin or driver has other devices, and a run restarts it.

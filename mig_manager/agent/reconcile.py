@@ -87,7 +87,7 @@ class Reconciler:
         layout that was verified already.
 
         Raises:
-            ClusterError: The outcome could not be published; the journal is still there.
+            ClusterError: No outcome was published; the journal is still there.
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
@@ -137,7 +137,7 @@ class Reconciler:
         """Run the repairs that a drift check began; return whether the layout's run follows.
 
         Raises:
-            ClusterError: How they ended could not be published; the journal is still there.
+            ClusterError: No outcome was published; the journal is still there.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         request = jobs.Request(config=name, custom=custom, last_gpus=self.capacity.gpus)
@@ -221,19 +221,20 @@ class Reconciler:
             self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
 
     def stop(self) -> None:
-        """Remove the taint that stays until the next attempt; call when the agent stops.
+        """End a run that was left to the next attempt, and its taint; call when the agent stops.
 
-        A node that goes down for a reboot keeps it, for the agent after the reboot.
+        A node that goes down for a reboot keeps both, for the agent after the reboot.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
         journal = self._attempts.journal
-        if journal.keeps_pods_away and not journal.rebooted_from:
+        if journal.is_empty or journal.rebooted_from:
+            return
+        state = self._shared.publisher.read().labels.get(well_known.STATE_LABEL)
+        if journal.keeps_pods_away or state in _UNDER_WAY:
             try:
-                self._attempts.end_pending(
-                    "the agent stopped during a drain", config=journal.config
-                )
+                self._attempts.end_pending("the agent stopped during a run", config=journal.config)
             except errors.LockedError as error:
                 # The other manager restores the node, or the next agent does.
                 _log.info("recovery_waits", error=error.message)

@@ -52,7 +52,7 @@ def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cance
         postpones the repairs.
 
     Raises:
-        ClusterError: How they ended could not be published; the journal is still there.
+        ClusterError: No outcome was published; the journal is still there.
         Superseded: Another layout is requested, or the agent stops; all is restored.
     """
     repairs = gpu_repair.open_gpus(served.record.repairs)

@@ -189,6 +189,29 @@ def test_api_outage_once_gpus_change_is_no_failure_and_no_rollback(scenario: str
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
+def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(scenario: str) -> None:
+    make, layout = SCENARIOS[scenario]
+    undisturbed = calls(make, layout)
+    struck = 0
+    for index in range(undisturbed.index("gpus.execute"), len(undisturbed)):
+        rig = make()
+        agent = reconciler(rig)
+        rig.failing = {index: broken(undisturbed[index])}
+        try:
+            run(rig, layout, by=agent)
+        except errors.ClusterError:
+            struck += 1
+            agent.stop()
+            assert rig.labels[well_known.STATE_LABEL] == "failed", index
+            assert not rig.has_hold_taint, index
+            assert well_known.PAUSED_VALUE not in rig.labels.values(), index
+            successor = reconciler(rig)
+            successor.recover(layout)
+            assert run(rig, layout, by=successor).state is model.State.SUCCESS, index
+    assert struck > 2
+
+
+@pytest.mark.parametrize("scenario", SWEPT)
 def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) -> None:
     make, layout = SCENARIOS[scenario]
     for number in range(patches(make, layout)):

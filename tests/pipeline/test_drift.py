@@ -512,6 +512,21 @@ def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
+def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
+    rig = scenes.node(layout=LAYOUT)
+    rig.driver.lost.add(rig.gpus[1].uuid)
+    configs = fakes.FakeConfig(scenes.CONFIG)
+    agent = scenes.reconciler(rig, configs=configs)
+    ended = scenes.run(rig, LAYOUT, by=agent)
+    configs.text = UNUSABLE_FILES["invalid"]
+    rig.driver.lost.clear()
+    rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus[:1])[0]}
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+
+
 def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
     rig, agent, ended = node_without_file()
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}

@@ -6,7 +6,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pynvml
 
@@ -15,9 +15,6 @@ from mig_manager.adapters.host import call_thread
 from mig_manager.adapters.nvml import device as gpu_device
 from mig_manager.adapters.nvml import execute, last_calls, library, observe
 from mig_manager.core import model, steps, timing
-
-if TYPE_CHECKING:
-    pass
 
 _Result = TypeVar("_Result")
 

@@ -60,15 +60,17 @@ def wait(job: jobs.Job) -> None:
 def _changes_nothing(job: jobs.Job) -> bool:
     """Return whether the layout is active, or cannot be resolved or planned now.
 
+    Raises:
+        Superseded: Another layout is requested, or the agent stops.
+
     Such an error, even if it passes soon, costs no slot. If the run then disturbs a pod after all,
     ``draining.taint`` checks the slots before.
     """
     try:
-        with job.hold_lock(f"planning layout {job.request.config}"):
+        wait = job.wait(job.limits.lock_timeout_s)
+        with job.hold_lock(f"planning layout {job.request.config}", wait):
             resolved = resolving.resolve(job)
             return resolved.plan(resolving.observe_once(job, resolved)).is_empty
-    except errors.LockedError:
-        return False
     except errors.MigManagerError:
         return True
 
