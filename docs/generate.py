@@ -82,7 +82,7 @@ def _reference() -> str:
             ("command", "what it does"),
             (
                 (f"[`{each}`](#{each})", registry.PROGRAM.text(each).summary)
-                for each in registry.COMMANDS
+                for each in registry.PROGRAM.commands
             ),
         ),
         _examples(program),
@@ -96,7 +96,7 @@ def _reference() -> str:
         _sentences(registry.PROGRAM.other_statuses),
         f"## {COMMON}",
         *_group_tables(_by_group(common)),
-        *(block for each in registry.COMMANDS for block in _section(each, common)),
+        *(block for each in registry.PROGRAM.commands for block in _section(each, common)),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -105,7 +105,7 @@ def _common() -> list[options.Option]:
     """Return the options that at least three commands declare alike, of each name one."""
     count = collections.Counter(
         option
-        for command in registry.COMMANDS
+        for command in registry.PROGRAM.commands
         if command not in SERVICES
         for option in _listed(command)
     )

@@ -87,7 +87,6 @@ _ROWS = (
         notes_variables=False,
     ),
 )
-COMMANDS = tuple(row.name for row in _ROWS)
 PROGRAM = program.Program(
     name="mig-manager",
     title="mig-manager",

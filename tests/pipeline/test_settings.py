@@ -58,7 +58,7 @@ def command(
 
 def declared() -> Iterator[Any]:
     seen: list[options.Option] = []
-    for name in registry.COMMANDS:
+    for name in registry.PROGRAM.commands:
         for option in registry.PROGRAM.options_of(name):
             # What several commands share is declared and tested once.
             if option.variables and not option.is_operand and option not in seen:

@@ -153,7 +153,7 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
 
 
 def test_completion_lists_every_option_of_a_command(shell: Shell) -> None:
-    for command in registry.COMMANDS:
+    for command in registry.PROGRAM.commands:
         candidates = shell("__complete", command, "-").out.splitlines()
         flags = [flag for option in registry.PROGRAM.options_of(command) for flag in option.flags]
         assert [line.partition("\t")[0] for line in candidates] == [*flags, ":4"]
@@ -186,7 +186,7 @@ def test_validate_accepts_every_product_of_the_completion(shell: Shell) -> None:
 def test_the_words_of_an_option_are_those_of_its_command() -> None:
     words = {
         (command, option.name): option.words
-        for command in registry.COMMANDS
+        for command in registry.PROGRAM.commands
         for option in registry.PROGRAM.options_of(command)
     }
 

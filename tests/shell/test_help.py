@@ -12,12 +12,12 @@ from tests.shell.commandline import Shell
 
 LINES = [
     pytest.param(example.line, id=example.line)
-    for command in ("", *registry.COMMANDS)
+    for command in ("", *registry.PROGRAM.commands)
     for example in registry.PROGRAM.text(command).examples
 ]
 
 
-@pytest.mark.parametrize("command", registry.COMMANDS)
+@pytest.mark.parametrize("command", registry.PROGRAM.commands)
 def test_help_has_every_option_its_meaning_examples_and_statuses(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -39,7 +39,9 @@ def test_help_has_every_option_its_meaning_examples_and_statuses(
 
 def test_every_value_with_a_type_shows_its_default() -> None:
     typed = {"SECONDS", "NUMBER", "PORT", *("FORMAT", "WHEN", "LEVEL", "WHO", "HOW")}
-    options = [each for name in registry.COMMANDS for each in registry.PROGRAM.options_of(name)]
+    options = [
+        each for name in registry.PROGRAM.commands for each in registry.PROGRAM.options_of(name)
+    ]
 
     assert [
         each.name for each in options if each.metavar in typed and not each.shown_default

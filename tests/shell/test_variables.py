@@ -14,7 +14,7 @@ def layouts(shell: Shell) -> str:
     return shell.file(ONE_LAYOUT)
 
 
-@pytest.mark.parametrize("command", registry.COMMANDS)
+@pytest.mark.parametrize("command", registry.PROGRAM.commands)
 def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
     shell: Shell, command: str
 ) -> None:

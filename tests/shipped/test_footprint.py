@@ -69,7 +69,7 @@ _PROCESSES = {
         f"""{_PROGRAM}
 from mig_manager.cli import registry
 # The others complete layouts, or have decisions on many nodes among their settings.
-helps = {{*registry.COMMANDS}} - {{"completion", "partitioner", "rollout"}}
+helps = {{*registry.PROGRAM.commands}} - {{"completion", "partitioner", "rollout"}}
 for argv in ("--help", "version", "frob", *(f"{{name}} --help" for name in helps)):
     program(*argv.split())
 """,

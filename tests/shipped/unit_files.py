@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
 BOOT = "mig-manager-boot.service"
 UNITS = ["mig-manager.service", BOOT]
-MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in registry.COMMANDS)]
+MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in registry.PROGRAM.commands)]
 """The pages for man about the program."""
 PLUGIN_MANUAL = ["kubectl-mig.1", *(f"kubectl-mig-{row.name}.1" for row in plugin.PROGRAM.rows)]
 
