@@ -130,8 +130,10 @@ class Attempts:
             try:
                 yield job
             except errors.Superseded as end:
-                _supersede(job, end)
-                self._keep_journal(job)
+                try:
+                    _supersede(job, end)
+                finally:
+                    self._keep_journal(job)
                 raise
             except errors.ClusterError:
                 self.journal = job.journal.entries
@@ -158,15 +160,17 @@ class Attempts:
         with self.begin(jobs.Request(config=self.journal.config)) as job:
             run.undo_interrupted(job)
 
-    def end_pending(self, why: str, *, config: str = "") -> None:
+    def end_pending(self, why: str, *, config: str = "", annotation_hash: str = "") -> None:
         """Publish the end of a run that no attempt continues, and restore the node.
 
-        ``config`` is the requested layout; empty: none is requested any more.
+        ``config`` is the requested layout, and ``annotation_hash`` that of ``custom``; empty: none
+        is requested any more.
 
         Raises:
             LockedError: Another manager is at work; nothing was restored.
         """
-        with self.begin(jobs.Request(config=config)) as job, job.hold_lock(why):
+        request = jobs.Request(config=config, annotation_hash=annotation_hash)
+        with self.begin(request) as job, job.hold_lock(why):
             job.journal.take_over()
             job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
 
@@ -194,7 +198,8 @@ def _new_job(
     deps, limits = shared.deps, shared.limits
     # A failure before the layout is resolved must not cause a second reboot.
     rebooted = record.rebooted_hash if record.config == request.config else None
-    annotation_hash = request.custom.annotation_hash if request.custom else ""
+    custom = request.custom
+    annotation_hash = custom.annotation_hash if custom else request.annotation_hash
     first = status.Status(
         config=request.config,
         config_hash=rebooted or "",

@@ -26,6 +26,8 @@ class Request:
     config: str
     custom: custom_layouts.Custom | None = None
     """The content of ``custom``; None for other layouts."""
+    annotation_hash: str = ""
+    """Of ``custom`` where its content is not needed, because nothing is applied."""
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""
     attempt: int = 1

@@ -206,6 +206,11 @@ class Metrics(ports.Telemetry):
     def config_read(self, *, is_usable: bool) -> None:
         self._config_unusable.set(not is_usable)
 
+    def nothing_requested(self) -> None:
+        self._drifted.set(0)
+        self._config_unusable.set(0)
+        gpu_metrics.replace(self._last_outcome, {})
+
     def drift_found(self, *, is_drifted: bool) -> None:
         self._drifted.set(is_drifted)
 

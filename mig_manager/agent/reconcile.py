@@ -207,6 +207,7 @@ class Reconciler:
         gpus, must_retry = resting.observe(self._shared, self.faults)
         resting.publish_gpus(self._shared, gpus, self._layouts, self.capacity, view)
         self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
+        self._deps.telemetry.nothing_requested()
         return must_retry or not self._attempts.journal.is_empty
 
     def check_faults(self) -> None:
@@ -234,7 +235,11 @@ class Reconciler:
         state = self._shared.publisher.read().labels.get(well_known.STATE_LABEL)
         if journal.keeps_pods_away or state in _UNDER_WAY:
             try:
-                self._attempts.end_pending("the agent stopped during a run", config=journal.config)
+                self._attempts.end_pending(
+                    "the agent stopped during a run",
+                    config=journal.config,
+                    annotation_hash=journal.annotation_hash,
+                )
             except errors.LockedError as error:
                 # The other manager restores the node, or the next agent does.
                 _log.info("recovery_waits", error=error.message)

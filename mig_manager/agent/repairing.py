@@ -48,8 +48,8 @@ def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cance
     """Run the repairs that have begun, before the run of the requested layout.
 
     Returns:
-        Whether the layout's run may follow: not while another manager has the node's lock, which
-        postpones the repairs.
+        Whether the layout's run follows: not while another manager has the node's lock, which
+        postpones the repairs, unless a wait for a slot was published.
 
     Raises:
         ClusterError: No outcome was published; the journal is still there.
@@ -62,7 +62,9 @@ def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cance
         outcome = run.run(job)
         _end(job, outcome)
         job.journal.abandon()
-    return outcome.reason is not errors.Reason.LOCKED
+        # Only the layout's run ends a published wait for a slot.
+        has_waited = job.status.phase is model.Phase.WAIT
+    return has_waited or outcome.reason is not errors.Reason.LOCKED
 
 
 def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcome, Decision]:

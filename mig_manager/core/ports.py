@@ -436,6 +436,9 @@ class Telemetry:
     def config_read(self, *, is_usable: bool) -> None:
         """The layout file was read for the requested layout."""
 
+    def nothing_requested(self) -> None:
+        """No layout is requested any more."""
+
     def drift_found(self, *, is_drifted: bool) -> None:
         """The GPUs were compared with the layout that was applied."""
 

@@ -186,6 +186,8 @@ class Partitioner:
 
     def _new_term(self) -> _Term:
         self._telemetry.set_pending(decisions.PartitioningDecision(), withheld=0)
+        self._telemetry.set_stopped(is_stopped=False)
+        self._telemetry.set_resting(0)
         return _Term(
             announcer=announcer.Announcer(self._cluster, self._leader, self._clock),
             leads_since_s=self._clock.monotonic(),

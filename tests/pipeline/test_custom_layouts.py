@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model
 from mig_manager.core.layout import served
@@ -187,6 +188,25 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
     assert published(rig).reason == "Drifted"
     assert published(rig).annotation_hash == requested().annotation_hash
     assert well_known.APPLIED_LABEL not in rig.labels
+
+
+def test_a_run_that_a_stop_ended_after_an_outage_is_resumed_without_another_change() -> None:
+    undisturbed = scenes.busy_node()
+    run(undisturbed)
+    executed = undisturbed.log.index("gpus.execute")
+    rig = scenes.busy_node()
+    agent = scenes.reconciler(rig, limits=ON)
+    rig.failing = {undisturbed.log.index("node.patch", executed): scenes.BROKEN["node"]}
+    with pytest.raises(errors.ClusterError):
+        run(rig, by=agent)
+    agent.stop()
+    changed = len(rig.driver.executed)
+
+    successor = scenes.reconciler(rig, limits=ON)
+    successor.recover("custom", requested())
+
+    assert run(rig, by=successor).state is model.State.SUCCESS
+    assert len(rig.driver.executed) == changed
 
 
 @pytest.mark.parametrize("is_same", [True, False])

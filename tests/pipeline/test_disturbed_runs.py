@@ -211,6 +211,23 @@ def test_an_agent_that_stops_after_an_outage_in_mid_change_ends_the_run(scenario
     assert struck > 2
 
 
+def test_an_agent_that_stops_in_a_drain_restores_the_node_despite_a_failed_call() -> None:
+    for index in range(len(calls(busy_node, "one-slice-changed"))):
+        rig = busy_node()
+        agent = reconciler(rig)
+        stop = fakes.FakeRequest(rig.clock)
+        stop.ends_when = functools.partial(getattr, rig, "has_hold_taint")
+        rig.failing = {index: BROKEN["node"]}
+        with contextlib.suppress(errors.Superseded, errors.ClusterError):
+            run(rig, by=agent, request=stop)
+        rig.failing = {}
+
+        agent.stop()
+
+        assert rig.labels.get(well_known.STATE_LABEL) in (None, "failed"), index
+        assert not rig.has_hold_taint, index
+
+
 @pytest.mark.parametrize("scenario", SWEPT)
 def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) -> None:
     make, layout = SCENARIOS[scenario]

@@ -108,6 +108,10 @@ CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
         [("layout_applied", "a", "1"), ("layout_applied", "b", "2")],
         {"layout_info": {"2,b": 1}},
     ),
+    "nothing of a request is left once none is there": (
+        [("run_ended", *FAILED), ("nothing_requested",)],
+        {"last_outcome_info": {}, "drifted": {"": 0}, "config_unusable": {"": 0}},
+    ),
     "critical errors are counted by GPU and number": (
         [("xid_reported", "GPU-1", 79), ("xid_reported", "GPU-1", 79)],
         {"xids_total": {"GPU-1,79": 2}},

@@ -101,6 +101,34 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     assert repairs.resets(rig) == 1
 
 
+def test_a_repair_that_waits_for_a_slot_and_meets_the_lock_leaves_no_node_pending() -> None:
+    rig = repairs.faulty_node()
+    lock, denials = fakes.FakeExclusion(), list[slots.Denial]()
+
+    class Slots(ports.Slots):
+        def take(self) -> slots.Denial | None:
+            # Another manager begins meanwhile.
+            lock.refusals = 1000 if denials else lock.refusals
+            return denials.pop() if denials else None
+
+        def check(self) -> None: ...
+
+        def release(self) -> None: ...
+
+    rig.slots = Slots()
+    agent = repairs.agent_of(rig, lock=lock)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    denials.append(slots.Denial(limit=1, changing=("node-b",)))
+    assert agent.repair(repairs.LAYOUT, fakes.FakeRequest(rig.clock))
+    assert rig.labels[well_known.STATE_LABEL] == "pending"
+    lock.refusals = 0
+
+    scenes.run(rig, repairs.LAYOUT, by=agent)
+
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+
+
 def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
     for _index, rig, before in scenes.kills(repairs.faulty_node, repairs.serve):
         rig.clock.wait(5)

@@ -1,5 +1,6 @@
 """What a decision makes of the past: requests, their outcomes, unused room and demand."""
 
+import dataclasses
 import datetime as dt
 import json
 from collections.abc import Iterable
@@ -61,7 +62,7 @@ FIRST = decided([node("a", EMPTY)], [LARGE])
 ONE_GPU = only(FIRST)
 TWO_GPUS = only(decided([node("a", EMPTY, EMPTY)], [LARGE]))
 AFTER_FIRST = remembered([node("a", EMPTY)], [LARGE], FIRST)
-AFTER_A_PERSON = past_decisions.History(changed_at={"a": NOW}, requested={"a": "another"})
+OF_A_PERSON = dataclasses.replace(ONE_GPU, layout=ONE_GPU.layout.replace("on-demand", "mine"))
 FAILED = {"state": "failed", "finishedAt": NOW.isoformat()}
 LOST = {"state": "failed", "reason": "GpuUnreachable", "retryAt": NOW.isoformat()}
 BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
@@ -123,9 +124,9 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             id="a layout that is retried for a lost GPU is not withdrawn",
         ),
         pytest.param(
-            [requested("a", ONE_GPU, **FAILED)],
+            [requested("a", OF_A_PERSON, **FAILED)],
             [],
-            {"now": LATER, "history": AFTER_A_PERSON},
+            {"now": LATER},
             [],
             id="a person's refused request is not withdrawn",
         ),
@@ -150,6 +151,8 @@ def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     failed = requested("a", ONE_GPU, **FAILED)
     assert not decided([failed], [LARGE], history=AFTER_FIRST, now=SOON).changes
     withdrawal = only(decided([failed], [], history=AFTER_FIRST, now=LATER))
+    # Also of a leader that has ended.
+    assert only(decided([failed], [], now=LATER)) == withdrawal
 
     every = partitions.gpus("a", EMPTY)
     assert partitions.wanted(withdrawal, every) == {every[0].uuid: samples.want({})}

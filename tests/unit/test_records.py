@@ -12,7 +12,7 @@ from mig_manager.core import model
 from mig_manager.core.fleet import marks
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
-from mig_manager.core.records import capacity, gpu_codec, journals, requests, status
+from mig_manager.core.records import capacity, gpu_codec, gpu_repair, journals, requests, status
 from tests.unit import samples
 
 GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
@@ -33,6 +33,7 @@ REQUEST = requests.Request(
     ),
     rebooted_hash="h",
 )
+REPAIR = gpu_repair.Repair(gpu="GPU-1", attempts=1, next_s=0).to_data()
 AT = "2026-03-01T12:00:00+00:00"
 NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
 
@@ -106,6 +107,8 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         request_with(version=2),
         request_with(origin="another"),
         request_with(verified=1),
+        request_with(verified={}),
+        request_with(repairs=[REPAIR | {"next": float("inf")}]),
     ),
     capacity.from_json: (
         use_with({}, gpus=[], version=2),

@@ -148,6 +148,8 @@ def _resolve_repair(job: jobs.Job) -> Repair:
 def _resolve_layout(job: jobs.Job) -> Resolved:
     request = job.request
     if request.custom:
+        # The file has no part in it.
+        job.deps.telemetry.config_read(is_usable=True)
         layout, warnings = request.custom.layout(is_lenient=job.limits.is_lenient)
         resolved = Resolved(layout=layout, warnings=warnings, is_from_owner=True)
     else:

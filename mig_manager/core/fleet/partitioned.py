@@ -57,6 +57,7 @@ class PartitionedNode:
     took_s: float = 0.0  # that run, by the agent's clock
     served: str = ""  # content hash of that run's layout
     failed_hash: str = ""  # content hash of the custom layout, if its agent's last run failed
+    is_own_failure: bool = False  # whether a partitioner requested it
     is_repeatable: bool = False  # whether the same layout may succeed later
     is_retried: bool = False  # whether its agent retries the failed layout
 
@@ -100,6 +101,9 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         published is not None and published.reason == _UNREACHABLE
     )
     is_blocked = is_retried and not is_replaceable
+    failed_hash = _failed_hash(node)
+    is_custom = bool(failed_hash) and node.requested == well_known.CUSTOM_LAYOUT
+    custom = custom_layouts.Custom.of(node.view).text if is_custom else None
     retrying = f"its agent retries layout {node.requested}" if is_blocked else ""
     return PartitionedNode(
         name=node.name,
@@ -122,7 +126,8 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         finished_at=published.finished_at if published else None,
         took_s=_took_s(published),
         served=published.config_hash if published else "",
-        failed_hash=_failed_hash(node),
+        failed_hash=failed_hash,
+        is_own_failure=custom is not None and custom_layouts.is_marked(custom),
         is_retried=is_retried,
         is_repeatable=published is not None and published.reason in _REPEATABLE,
     )

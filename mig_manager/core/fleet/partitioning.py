@@ -219,13 +219,12 @@ class _Decider:
         return result
 
     def withdraw(self) -> None:
-        """Replace failed requests of this process that no pod needs.
+        """Replace failed requests of a partitioner that no pod needs.
 
         Otherwise the node counts as failed, until a later agent serves an obsolete request.
         """
         for node in self.changes.own:
-            own = self._history.requested.get(node.name)
-            if own and own == node.failed_hash and self.changes.can_change(node):
+            if node.is_own_failure and self.changes.can_change(node):
                 why = "no pod needs the request that its agent failed"
                 present = self._batch.present(node)
                 self.changes.request(node, present, (), why, is_withdrawal=True)

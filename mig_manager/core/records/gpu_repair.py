@@ -54,7 +54,7 @@ class Repair:
         return Repair(
             gpu=str(data["gpu"]),
             attempts=int(data["attempts"]),
-            next_s=float(data["next"]),
+            next_s=float(int(data["next"])),
             is_open=data["open"] is True,
             problem=str(data["problem"]),
         )

@@ -178,8 +178,9 @@ class Request:
                 origin=Origin(data["origin"]),
                 # Only the word itself allows evictions.
                 may_evict=data["mayEvict"] is True,
-                verified=verified
-                and Verified(
+                verified=None
+                if verified is None
+                else Verified(
                     config_hash=str(verified["configHash"]),
                     boot_id=str(verified["bootId"]),
                     is_from_owner=verified["owners"] is True,
