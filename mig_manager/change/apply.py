@@ -21,13 +21,14 @@ def apply(
     resolve: Callable[[], layouts.Layout],
     *,
     is_mode_only: bool = False,
+    is_locked: bool = False,
 ) -> plans.Applied:
     """Apply a layout, and verify it.
 
     Rolls back the changes of a killed ``apply`` on GPUs outside this layout, and on all GPUs if
     the layout does not fit. With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
     Without the right to reset, a mode that needs a reset stays pending: a failure, unless only
-    the mode counts.
+    the mode counts. ``is_locked`` is whether the caller holds the node's lock.
 
     Raises:
         ConfigError: The layout or hooks file is invalid.
@@ -59,7 +60,7 @@ def apply(
     )
     variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
     points = hook_points.HookPoints(deps.hooks, variables=variables)
-    return _run(deps, target, points, "apply", is_mode_only=is_mode_only)
+    return _run(deps, target, points, None if is_locked else "apply", is_mode_only=is_mode_only)
 
 
 def restore(
@@ -114,7 +115,7 @@ def _run(
     deps: local.Dependencies,
     target: _Target,
     points: hook_points.HookPoints,
-    verb: str,
+    verb: str | None,  # None: the caller holds the lock
     *,
     is_mode_only: bool,
 ) -> plans.Applied:
@@ -122,7 +123,7 @@ def _run(
     if is_mode_only:
         # ``boot`` names what it restores, and these GPUs need not have the layout's instances.
         target = dataclasses.replace(target, name=f"{target.name} (MIG mode only)")
-    with local.hold_lock(deps, f"{verb} {target.name}"):
+    with local.hold_lock(deps, f"{verb} {target.name}") if verb else contextlib.nullcontext():
         observed = local.observe(deps)
         journal = local.open_journal(deps, observed, config=target.name)
         change = _Change(

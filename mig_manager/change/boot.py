@@ -78,21 +78,32 @@ def boot(
         UsageError: Lock, journal or saved layout cannot be written.
     """
     deps = dataclasses.replace(deps, driver_timeout_s=driver_timeout_s)
-    saved, problems = _read(deps)
-    if saved is not None:
-        with local.hold_lock(deps, f"restore layout {saved.config}"):
-            return _restore(deps, saved, repairs=repairs)
-    if fallback is not None:
-        applied = apply.apply(deps, fallback)
-        return Restored(
-            layout=applied.layout,
-            rounds=applied.rounds,
-            problems=problems,
-            faults=tuple(gpu_recovery.faults(applied.gpus)),
-        )
+    problems: tuple[Problem, ...] = ()
+    if fallback is not None or _is_saved(deps):
+        with local.hold_lock(deps, "restore the layout of this node"):
+            # The manager that had the lock may have verified another layout.
+            saved, problems = _read(deps)
+            if saved is not None:
+                return _restore(deps, saved, repairs=repairs)
+            if fallback is not None:
+                applied = apply.apply(deps, fallback, is_locked=True)
+                return Restored(
+                    layout=applied.layout,
+                    rounds=applied.rounds,
+                    problems=problems,
+                    faults=tuple(gpu_recovery.faults(applied.gpus)),
+                )
     if result := local.undo_interrupted(deps):
         deps.notify(result)
     return Restored(layout="", rounds=(), problems=problems)
+
+
+def _is_saved(deps: local.Dependencies) -> bool:
+    """Return whether a layout is saved, even an invalid one."""
+    try:
+        return deps.boot_layout.read() is not None
+    except errors.ConfigError:
+        return True
 
 
 def _read(

@@ -71,7 +71,7 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     assert node.boot("off").layout == "mixed"
 
     assert node.is_restored()
-    assert node.exclusion.descriptions[-1] == "restore layout mixed"
+    assert node.exclusion.descriptions[-1] == "restore the layout of this node"
 
 
 def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(node: Node) -> None:
@@ -252,6 +252,21 @@ def test_boot_waits_for_the_driver_and_for_another_manager(node: Node) -> None:
     node.boot()
 
     assert node.is_restored()
+
+
+@pytest.mark.parametrize("fallback", ["", "mixed"])
+def test_boot_keeps_a_layout_verified_while_it_waits_for_the_lock(
+    ampere: Node, fallback: str
+) -> None:
+    if fallback:
+        ampere.boot_layout.text = None
+    ampere.exclusion.refusals = 1
+    ampere.clock.on_wait.append(lambda: ampere.has("off") or ampere.change_to("off"))
+
+    result = ampere.boot(fallback)
+
+    assert (result.layout, result.rounds) == ("off", ())
+    assert ampere.has("off")
 
 
 def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> None:
