@@ -227,7 +227,10 @@ class _Change:
             else:
                 for gpu in _pending(now):
                     self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
-                self._keep_pending_modes(after)
+                if all(gpu.has_pending_mode for gpu in self._selected_gpus(after)):
+                    self._keep_pending_modes(after)
+                else:
+                    self._save(after)
             change.refresh()
         except errors.MigManagerError as error:
             if error.reason.is_mode_pending:
@@ -254,9 +257,11 @@ class _Change:
         ):
             self.deps.notify(f"{why}; the next boot will not restore this layout")
 
+    def _selected_gpus(self, gpus: model.ObservedGpus) -> model.ObservedGpus:
+        return gpus.only(self.target.covered(gpus))
+
     def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
-        covered = gpus.only(self.target.covered(gpus))
-        if why := self.deps.saved_layout.drop_pending(covered):
+        if why := self.deps.saved_layout.drop_pending(self._selected_gpus(gpus)):
             self.deps.notify(f"{why}; the next boot will undo the new MIG mode")
 
     def _result(

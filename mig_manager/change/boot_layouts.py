@@ -35,10 +35,13 @@ class BootLayout:
     def save(self, gpus: model.ObservedGpus, *, config: str, config_hash: str) -> str:
         """Save a verified layout, and keep the saved state of unreachable GPUs.
 
+        A GPU whose MIG mode is pending is not saved: a boot would undo the new mode.
+
         Returns:
             Why it cannot be written; empty if it was.
         """
-        snapshot, inventory = tuple(gpu.snapshot for gpu in gpus), tuple(gpus)
+        snapshot = tuple(gpu.snapshot for gpu in gpus if not gpu.has_pending_mode)
+        inventory = tuple(gpus)
         # An invalid saved layout is replaced.
         if gpus.unreachable and (saved := self.read()):
             missing = gpus.unreachable_snapshots(saved.snapshot)

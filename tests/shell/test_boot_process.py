@@ -24,6 +24,8 @@ mig-configs:
   - {devices: all, device-filter: "0x20B710DE", mig-enabled: true, mig-devices: {1c.2g.12gb: 2}}
   first:
   - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  second:
+  - {devices: [1], mig-enabled: true, mig-devices: {7g.40gb: 1}}
 """
 A100 = "2xA100-SXM4-40GB"
 MIXED = "1xA100-SXM4-40GB+1xH100-SXM5-80GB+1xA30+1xT4"
@@ -206,3 +208,37 @@ def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
     node.state.reboot()
     assert node.run("boot").status == 0
     assert node.shape == before
+
+
+def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
+    tmp_path: pathlib.Path,
+) -> None:
+    in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+    node = Node(tmp_path, A100, layouts=LAYOUTS, options=in_vm)
+    assert node.run("apply", "second", "-ms").status == 0
+    node.state.reboot()
+    assert node.run("apply", "second").status == 0
+    assert node.run("apply", "first", "-ms").status == 0
+    assert node.run("apply", "second").status == 0
+    second = node.shape[1]
+    node.state.reboot()
+
+    answer = node.run("boot")
+
+    assert "its MIG mode waited for this boot" in answer.err
+    assert [gpu.is_enabled and gpu.is_pending for gpu in node.state.read().gpus] == [True, True]
+    assert node.shape[1] == second
+
+
+def test_boot_restores_the_mode_of_a_gpu_beside_one_whose_mode_was_pending(
+    tmp_path: pathlib.Path,
+) -> None:
+    in_vm = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
+    node = Node(tmp_path, "1xA100-SXM4-40GB+1xH100-SXM5-80GB", layouts=LAYOUTS, options=in_vm)
+    assert node.run("apply", "mixed", "-ms").status == 0
+    node.state.reboot()
+    assert [gpu.is_enabled for gpu in node.state.read().gpus] == [True, False]
+
+    node.run("boot")
+
+    assert [gpu.is_enabled for gpu in node.state.read().gpus] == [True, True]

@@ -267,9 +267,9 @@ class VerifiedLayout:
     config_hash: str
     boot_id: str  # the boot in which it was verified
     snapshot: tuple[model.GpuSnapshot, ...]
-    """All GPUs of the node, even if the layout does not select them."""
+    """The GPUs of the node without a pending mode, even if the layout does not select them."""
     gpus: tuple[model.Gpu, ...] = ()
-    """The same GPUs, with the UUIDs of their devices in that boot, as far as known."""
+    """All GPUs, with the UUIDs of their devices in that boot, as far as known."""
 
     def to_json(self) -> str:
         """Return the text to keep."""
