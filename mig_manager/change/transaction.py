@@ -160,8 +160,8 @@ class Transaction:
 
     def _give_up(self, rounds: "_Rounds", interrupted: Snapshots) -> Rollback:
         if rounds.refusal and not interrupted:
-            self.journal.note(snapshot=self.elsewhere)
-            return Rollback(is_complete=True, message="nothing was changed")
+            result = Rollback(is_complete=True, message="nothing was changed")
+            return _with_failure(result, lambda: self.journal.note(snapshot=self.elsewhere))
         # The instances that a stale plan would create belong to another program.
         is_stale = isinstance(rounds.refusal, errors.StalePlanError)
         return self.roll_back(interrupted if is_stale else rounds.before)
@@ -185,9 +185,10 @@ class Transaction:
 
         before = tuple(map(target, rounds.before))
         result = self.roll_back(before, keep_pending=True)
-        if before != rounds.before:
-            self.journal.note(snapshot=(*self.elsewhere, *rounds.before))
-        return result
+        if before == rounds.before:
+            return result
+        snapshot = (*self.elsewhere, *rounds.before)
+        return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def roll_back(
         self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
@@ -199,15 +200,10 @@ class Transaction:
         return self.conclude(result) if restore.is_begun or result.is_complete else result
 
     def conclude(self, result: Rollback) -> Rollback:
-        """Note the end of a rollback and refresh device files; return it with their failure."""
+        """Note the end of a rollback and refresh device files; return it with their failures."""
         entries = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
-        self.journal.note(stale_files=True, **entries)
-        try:
-            self.refresh()
-        except errors.HostError as error:
-            message = messages.join(result.message, error.message)
-            return dataclasses.replace(result, message=message)
-        return result
+        result = _with_failure(result, lambda: self.journal.note(stale_files=True, **entries))
+        return _with_failure(result, self.refresh)
 
     def refresh(self) -> None:
         """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""
@@ -443,6 +439,20 @@ class _Restore:
     def _plan(self, now: Observed) -> steps.Plan:
         self.now = now
         return planner.restore(now, self.before, keep_pending=self.keep_pending)
+
+
+def _with_failure(result: Rollback, act: Callable[[], object]) -> Rollback:
+    """Act after a rollback, and add a failure to its outcome.
+
+    Raised, it would replace the failure of the change. The journal keeps what ``begin`` wrote.
+    """
+    try:
+        act()
+    except errors.MigManagerError as error:
+        if error.message not in result.message:
+            message = messages.join(result.message, error.message)
+            return dataclasses.replace(result, message=message)
+    return result
 
 
 def verify_without_steps(now: Observed, before: Snapshots) -> Rollback:

@@ -83,6 +83,18 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> N
     assert node.journal.text is None
 
 
+def test_a_disk_that_fills_during_a_change_hides_no_failure(node: Node) -> None:
+    node.on_step = lambda _step: node.journal.refused.add("write")
+    node.fails = is_creation
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.change_to("wanted")
+
+    assert caught.value.message.startswith("in use; the rollback failed as well: in use; ")
+    assert caught.value.message.count("cannot write the journal") == 1
+    assert journals.Journal.from_json(node.journal.text or "").snapshot
+
+
 def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=3)
