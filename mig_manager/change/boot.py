@@ -41,6 +41,8 @@ class Restored:
     rounds: tuple[plans.Planned, ...]
     """The plans that were executed; empty if all GPUs had the layout."""
     problems: tuple[Problem, ...]
+    may_be_partial: bool = False
+    """Whether a failed change may have left a GPU between two layouts."""
     faults: tuple[str, ...] = ()
     """The GPUs that need recovery from a fault, with what to do, in sentences."""
 
@@ -49,7 +51,7 @@ class Restored:
         return {
             "kind": "Boot",
             "layout": self.layout,
-            "is_changed": bool(self.rounds),
+            "is_changed": bool(self.rounds) or self.may_be_partial,
             "plans": [planned.to_data() for planned in self.rounds],
             "problems": [problem.message for problem in self.problems],
             "faults": [*self.faults],
@@ -216,6 +218,7 @@ def _restore(
         layout=saved.config,
         rounds=rounds,
         problems=tuple(problems),
+        may_be_partial=any(gpu.uuid in uuids for gpu in journal.entries.snapshot),
         faults=tuple(gpu_recovery.faults(after)),
     )
 

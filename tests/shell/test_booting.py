@@ -240,6 +240,17 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
     assert node.is_restored()
 
 
+def test_a_boot_that_leaves_every_gpu_in_between_has_changed_them(node: Node) -> None:
+    node.fails = lambda step: isinstance(
+        step, steps.CreateComputeInstance | steps.DestroyGpuInstance
+    )
+
+    result = node.boot()
+
+    assert (result.rounds, len(result.problems)) == ((), 2)
+    assert result.to_data()["is_changed"]
+
+
 def test_boot_waits_for_the_driver_and_for_another_manager(node: Node) -> None:
     node.refusing["gpus.observe"] = NO_DRIVER
     node.exclusion.refusals = 3

@@ -69,7 +69,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     elif result.rounds:
         text = f"Layout {result.layout} is restored{' in part' * bool(result.problems)}."
     elif result.problems:
-        text = f"Layout {result.layout} is not restored on every GPU: nothing was changed."
+        text = f"Layout {result.layout} is not restored on every GPU."
     else:
         text = f"Layout {result.layout} is already active: nothing to do."
     status = here.answer(result.to_data, lambda: text, is_good=not result.problems)
