@@ -22,6 +22,8 @@ class Kubelet:
     """Before it, a kubelet that has just started lists no pod."""
     listed_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """UID of a starting pod -> when kubelet lists its devices."""
+    ends_from_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """UID of a pod -> before it, the pod keeps terminating."""
     phantoms: dict[str, int] = dataclasses.field(default_factory=dict)
     """Capacity that kubelet has forgotten, because its one update without it was lost."""
     withdrawn: Mapping[str, frozenset[str]] | None = None

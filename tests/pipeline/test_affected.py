@@ -186,31 +186,32 @@ def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: 
     return uid
 
 
-@pytest.mark.parametrize("is_bound_late", [False, True], ids=["before", "after the taint"])
+@pytest.mark.parametrize("bound", ["before", "after the taint", "late in the drain"])
 @pytest.mark.parametrize(
     ("gpu", "profile", "listed_after_s", "stays"),
     [(1, "1g.5gb", 1.5, True), (0, "2g.10gb", 1.5, False), (1, "1g.5gb", math.inf, False)],
     ids=["device stays", "device goes", "never listed"],
 )
 def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
-    gpu: int, profile: str, listed_after_s: float, *, stays: bool, is_bound_late: bool
+    gpu: int, profile: str, listed_after_s: float, *, stays: bool, bound: str
 ) -> None:
     rig = scenes.node(layout="all-balanced")
-    rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
-    bound: list[str] = []
+    affected = rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
+    is_late = bound == "late in the drain"
+    rig.kubelet.ends_from_s[affected] = 12.0 if is_late else 0.0
+    uids: list[str] = []
 
     def bind() -> None:
-        if not bound and (rig.has_hold_taint or not is_bound_late):
-            bound.append(
-                starting_pod(rig, gpu=gpu, profile=profile, listed_after_s=listed_after_s)
-            )
+        is_due = rig.clock.now_s >= 6 if is_late else rig.has_hold_taint or bound == "before"
+        if is_due and not uids:
+            uids.append(starting_pod(rig, gpu=gpu, profile=profile, listed_after_s=listed_after_s))
 
     rig.on_call = bind
     assert_ends(rig, Reason.APPLIED)
 
-    assert (bound[0] in rig.pods) is stays
+    assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
-    assert rig.clock.now_s < 10
+    assert rig.clock.now_s < (20 if is_late else 10)
 
 
 @pytest.mark.parametrize(

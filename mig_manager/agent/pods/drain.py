@@ -118,7 +118,7 @@ class Drain:
             now: The use now; None: pause first.
         """
         deadline_s = self._new_deadline_s()
-        listed_s = self.evictions.clock.monotonic() + orders.LISTED_WITHIN_S
+        seen_s: dict[str, float] = {}
         pauses_s = map(self.order.limits.backoff.delay_s, itertools.count())
         while True:
             if now is None:
@@ -130,15 +130,25 @@ class Drain:
             cancel.check()
             if now:
                 progress = self.evictions.progress
-                may_be_spared = now.no_answer or self.evictions.clock.monotonic() < listed_s
-                is_undecided = may_be_spared and self.order.undecided_pods(now)
-                blocked = {} if is_undecided else act(remaining)
+                blocked = {} if self._must_wait(now, seen_s) else act(remaining)
                 if self.evictions.progress > progress and self.evictions.is_rolling:
                     # A rolling drain lasts until successors are ready.
                     deadline_s = self._new_deadline_s()
                 if self._is_late(deadline_s):
                     return _End(usage=now, remaining=remaining, blocked=blocked)
                 now = None
+
+    def _must_wait(self, now: gpu_use.Usage, seen_s: dict[str, float]) -> bool:
+        """Check whether kubelet may still list other devices of an affected pod.
+
+        ``seen_s`` has the time when each such pod was first seen, by its UID, and gets new ones: a
+        pod may be bound at any time during the wait.
+        """
+        now_s = self.evictions.clock.monotonic()
+        undecided = self.order.undecided_pods(now)
+        since_s = [seen_s.setdefault(pod.uid, now_s) for pod in undecided]
+        is_any_new = any(now_s < each_s + orders.LISTED_WITHIN_S for each_s in since_s)
+        return bool(undecided and now.no_answer) or is_any_new
 
     def _new_deadline_s(self) -> float:
         return self.evictions.clock.monotonic() + self.order.limits.drain_timeout_s
