@@ -147,6 +147,14 @@ def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> No
     assert [why in message for message in rig.statuses].count(True) == 2
 
 
+def node_with_plugin_service() -> fakes.NodeRig:
+    """A node whose device plugin is a service of the host."""
+    rig = node(layout="all-1g.5gb")
+    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.pods.clear()
+    return rig
+
+
 def node_between_plugins() -> fakes.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = node(layout="all-balanced")
@@ -158,6 +166,40 @@ def node_between_plugins() -> fakes.NodeRig:
         dict.fromkeys(rig.schedulable, frozenset()),
     )
     return rig
+
+
+@pytest.mark.parametrize(
+    ("restarts", "reasons"),
+    [
+        ("during the wait", [Reason.APPLIED, Reason.ALREADY_APPLIED]),
+        ("after it", [Reason.NOT_ALLOCATABLE, Reason.ALREADY_APPLIED]),
+        ("never", [Reason.NOT_ALLOCATABLE, Reason.NOT_ALLOCATABLE]),
+    ],
+)
+def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
+    restarts: str, reasons: list[Reason]
+) -> None:
+    rig, agent = (rig := node_with_plugin_service()), reconciler(rig)
+
+    def restart() -> None:
+        rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+
+    if restarts == "during the wait":
+        rig.clock.on_wait.append(restart)
+    why = "kubelet has 10 allocatable devices that no GPU has"
+    texts = [] if restarts == "during the wait" else [why]
+    assert_ends(rig, reasons[0], *texts, layout="all-balanced", by=agent)
+    if restarts == "after it":
+        restart()
+    assert_ends(rig, reasons[1], layout="all-balanced", by=agent, attempt=2)
+
+
+@pytest.mark.parametrize("device", ["nvidia0/gi7", "GPU-00000000-0000-0000-0000-000000000009-0"])
+def test_devices_of_other_plugins_need_not_be_of_a_gpu(device: str) -> None:
+    rig = node_with_plugin_service()
+    rig.schedulable = {"nvidia.com/gpu": frozenset({device})}
+
+    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
 
 def test_advertising_agent_waits_for_no_plugin() -> None:

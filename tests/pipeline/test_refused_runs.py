@@ -216,6 +216,7 @@ def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> N
         rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})
     if why == "no plugin":
         rig.pods.clear()
+        rig.schedulable = {}
         rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
     layout = "all-disabled" if why == "uniform layout" else "all-balanced"

@@ -168,7 +168,8 @@ def wait_schedulable(job: jobs.Job, paused: Paused, gpus: Sequence[model.Gpu]) -
     """
     if not paused.programs:
         _log.info("no_device_plugin_found")
-        return
+        if not _missing(job, paused, gpus, ()):
+            return
     timeout_s = job.limits.plugin_timeout_s
     report = _ProblemReport(job)
     missing = job.until_solved(
@@ -204,7 +205,10 @@ def _missing(
         if not advertisers.is_any_ready(program_pods):
             return advertisers.not_ready(each, program_pods, gpus)
     problems = (each.missing(job, gpus, new, paused.changed) for each in present)
-    return next(filter(None, problems), None)
+    problem = next(filter(None, problems), None)
+    if problem is None and PLUGIN not in present:
+        return device_plugin.unknown_plugin(job, gpus)
+    return problem
 
 
 class _ProblemReport:

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertisers
-from mig_manager.core import model
+from mig_manager.core import messages, model
 from mig_manager.core.node import (
     clients,
     node_object,
@@ -167,6 +167,23 @@ def without_phantoms(
         is_warning=True,
     )
     return node, None
+
+
+def unknown_plugin(job: jobs.Job, gpus: Sequence[model.Gpu]) -> errors.NotReadyError | None:
+    """Return the error that a plugin which the agent cannot restart advertises destroyed devices.
+
+    It may be a static pod, a service of the host, or a pod of another controller than a DaemonSet.
+    """
+    if job.deps.is_advertiser:
+        return None
+    gone = schedulable.destroyed(gpus, _healthy(job) or {})
+    if not gone:
+        return None
+    return errors.NotReadyError(
+        f"kubelet has {messages.count(len(gone), 'allocatable device')} that no GPU has, and the "
+        "agent found no device plugin pod to restart: restart the plugin",
+        reason=errors.Reason.NOT_ALLOCATABLE,
+    )
 
 
 def is_being_replaced(job: jobs.Job, node: node_object.NodeView) -> bool:

@@ -37,6 +37,12 @@ def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
     return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
 
 
+def is_unknown(device_id: str, known_ids: frozenset[str] | None) -> bool:
+    """Check whether no GPU has this device of NVIDIA's; ``known_ids`` as from ``device_ids``."""
+    is_missing = known_ids is not None and device_id not in known_ids
+    return is_missing and _DEVICE_UUID.fullmatch(device_id) is not None
+
+
 def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
     """Return the resource of each device, by its id, that a plugin with strategy mixed names."""
     return {
@@ -263,8 +269,7 @@ class Usage:
 
         Another program destroyed its instance, or the DRA driver's ResourceSlices are outdated.
         """
-        is_missing = self.known_ids is not None and device_id not in self.known_ids
-        return is_missing and _DEVICE_UUID.fullmatch(device_id) is not None
+        return is_unknown(device_id, self.known_ids)
 
     def _may_run(self, pod: pod_object.Pod) -> bool:
         """Return whether a process on a GPU may belong to this pod.

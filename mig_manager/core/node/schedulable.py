@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import node_object, resources, strategies
+from mig_manager.core.node import gpu_use, node_object, resources, strategies
 
 _REPLICAS = ".replicas"  # end of the labels of GPU feature discovery for replicas
 
@@ -78,6 +78,18 @@ def unreported(
     if not ids or ids not in _possible_devices(gpus, strategy):
         return {}
     return {name: count for name, (_, count) in _unreported(devices, node).items()}
+
+
+def destroyed(
+    gpus: Iterable[model.Gpu], allocatable: Mapping[str, frozenset[str]]
+) -> frozenset[str]:
+    """Return kubelet's devices of NVIDIA's plugin that no GPU has; empty if a GPU is unreachable.
+
+    Devices of other plugins have ids of another form.
+    """
+    _, ids = _devices(allocatable)
+    known_ids = gpu_use.device_ids(gpus)
+    return frozenset(each for each in ids if gpu_use.is_unknown(each, known_ids))
 
 
 def _devices(
