@@ -204,7 +204,7 @@ class _Change:
         first: plans.Planned,
         outside: transaction.Snapshots,
         check: Callable[[], object],
-    ) -> tuple[model.ObservedGpus, tuple[steps.Plan, ...]]:
+    ) -> tuple[model.ObservedGpus, tuple[transaction.Executed, ...]]:
         change = dataclasses.replace(
             local.new_transaction(self.deps, self.journal, check=check),
             may_stay_pending=self.may_stay_pending,
@@ -268,12 +268,14 @@ class _Change:
         self,
         first: plans.Planned,
         gpus: model.ObservedGpus,
-        executed: tuple[steps.Plan, ...],
+        executed: tuple[transaction.Executed, ...],
     ) -> plans.Applied:
         return plans.Applied(
             layout=first.layout,
             gpus=gpus,
-            rounds=tuple(dataclasses.replace(first, plan=each) for each in executed),
+            rounds=tuple(
+                dataclasses.replace(first, plan=each.plan, gpus=each.gpus) for each in executed
+            ),
             overlooked=first.overlooked,
         )
 

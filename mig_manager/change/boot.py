@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.change import apply, local
+from mig_manager.change import apply, local, transaction
 from mig_manager.core import model, steps
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.planner import planner
@@ -145,7 +145,7 @@ class _Boot:
 class _Outcome:
     """The outcome of a change of some GPUs."""
 
-    executed: tuple[steps.Plan, ...] = ()
+    executed: tuple[transaction.Executed, ...] = ()
     failures: tuple[errors.MigManagerError, ...] = ()
     unreachable: tuple[model.UnreachableGpu, ...] = ()
 
@@ -205,8 +205,8 @@ def _restore(
     problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in reported]
     problems += map(_problem_of, outcome.failures)
     rounds = tuple(
-        plans.Planned(layout=saved.config, gpus=observed, desired={}, plan=plan, users={})
-        for plan in outcome.executed
+        plans.Planned(layout=saved.config, gpus=each.gpus, desired={}, plan=each.plan, users={})
+        for each in outcome.executed
     )
     after = observed
     if faulty:

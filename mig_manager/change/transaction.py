@@ -75,6 +75,14 @@ class Rollback:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """A plan that was executed."""
+
+    plan: steps.Plan
+    gpus: Observed  # before the plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
     """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
 
@@ -101,7 +109,7 @@ class Transaction:
         interrupted: Snapshots = (),
         unrestored: Callable[[Observed], Snapshots] = lambda _gpus: (),
         points: hook_points.HookPoints | None = None,
-    ) -> tuple[Observed, tuple[steps.Plan, ...]]:
+    ) -> tuple[Observed, tuple[Executed, ...]]:
         """Execute a plan, and a second one if the driver reports profiles only with MIG on.
 
         The caller then calls ``refresh``.
@@ -288,7 +296,7 @@ class _Rounds:
     transaction: Transaction
     before: Snapshots  # the GPUs that a rollback restores; grows with each plan
     points: hook_points.HookPoints
-    executed: list[steps.Plan] = dataclasses.field(default_factory=list)
+    executed: list[Executed] = dataclasses.field(default_factory=list)
     refusal: errors.GpuInUseError | errors.StalePlanError | None = None
     """Why the executor refused to begin."""
 
@@ -296,8 +304,9 @@ class _Rounds:
         plan, after = self.points.first_stage(first), observed
         while True:
             self.points.before(plan)
-            after, was_reset = self._execute_idle(plan, after)
-            self.executed.append(plan)
+            before_plan = after
+            after, was_reset = self._execute_idle(plan, before_plan)
+            self.executed.append(Executed(plan=plan, gpus=before_plan))
             rest = replan(after)
             if rest.is_empty:
                 return after

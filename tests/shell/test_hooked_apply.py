@@ -82,6 +82,12 @@ def test_hooks_run_in_order_and_only_before_a_change(
     assert played.journal.text is None
 
 
+def test_each_round_is_counted_against_the_gpus_before_it() -> None:
+    applied = Played("before").change_to("one-off")
+
+    assert [planned.kept for planned in applied.rounds] == [2, 1]
+
+
 def test_point_without_hooks_or_instances_is_left_out() -> None:
     mode_only = Played("off")
     hookless = Played("off", "hooks: {pre-apply-mode: [{command: mode}]}")
