@@ -43,6 +43,7 @@ def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
         asked = gpus.run("apply", "mine", *argv)
         assert (asked.status, asked.out) == (0, APPLIED)
         assert asked.err.count("waits for a reset or a reboot") == 2
+        assert "0 kept; 2 MIG modes pending; no reset" in asked.err
 
     assert pending(gpus) == [True, True]
     # There is nothing that the next boot has to restore.

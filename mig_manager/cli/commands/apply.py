@@ -81,7 +81,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     here.warn(result.overlooked)
     here.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
     here.warn_faults(gpu_recovery.faults(result.gpus))
-    here.note_changes(result.rounds)
+    here.note_changes(result.rounds, result.gpus)
     if not result.is_changed:
         terminal.note(f"layout '{result.layout}' is already active")
     return status

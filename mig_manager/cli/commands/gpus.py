@@ -90,10 +90,12 @@ class GpuCommand(gpu_access.GpuAccess):
             raise errors.UsageError("name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE")
         return self.settings.checkpoint_file
 
-    def note_changes(self, rounds: Sequence[plans.Planned]) -> None:
-        """Summarize what was changed, for people."""
+    def note_changes(
+        self, rounds: Sequence[plans.Planned], after: Iterable[model.Gpu] = ()
+    ) -> None:
+        """Summarize what was changed, for people; ``after`` are the GPUs after it."""
         for planned in rounds:
-            self._terminal.note(gpu_report.summary(planned))
+            self._terminal.note(gpu_report.summary(planned, after))
             self.warn(vgpus.host_warnings(planned.gpus, planned.plan))
 
     def warn(self, diagnostics: Sequence[yaml_tree.Diagnostic | str]) -> None:

@@ -121,8 +121,13 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     return "\n\n".join(blocks)
 
 
-def summary(result: plans.Planned) -> str:
-    """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 kept``."""
+def summary(result: plans.Planned, after: Iterable[model.Gpu] = ()) -> str:
+    """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 kept``.
+
+    ``after`` are the GPUs after the change; a mode that is still pending is neither changed nor
+    reset.
+    """
+    pending = {gpu.uuid for gpu in after if gpu.has_pending_mode}
     created = {(s.gpu_uuid, s.placement) for s in result.plan.of(steps.CreateGpuInstance)}
     destroyed = {(s.gpu_uuid, s.gpu_instance_id) for s in result.plan.of(steps.DestroyGpuInstance)}
     sentence = (
@@ -143,9 +148,12 @@ def summary(result: plans.Planned) -> str:
             inside.add((step.gpu_uuid, placements[key]))
     if inside - created:
         sentence += f"; {messages.count(len(inside - created), 'instance')} divided differently"
-    if modes := result.plan.of(steps.SetMode):
-        sentence += f"; MIG mode of {messages.count(len(modes), 'GPU')} changed"
-    resets = sum(gpu_plan.needs_reset for gpu_plan in result.plan.gpus)
+    modes = {step.gpu_uuid for step in result.plan.of(steps.SetMode)}
+    if modes - pending:
+        sentence += f"; MIG mode of {messages.count(len(modes - pending), 'GPU')} changed"
+    if modes & pending:
+        sentence += f"; {messages.count(len(modes & pending), 'MIG mode')} pending"
+    resets = sum(each.needs_reset and each.gpu_uuid not in pending for each in result.plan.gpus)
     return f"{sentence}; " + (f"{messages.count(resets, 'GPU')} reset" if resets else "no reset")
 
 
