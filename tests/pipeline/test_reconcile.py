@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.agent import reconcile
 from mig_manager.core import model, standbys, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.node import strategies, well_known
 from mig_manager.core.records import gpu_codec, journals, status
 from mig_manager.errors import Reason
 from tests.node import fakes, gpu_values, scenes
@@ -49,11 +49,16 @@ def test_devices_are_schedulable_before_kubelets_next_report(*, may_report: bool
     assert (rig.clock.monotonic() < rig.kubelet.reports_from_s) is may_report
 
 
-@pytest.mark.parametrize(("strategy", "devices"), [("mixed", 8), ("", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "label", "devices"),
+    [("mixed", {}, 8), ("", {}, 2), ("", {strategies.STRATEGY_LABEL: "mixed"}, 8)],
+    ids=["its own", "unknown", "of the label"],
+)
 def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
-    strategy: str, devices: int
+    strategy: str, label: dict[str, str], devices: int
 ) -> None:
     rig = node(layout="all-disabled")
+    rig.labels |= label
     rig.pods = {
         uid: dataclasses.replace(pod, mig_strategy=strategy) for uid, pod in rig.pods.items()
     }
@@ -64,6 +69,25 @@ def test_plugin_from_before_mig_is_restarted_if_its_strategy_is_known(
 
     # With strategy none it would still offer the whole GPUs.
     assert len(rig.schedulable["nvidia.com/gpu"]) == devices
+
+
+def test_a_label_of_a_former_strategy_restarts_the_plugin_once_and_fails_no_run() -> None:
+    rig = node(layout="all-balanced")
+    rig.labels[strategies.STRATEGY_LABEL] = "mixed"
+
+    def serve_whole_gpus() -> None:
+        # Its new config sets strategy none.
+        rig.schedulable = {"nvidia.com/gpu": frozenset(gpu.uuid for gpu in rig.gpus)}
+
+    rig.clock.on_wait.append(serve_whole_gpus)
+    serve_whole_gpus()
+    agent = reconciler(rig)
+
+    for attempt in (1, 2):
+        layout = "all-balanced"
+        assert_ends(rig, Reason.ALREADY_APPLIED, layout=layout, by=agent, attempt=attempt)
+
+    assert rig.log.count("workloads.delete") == 1
 
 
 def test_broken_plugin_of_other_devices_is_not_waited_for() -> None:

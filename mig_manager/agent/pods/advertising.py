@@ -106,7 +106,8 @@ def is_schedulable(
     """
     pods = job.deps.workloads.list()
     paused = Paused(programs=find(job, pods, gpus), changed=changed)
-    return not _missing(job, paused, gpus, pods)
+    is_complete = not _missing(job, paused, gpus, pods)
+    return is_complete and not PLUGIN.contradicts_label(job, gpus, pods)
 
 
 def find_stale(
@@ -144,6 +145,8 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[s
     pods = job.deps.workloads.list()
     present = find(job, pods, gpus)
     again = find_stale(job, pods, gpus, changed=changed, ignored=job.memory.restarted)
+    if PLUGIN not in again and PLUGIN.contradicts_label(job, gpus, pods):
+        again = (PLUGIN, *again)
     job.memory.note_restarted(each.name for each in again)
     stale = tuple(pod for each in again for pod in pods if each.owns(pod))
     delete(job, stale)

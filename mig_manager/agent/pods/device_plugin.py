@@ -66,6 +66,24 @@ class DevicePlugin(advertisers.Advertiser):
         strategy = _strategy(job.deps.workloads.present())
         return schedulable.is_plugin_stale(gpus, _healthy(job), node, strategy=strategy)
 
+    def contradicts_label(
+        self, job: jobs.Job, gpus: Sequence[model.Gpu], pods: advertisers.Pods
+    ) -> bool:
+        """Check whether a ready plugin of unknown strategy has other devices than the label says.
+
+        The label of GPU feature discovery may be of the strategy before a new plugin config, so
+        this is a reason for one restart, and for no failure.
+        """
+        plugins = tuple(filter(self.owns, pods))
+        node = job.deps.node.latest()
+        labelled = strategies.labelled(node.labels)
+        is_known = _strategy(plugins) is not None or job.plugin_config is not None
+        if labelled is None or is_known or self.name in job.memory.restarted:
+            return False
+        return advertisers.is_any_ready(plugins) and schedulable.is_plugin_stale(
+            gpus, _healthy(job), node, strategy=labelled
+        )
+
     def why_refused(
         self, job: jobs.Job, layouts: Sequence[strategies.GpuLayout], pods: advertisers.Pods
     ) -> str:
