@@ -163,9 +163,20 @@ def test_a_claim_for_a_gpu_is_remembered_when_it_is_gone(
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
 
 
-@pytest.mark.parametrize(("phase", "now"), [("Pending", "MIG-new"), ("Running", "MIG-0")])
-def test_a_pod_that_has_not_started_has_the_device_of_the_newest_slice(
-    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, phase: str, now: str
+@pytest.mark.parametrize(
+    ("phase", "later_phase", "now"),
+    [
+        ("Pending", "Pending", "MIG-new"),
+        ("Pending", "Running", "MIG-new"),
+        ("Running", "Running", "MIG-0"),
+    ],
+)
+def test_a_pod_has_the_device_of_the_newest_slice_until_it_has_started(
+    server: apiserver.ApiServer,
+    workloads: pods.KubeWorkloads,
+    phase: str,
+    later_phase: str,
+    now: str,
 ) -> None:
     thing, claim = claiming("p1", on("d0"))
     thing["status"]["phase"] = phase
@@ -175,7 +186,11 @@ def test_a_pod_that_has_not_started_has_the_device_of_the_newest_slice(
     server.delete(resources.SLICES, f"n1-{DRIVER}-x", "")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
     server.create(a_slice(a_device("d0", uuid="MIG-new")))
-    assert [pod.claimed_ids for pod in workloads.list()] == [frozenset({now})]
+    server.modify(
+        resources.PODS, "p1", lambda pod: pod["status"].update(phase=later_phase), namespace="ns"
+    )
+    for _ in range(2):
+        assert [pod.claimed_ids for pod in workloads.list()] == [frozenset({now})]
 
 
 @pytest.mark.parametrize("missing", ["claim", "version"])

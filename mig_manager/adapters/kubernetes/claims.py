@@ -64,7 +64,7 @@ class PodClaims:
 
     The allocation of a claim that a pod on a node uses does not change: it is read once. A pod
     that has not started may have been allocated a device from an outdated slice, so its devices
-    are looked up again in the slices.
+    are looked up again in the slices until it has started.
     """
 
     def __init__(
@@ -81,6 +81,8 @@ class PodClaims:
         """UID of a pod -> the devices that its claims were allocated."""
         self._devices: dict[str, frozenset[str]] = {}
         """UID of a pod -> the UUIDs of its devices."""
+        self._final: frozenset[str] = frozenset()
+        """UIDs of the pods whose devices were looked up after their start."""
         self._forbidden_s = -math.inf
         """When the API last refused to read a claim."""
 
@@ -107,13 +109,14 @@ class PodClaims:
         """Forget the pods that are gone."""
         self._allocated = {uid: each for uid, each in self._allocated.items() if uid in uids}
         self._devices = {uid: each for uid, each in self._devices.items() if uid in uids}
+        self._final = self._final.intersection(uids)
 
     def _read(self, pods: Iterable[pod_object.Pod]) -> None:
+        unsettled = {pod.uid: pod for pod in pods if pod.uid not in self._final}
         claimed = {
-            pod.uid: devices
-            for pod in pods
-            if (pod.uid not in self._devices or pod.phase == "Pending")
-            and (devices := self._claimed(pod)) is not None
+            uid: devices
+            for uid, pod in unsettled.items()
+            if (devices := self._claimed(pod)) is not None
         }
         self._allocated |= claimed
         slices = self._list_slices() if any(claimed.values()) else ()
@@ -121,6 +124,8 @@ class PodClaims:
             uuids = claims.resolve(devices, slices)
             if uuids is not None:
                 self._devices[uid] = uuids
+                if unsettled[uid].phase != "Pending":
+                    self._final |= {uid}
 
     def _claimed(self, pod: pod_object.Pod) -> frozenset[claims.Device] | None:
         """Return the pod's devices of NVIDIA's driver; None if they are not known."""
