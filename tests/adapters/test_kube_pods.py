@@ -139,6 +139,34 @@ def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
         assert not pod.completed_resources
 
 
+def claiming(*names: str, **fields: Any) -> dict[str, Any]:
+    """Return a container with some of the pod's claims; ``x/y`` is only request y of claim x."""
+    parts = [name.split("/") for name in names]
+    claims = [dict(zip(("name", "request"), each, strict=False)) for each in parts]
+    return {"name": "main", "resources": {"claims": claims}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("apps", "inits", "may_init"),
+    [
+        ([claiming("nic")], [], False),
+        ([claiming("nic")], [claiming("nic")], False),
+        ([claiming("nic")], [claiming("gpu")], True),
+        ([claiming("both/nic")], [claiming("both/gpu")], True),
+        ([claiming("nic")], [claiming("gpu", restartPolicy="Always")], False),
+    ],
+)
+def test_a_claim_of_an_init_container_alone_is_known_until_it_has_ended(
+    apps: list[Any], inits: list[Any], *, may_init: bool
+) -> None:
+    for code in (None, 1, 0):
+        thing = make_pod(containers=apps, initContainers=inits)
+        state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+        thing["status"]["initContainerStatuses"] = [{"name": "main", "state": state}]
+        pod = pod_object.parse_pod(thing)
+        assert pod.has_claim_init is (may_init and code != 0)
+
+
 def test_a_pods_resources_of_init_containers_that_have_ended_are_known() -> None:
     thing = make_pod(initContainers=gpus(1))
     thing["status"]["initContainerStatuses"] = [

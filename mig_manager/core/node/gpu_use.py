@@ -260,7 +260,8 @@ class Usage:
         """Return whether a pod has ResourceClaims for unknown devices that may be GPUs."""
         if pod.claimed_ids is not None:
             return False
-        if allocated is not None and allocated.claim_drivers:
+        # Kubelet does not list the claims of ordinary init containers (PodResources v1).
+        if allocated is not None and allocated.claim_drivers and not pod.has_claim_init:
             return well_known.GPU_CLAIM_DRIVER in allocated.claim_drivers
         return pod.has_claims
 
@@ -386,7 +387,7 @@ def paused_homes(
 def relevant(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[object, ...]]:
     """Return the part of the pods' states that decides the use, to detect a change."""
     return frozenset(
-        (pod.uid, pod.is_finished, pod.has_gpu_init)
+        (pod.uid, pod.is_finished, pod.has_gpu_init, pod.has_claim_init)
         for pod in pods
         if pod.gpu_resources or pod.may_claim
     )

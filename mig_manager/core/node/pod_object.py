@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import messages
@@ -56,6 +56,9 @@ class Pod:
     has_gpu_init: bool = False
     """Whether an ordinary init container may have a GPU that kubelet does not list: it has not
     completed, and requests more than the app containers."""
+    has_claim_init: bool = False
+    """Whether an ordinary init container that has not completed has a ResourceClaim alone, which
+    kubelet does not list."""
     mounts_plugin_sockets: bool = False
     """Whether it mounts the directory of the host where device plugins register with kubelet."""
     mounts_driver_sockets: bool = False
@@ -168,6 +171,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
             resources.keys() - peak({**spec, "initContainers": inits}, _container_resources).keys()
         ),
         has_gpu_init=_has_unlisted_devices(spec, inits),
+        has_claim_init=_has_unlisted_claims(spec, inits),
         # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, and
         # ``DefaultKubeletPluginsRegistrationDirName`` of k8s.io/kubernetes/pkg/kubelet/config.
         mounts_plugin_sockets="device-plugins" in mounts,
@@ -197,6 +201,22 @@ def _has_unlisted_devices(
     for container in spec["containers"]:
         largest -= _container_resources(container)
     return bool(largest)
+
+
+def _has_unlisted_claims(spec: Mapping[str, Any], inits: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether ordinary init containers have claims that no other container has."""
+    ordinary = [each for each in inits if each.get("restartPolicy") != "Always"]
+    sidecars = [each for each in inits if each.get("restartPolicy") == "Always"]
+    return not _claim_requests(ordinary) <= _claim_requests((*sidecars, *spec["containers"]))
+
+
+def _claim_requests(containers: Iterable[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
+    """Return claim and request of each claim of containers; a claim as a whole has no request."""
+    return frozenset(
+        (str(claim["name"]), str(claim.get("request") or ""))
+        for container in containers
+        for claim in (container.get("resources") or {}).get("claims") or ()
+    )
 
 
 def _completed_init_containers(status: Mapping[str, Any]) -> frozenset[str]:
