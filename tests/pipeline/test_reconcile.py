@@ -220,7 +220,7 @@ def test_no_pod_is_evicted_while_kubelet_lists_no_device(*, lists_pods: bool) ->
     outcome = assert_ends(
         rig,
         Reason.POD_RESOURCES_UNAVAILABLE,
-        "kubelet lists no device",
+        "kubelet lists no device of a running pod, or the pod was started without one",
         "default/spared",
         "where kubelet answers, end the pods that the message names",
     )

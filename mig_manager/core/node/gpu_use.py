@@ -133,7 +133,7 @@ class Usage:
         }
         if not running or any(one.key in running and one.device_ids for one in self.assigned):
             return ""
-        return "kubelet lists no device of a running pod"
+        return "kubelet lists no device of a running pod, or the pod was started without one"
 
     @property
     def device_ids(self) -> frozenset[str]:
