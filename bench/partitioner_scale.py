@@ -29,7 +29,7 @@ from typing import Any
 
 from bench import planning
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import (
     arrivals,
     decisions,
@@ -141,20 +141,21 @@ class Objects:
                 if gi.placement in use.in_use[gpu.uuid]:
                     yield self._pod(
                         f"{node['metadata']['name']}-{gpu.index}-{gi.placement.start}",
-                        {str(gi.profile): 1},
+                        {gi.profile: 1},
                         node=node["metadata"]["name"],
                     )
 
     def pending(self, number: int) -> Object:
         """Return a pod that the scheduler could not place."""
         count = self._draw.choice((1, 1, 1, 1, 2, 3))
-        return self._pod(f"pending-{number}", {self._draw.choice(_PROFILES): count})
+        profile = profile_name.parse(self._draw.choice(_PROFILES))
+        return self._pod(f"pending-{number}", {profile: count})
 
-    def _pod(self, name: str, devices: dict[str, int], node: str = "") -> Object:
+    def _pod(self, name: str, devices: dict[model.Profile, int], node: str = "") -> Object:
         draw = self._draw
         cpu = f"{draw.randrange(4000)}m" if self._is_unequal else draw.choice(("1", "2"))
         requests = {"cpu": cpu, "memory": "4Gi"}
-        requests |= {f"nvidia.com/mig-{profile}": str(n) for profile, n in devices.items()}
+        requests |= {resources.of_profile(p) or "": str(n) for p, n in devices.items()}
         spec: Object = {
             "containers": [{"name": "main", "resources": {"requests": requests}}],
             "priority": draw.choice((0, 0, 0, 100)),
