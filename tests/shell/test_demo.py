@@ -171,7 +171,7 @@ def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     demo.environ["PATH"] = os.pathsep.join([str(plugin_rig.BIN), os.environ["PATH"]])
     demo.started(*DEMO, "--scenario", "first-layout", "--keep")
     demo.wait_for(KEPT)
-    kubeconfig, layouts, rollout, label = commands(demo.output())
+    kubeconfig, *_path, layouts, rollout, label = commands(demo.output())
     assert kubeconfig.startswith(f"export KUBECONFIG={demo.temporary}")
 
     listed = shell(demo, kubeconfig, layouts)
