@@ -156,7 +156,8 @@ def test_a_change_ends_well_whatever_dies_in_whichever_phase(
 ) -> None:
     change = Change(busy)
     change.play({phase: _DEATHS[dies] for phase, dies in deaths.items()})
-    change.judge()
+    # Kubelet refuses what the scheduler binds before it knows that the plugin is dead.
+    change.judge(may_refuse=deaths.get("Verify") == "plugin")
 
 
 @pytest.mark.slow
@@ -208,7 +209,7 @@ class Change:
             waiting.until(cluster.reached("Verify"), "Verify")
             deaths["Verify"](cluster)
 
-    def judge(self) -> None:
+    def judge(self, *, may_refuse: bool = False) -> None:
         """Check that the change succeeded and disturbed nothing but the affected pods."""
         cluster, target = self._cluster, self._target
         waiting.until(self._has_succeeded, "success", within_s=240)
@@ -216,7 +217,7 @@ class Change:
         assert cluster.driver.profiles() == [[*target.profiles], ["7g.40gb"]]
         assert sorted(self._log.evicted()) == sorted(self._affected)
         judging.assert_at_rest(cluster)
-        assert cluster.refused() == []
+        assert may_refuse or cluster.refused() == []
         waiting.until(self._is_target_used, "the pods that waited")
         assert judging.use(cluster, *_KEPT) == self._kept
 
