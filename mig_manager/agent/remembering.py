@@ -7,12 +7,12 @@ with each verified layout, and UUIDs are valid until the next boot.
 import dataclasses
 from collections.abc import Mapping
 
+from mig_manager.agent import jobs
 from mig_manager.agent.pods import survey
-from mig_manager.change import boot_layouts
-from mig_manager.core import messages, model, ports
+from mig_manager.core import messages, model
 
 
-def remember(deps: ports.Dependencies, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
+def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs, with those that require a reset as they were when last verified.
 
     None is remembered if any pod may use one of them and is not known to: an instance that another
@@ -28,7 +28,7 @@ def remember(deps: ports.Dependencies, gpus: model.ObservedGpus) -> tuple[model.
         return gpus, ""
     if others := [str(gpu) for gpu in gpus.unreachable if not gpu.requires_reset]:
         return gpus, f"the pods of {messages.listed(others)} are not known either"
-    verified = _verified_gpus(deps)
+    deps, verified = shared.deps, _verified_gpus(shared)
     if unknown := [str(gpu) for gpu in gpus.unreachable if gpu.uuid not in verified]:
         return gpus, f"no layout was verified for {messages.listed(unknown)} since the boot"
     remembered = [
@@ -51,9 +51,9 @@ def remember(deps: ports.Dependencies, gpus: model.ObservedGpus) -> tuple[model.
     return every, ""
 
 
-def _verified_gpus(deps: ports.Dependencies) -> Mapping[str, model.Gpu]:
+def _verified_gpus(shared: jobs.Shared) -> Mapping[str, model.Gpu]:
     """Return the GPUs of the layout that was verified since the boot, by UUID."""
-    verified = boot_layouts.BootLayout(deps.boot_layout, deps.boot_id).read()
-    if verified is None or verified.boot_id != deps.boot_id:
+    verified = shared.saved_layout.read()
+    if verified is None or verified.boot_id != shared.deps.boot_id:
         return {}
     return {gpu.uuid: gpu for gpu in verified.gpus}

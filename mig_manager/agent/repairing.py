@@ -101,7 +101,7 @@ def decide(
     """
     if shared.limits.repair is not settings.Repair.RESET:
         return NOTHING
-    remembered, unknown = remembering.remember(shared.deps, gpus)
+    remembered, unknown = remembering.remember(shared, gpus)
     faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
     if not (faulty or unknown):
         return NOTHING

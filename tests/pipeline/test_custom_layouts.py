@@ -190,7 +190,7 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
     assert well_known.APPLIED_LABEL not in rig.labels
 
 
-def test_a_run_that_a_stop_ended_after_an_outage_is_resumed_without_another_change() -> None:
+def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     undisturbed = scenes.busy_node()
     run(undisturbed)
     executed = undisturbed.log.index("gpus.execute")

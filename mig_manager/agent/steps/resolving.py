@@ -133,7 +133,7 @@ def resolve(job: jobs.Job) -> Target:
 
 
 def _resolve_repair(job: jobs.Job) -> Repair:
-    gpus, unknown = remembering.remember(job.deps, observe(job))
+    gpus, unknown = remembering.remember(job, observe(job))
     uuids = job.request.repairs
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
         raise errors.ClusterError(

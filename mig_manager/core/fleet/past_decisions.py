@@ -61,7 +61,7 @@ def remember(
     prepared = {
         node.name: history.prepared[node.name]
         for node in nodes
-        if node.name in history.prepared and _is_under_change(node, history, now)
+        if node.name in history.prepared and _is_being_changed(node, history, now)
     }
     return History(
         changed_at={
@@ -99,7 +99,7 @@ def unprepared(
     coming = collections.Counter(
         needs
         for node in nodes
-        if _is_under_change(node, history, now)
+        if _is_being_changed(node, history, now)
         for needs in history.prepared.get(node.name, ())
     )
     rest: list[demand.Pending] = []
@@ -111,7 +111,7 @@ def unprepared(
     return tuple(rest)
 
 
-def _is_under_change(
+def _is_being_changed(
     node: partitioned.PartitionedNode, history: History, now: dt.datetime
 ) -> bool:
     """Return whether a node's agent works on a request, or may not have noticed it yet."""

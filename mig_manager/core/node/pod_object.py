@@ -138,7 +138,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     inits = [
         container
         for container in spec.get("initContainers") or ()
-        if container.get("restartPolicy") == "Always" or container["name"] not in ended
+        if _is_sidecar(container) or container["name"] not in ended
     ]
     resources = peak(spec, _container_resources)
     # The last part of a path: k0s, MicroK8s and ``--root-dir`` change the parts before it.
@@ -196,7 +196,7 @@ def _has_unlisted_devices(
     """
     largest: collections.Counter[str] = collections.Counter()
     for container in init_containers:
-        if container.get("restartPolicy") != "Always":
+        if not _is_sidecar(container):
             largest |= _container_resources(container)
     for container in spec["containers"]:
         largest -= _container_resources(container)
@@ -205,8 +205,8 @@ def _has_unlisted_devices(
 
 def _has_unlisted_claims(spec: Mapping[str, Any], inits: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether ordinary init containers have claims that no other container has."""
-    ordinary = [each for each in inits if each.get("restartPolicy") != "Always"]
-    sidecars = [each for each in inits if each.get("restartPolicy") == "Always"]
+    ordinary = [each for each in inits if not _is_sidecar(each)]
+    sidecars = filter(_is_sidecar, inits)
     return not _claim_requests(ordinary) <= _claim_requests((*sidecars, *spec["containers"]))
 
 
@@ -315,9 +315,14 @@ def peak(
     for container in spec.get("initContainers") or ():
         with_sidecars = sidecars + needs(container)
         largest |= with_sidecars
-        if container.get("restartPolicy") == "Always":
+        if _is_sidecar(container):
             sidecars = with_sidecars
     return dict(largest | sum(map(needs, spec["containers"]), sidecars))
+
+
+def _is_sidecar(container: Mapping[str, Any]) -> bool:
+    """Return whether an init container runs beside the app containers."""
+    return bool(container.get("restartPolicy") == "Always")
 
 
 def _container_resources(container: Mapping[str, Any]) -> collections.Counter[str]:
