@@ -117,8 +117,10 @@ RULES = (
         instead="/tmp/mig-…",  # noqa: S108 - as above
     ),
     Rule(
-        name="the time of a status",
-        pattern=re.compile(r"(?<= since )\S+ \S+Z, \S+ ago$", re.MULTILINE),
+        name="the times of a status",
+        pattern=re.compile(
+            r"(?<= since )\S+ \S+Z, \S+ ago(?: · next attempt in \S+)?$", re.MULTILINE
+        ),
         instead="<time>",
     ),
     Rule(

@@ -178,6 +178,9 @@ class NodeRig:
             if pod.is_terminating and has_let_go:
                 del self.pods[uid]
                 self.kubelet.assigned.pop(uid, None)
+                if clients.is_device_plugin(pod) and not self._plugins():
+                    # Kubelet calls the devices of a plugin that has ended unhealthy.
+                    self.schedulable = dict.fromkeys(self.schedulable, frozenset())
             elif pod.phase == "Pending" and self.clock.now_s >= self.kubelet.listed_from_s.get(
                 uid, math.inf
             ):

@@ -1,6 +1,7 @@
 """The simulated node between processes, between threads, over faults and over reboots."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import pathlib
@@ -124,6 +125,32 @@ for _ in range(2): pynvml.{CREATE}(device, 19)
     assert pids == {os.getpid(), *(process.pid for process in running)}
     with pytest.raises(pynvml.NVMLError_InsufficientResources):
         create()
+
+
+def test_a_reader_is_not_given_the_older_state_of_another_thread(path: pathlib.Path) -> None:
+    boot(path)
+    first_has_opened, first_may_end = threading.Event(), threading.Event()
+
+    class Overtaken(pathlib.PosixPath):
+        """The file whose first reader goes on only when the second one has read it."""
+
+        @contextlib.contextmanager
+        def open(self, *_args: Any, **_kwargs: Any) -> Iterator[Any]:  # type: ignore[override]
+            with path.open(encoding="utf-8") as file:
+                if threading.current_thread() is first:
+                    first_has_opened.set()
+                    assert first_may_end.wait(60)
+                yield file
+            if threading.current_thread() is not first:
+                first_may_end.set()
+                first.join()
+
+    state = nvml_faults.SharedState(Overtaken(path))
+    first = threading.Thread(target=state.read)
+    first.start()
+    assert first_has_opened.wait(60)
+    create()
+    assert len(state.read().gpus[0].instances) == 1
 
 
 @pytest.mark.parametrize(

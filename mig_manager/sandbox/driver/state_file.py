@@ -56,12 +56,13 @@ class SharedState:
 
     def read(self) -> states.MachineState:
         """Return the present state; FileNotFoundError: the file is missing."""
-        version = version_of(self.path.stat())
-        if self._cached is None or self._cached[0] != version:
+        # Another thread may replace what is cached at any time, by an older state too.
+        cached = self._cached
+        if cached is None or cached[0] != version_of(self.path.stat()):
             with self.path.open(encoding="utf-8") as file:
                 version = version_of(os.fstat(file.fileno()))
-                self._cached = version, _decode(json.load(file))
-        return _living(self._cached[1])
+                self._cached = cached = version, _decode(json.load(file))
+        return _living(cached[1])
 
     def update(
         self, change: Callable[[states.MachineState], states.MachineState]
