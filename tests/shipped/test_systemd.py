@@ -110,6 +110,14 @@ def test_the_lock_outlives_the_unit_and_only_its_main_process_is_stopped(unit: s
     assert pathlib.Path("/var/lib", state) == at_a_shell.verified_layout_file.parent
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_unit_reaches_every_device_of_the_driver(unit: str) -> None:
+    # Each of them denies all devices but its own; ProtectClock does before systemd 253.
+    denying = {"DeviceAllow", "DevicePolicy", "PrivateDevices", "ProtectClock"}
+
+    assert denying.isdisjoint(directives(unit))
+
+
 def test_the_agents_unit_restarts_unless_its_input_is_unusable(tmp_path: pathlib.Path) -> None:
     section = directives(UNITS[0])
     command = (sys.executable, "-m", "mig_manager", *unit_command_line())
@@ -139,7 +147,17 @@ def test_boot_runs_after_the_driver_and_before_gpu_users() -> None:
     before = " ".join(section["Before"]).split()
     after = " ".join(section["After"]).split()
 
-    others = ["kubelet", "k3s", "containerd", "docker", "nvidia-dcgm", "slurmd", "mig-manager"]
+    others = [
+        "kubelet",
+        "k3s",
+        "k0sworker",
+        "snap.microk8s.daemon-kubelite",
+        "containerd",
+        "docker",
+        "nvidia-dcgm",
+        "slurmd",
+        "mig-manager",
+    ]
     assert {*(f"{name}.service" for name in others), "nvidia-gpu-reset.target"} <= set(before)
     assert {"nvidia-persistenced.service", "modprobe@nvidia.service"} <= set(after)
     assert not set(before) & set(after)
