@@ -11,7 +11,7 @@ from mig_manager.agent import jobs, outcomes, run_status
 from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
-from mig_manager.core.node import node_object, schedulable
+from mig_manager.core.node import gpu_use, node_object, schedulable
 from mig_manager.core.records import readiness, requests
 
 _MOST_FAILED_CHECKS = 3
@@ -152,10 +152,12 @@ def act(
         return _handle_drift(job, observation, is_new=not was_drifted), memory
     # A GPU that the layout does not name, or another place of the same instances.
     differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
+    # Another program may have destroyed instances and created equal ones.
+    has_others = gpu_use.device_ids(observation.gpus) != gpu_use.device_ids(outcome.verified_gpus)
     lacks_devices = node is not None and schedulable.has_too_few(observation.gpus, node)
     # Without the layout, a run can verify only what the last one did.
     may_run = not (differs and observation.is_file_unusable)
-    is_suspect = was_drifted or (is_success and (differs or lacks_devices))
+    is_suspect = was_drifted or (is_success and (differs or has_others or lacks_devices))
     if (may_run and is_suspect) and advertising.find_stale(
         job, job.deps.workloads.present(), observation.gpus
     ):

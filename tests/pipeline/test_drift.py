@@ -16,6 +16,7 @@ from mig_manager.errors import Reason
 from tests import changes
 from tests.node import fakes, gpu_values, scenes, swept_scenes
 from tests.node.scenes import assert_ends
+from tests.unit import machine
 
 LAYOUT = "all-balanced"
 
@@ -80,6 +81,23 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
     assert rig.schedulable == {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
     assert agent.check_drift("first", rested) is drift.Action.REST
+
+
+def test_a_plugin_is_restarted_after_instances_were_recreated_in_place() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
+    (device,) = first.compute_instances
+    device = dataclasses.replace(device, uuid=machine.mig_uuid("another"))
+    recreated = dataclasses.replace(first, compute_instances=(device,))
+    instances = (recreated, *rig.gpus[0].gpu_instances[1:])
+    rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+
+    assert rig.schedulable != served
+    assert rig.schedulable == {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+    assert agent.check_drift(LAYOUT, rested) is drift.Action.REST
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
