@@ -104,7 +104,7 @@ class _Term:
     leads_since_s: float
     history: past_decisions.History = dataclasses.field(default_factory=past_decisions.History)
     cache: node_index.NodeCache = dataclasses.field(default_factory=node_index.NodeCache)
-    recheck_s: float = math.inf  # when to decide without a change of demand
+    recheck_s: float = -math.inf  # when to decide without a change of demand
     resume_s: float = -math.inf  # when to act again after an API failure
     pause_s: float = _FIRST_PAUSE_S
     avoided: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)

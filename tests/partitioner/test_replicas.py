@@ -9,6 +9,7 @@ from mig_manager.adapters import host
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import main
 from mig_manager.sandbox.apiserver import resources as kinds
+from testkit import apiserver
 from tests import waiting
 from tests.node import scenes
 from tests.partitioner import rig as rigs
@@ -79,6 +80,27 @@ def test_new_leader_awaits_only_what_a_former_one_may_have_requested(
     rig.pass_time(TERM_S, own)
 
     assert bool(rig.requested("n2")) is not is_awaited
+
+
+def test_leader_that_lost_the_lease_serves_pods_that_still_wait(rig: Rig) -> None:
+    rig.add_node()
+    rig.add_pods("p1", profile="4g.20gb")
+    own = rig.replica(cooldown_s="200")
+    rig.pass_time(SOON_S, own)
+    rig.answer("n1")
+    rig.bind("p1", "n1")
+    rig.add_pods("p2", profile="2g.10gb")
+    rig.pass_time(SOON_S, own)
+    rig.server.inject(apiserver.Fault(path="/leases", status=500, times=None))
+    with structlog.testing.capture_logs():
+        rig.pass_time(TERM_S, own)
+    assert not own.leads
+    rig.server.clear_faults()
+
+    rig.pass_time(200, own)
+
+    assert own.leads
+    assert len(own.kube.patches) == 2
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
