@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import answers, bar, messages, model, profile_name, tables, timestamps
-from mig_manager.core.fleet import decisions, partitioned, past_pods, simulated_cluster
+from mig_manager.core.fleet import (
+    decisions,
+    demand,
+    partitioned,
+    past_pods,
+    simulated_cluster,
+)
 from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import simulation
 
@@ -234,6 +240,9 @@ def _usable(
             is_opted_in=node.is_opted_in or not is_opted_in,
             is_ready=True,
             unusable="",
+            taints=tuple(taint for taint in node.taints if taint.key != demand.CORDON),
+            is_own_failure=False,
+            is_retried=False,
         )
         for node in with_gpus
     ], is_opted_in

@@ -20,14 +20,34 @@ def past(
 ) -> Any:
     """A pod that has ended."""
     item = pod(name, profile, node="a", age_s=-arrival_s, **more)
-    began = NOW + dt.timedelta(seconds=arrival_s + wait_s)
-    ended = (began + dt.timedelta(seconds=runs_s)).isoformat()
+    began_s = arrival_s + wait_s
     item["status"] = {
         "phase": "Succeeded",
-        "startTime": began.isoformat(),
-        "containerStatuses": [{"state": {"terminated": {"finishedAt": ended}}}],
+        "startTime": _at(began_s),
+        "containerStatuses": [terminated(at_s=began_s + runs_s)],
     }
     return item
+
+
+def failed(name: str, profile: str, *, arrival_s: float, status: Mapping[str, Any]) -> Any:
+    """A pod that failed, and whose app containers report no end."""
+    item = pod(name, profile, node="a", age_s=-arrival_s)
+    item["status"] = {"phase": "Failed", "startTime": _at(arrival_s), **status}
+    return item
+
+
+def terminated(*, at_s: float) -> Any:
+    """The status of a container that ended."""
+    return {"state": {"terminated": {"finishedAt": _at(at_s)}}}
+
+
+def condition(kind: str, *, at_s: float) -> Any:
+    """A condition of a pod."""
+    return {"type": kind, "status": "True", "lastTransitionTime": _at(at_s)}
+
+
+def _at(seconds: float) -> str:
+    return (NOW + dt.timedelta(seconds=seconds)).isoformat()
 
 
 def replayed(

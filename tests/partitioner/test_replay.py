@@ -1,5 +1,6 @@
 """``partitioner --simulate --replay``: past pods with the real decision and on fixed layouts."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from mig_manager.core import bar
 from mig_manager.core.fleet import decisions, past_pods, simulated_cluster
+from mig_manager.core.node import well_known
 from mig_manager.partitioner import replay
 from tests.partitioner import replays
 from tests.shell import commandline
@@ -118,8 +120,47 @@ def test_json_has_changes_tainted_time_and_every_generated_layout(
             1,
             0,
         ),
+        (
+            [node("a", SMALL, spec={"unschedulable": True})],
+            [replays.past("p", "1g.5gb", arrival_s=0, runs_s=100)],
+            (),
+            1,
+            1,
+        ),
+        # Pods that failed, and whose app containers have no end.
+        (
+            [node("a", ["7g.40gb@0"])],
+            [
+                replays.failed(
+                    "init",
+                    "7g.40gb",
+                    arrival_s=0,
+                    status={"initContainerStatuses": [replays.terminated(at_s=20)]},
+                ),
+                replays.failed("rejected", "7g.40gb", arrival_s=25, status={}),
+                replays.failed(
+                    "collected",
+                    "7g.40gb",
+                    arrival_s=30,
+                    status={"conditions": [replays.condition("DisruptionTarget", at_s=40)]},
+                ),
+                replays.past("next", "7g.40gb", arrival_s=50, runs_s=100),
+            ],
+            (),
+            4,
+            4,
+        ),
     ],
-    ids=["queue", "one node", "selector", "memory", "reserve", "not ready today"],
+    ids=[
+        "queue",
+        "one node",
+        "selector",
+        "memory",
+        "reserve",
+        "not ready today",
+        "cordoned today",
+        "failed without an end",
+    ],
 )
 def test_pods_are_placed_where_they_fit(
     shell: commandline.Shell,
@@ -133,6 +174,25 @@ def test_pods_are_placed_where_they_fit(
 
     assert found["partitioner"]["waits"]["placed"] == placed
     assert found["present layouts"]["waits"]["placed"] == present
+
+
+def test_a_request_that_an_agent_failed_before_changes_no_replay(shell: commandline.Shell) -> None:
+    pods = [replays.past(f"p{n}", "1g.5gb", arrival_s=60 * n, runs_s=30) for n in range(9)]
+    decision = partitions.decided([node("a", SMALL)], [pod("p", "7g.40gb")])
+    text = partitions.only(decision).layout
+    for retry in ({}, {"retryAt": NOW.isoformat()}):
+        status = {"config": "custom", "configHash": "1", "state": "failed", "reason": "InUse"}
+        failed = node(
+            "a",
+            SMALL,
+            labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: "failed"},
+            annotations={
+                well_known.LAYOUT_ANNOTATION: text,
+                well_known.STATUS_ANNOTATION: json.dumps(status | retry),
+            },
+        )
+        found = replays.rows(replays.replayed(shell, [failed], pods, "-o", "json"))
+        assert found["partitioner"]["changes"] == 0
 
 
 def test_idle_instances_return_to_the_base_layout(shell: commandline.Shell) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
@@ -41,17 +41,31 @@ def parse(item: Mapping[str, Any]) -> PastPod | None:
         pod, status = demand.as_pending(item), item.get("status") or {}
         if pod.created_at is None or not pod.needs.profiles:
             return None
-        ends = [
-            timestamps.parse(((each.get("state") or {}).get("terminated") or {}).get("finishedAt"))
-            for each in status.get("containerStatuses") or ()
-        ]
+        start = timestamps.parse(status.get("startTime"))
         has_ended = status.get("phase") in ("Succeeded", "Failed")
         return PastPod(
             pod=pod,
             created=pod.created_at,
-            start=timestamps.parse(status.get("startTime")),
-            end=max(filter(None, ends), default=None) if has_ended else None,
+            start=start,
+            end=max(_ends(status), default=start or pod.created_at) if has_ended else None,
         )
+
+
+def _ends(status: Mapping[str, Any]) -> Iterator[dt.datetime]:
+    """Yield when the containers of an ended pod ended, or else when its conditions changed.
+
+    A pod that kubelet rejected has neither. The containers of a lost node's pod stay running.
+    """
+    containers = [
+        (each.get("state") or {}).get("terminated") or {}
+        for kind in ("containerStatuses", "initContainerStatuses")
+        for each in status.get(kind) or ()
+    ]
+    ends = [timestamps.parse(each.get("finishedAt")) for each in containers]
+    changes = [
+        timestamps.parse(each.get("lastTransitionTime")) for each in status.get("conditions") or ()
+    ]
+    yield from filter(None, ends if any(ends) else changes)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
