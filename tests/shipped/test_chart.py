@@ -59,7 +59,7 @@ def kustomized(mode: str) -> list[Object]:
     moved = kustomize(f"deploy/overlays/{mode}").replace(
         "namespace: mig-manager\n", "namespace: gpus\n"
     )
-    moved = moved.replace(":mig-manager:mig-manager", ":gpus:mig-manager")
+    moved = moved.replace("serviceaccount:mig-manager:", "serviceaccount:gpus:")
     return [each for each in yaml.safe_load_all(moved) if each["kind"] != "Namespace"]
 
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -84,10 +85,14 @@ def test_the_policies_confine_the_account_that_has_the_rights(name: str) -> None
     assert set(conditions) == {f"'{user}:' == request.userInfo.username + ':'"}
 
 
-def test_the_policies_follow_the_account_into_another_namespace(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "team-"])
+def test_the_policies_follow_the_accounts_that_are_renamed(
+    tmp_path: pathlib.Path, prefix: str
+) -> None:
     deploy = pathlib.Path(os.path.relpath(ROOT / "deploy", tmp_path))
     own = {
         "namespace": "gpus",
+        "namePrefix": prefix,
         "resources": [f"{deploy}/overlays/partitioner"],
         "components": [f"{deploy}/budget", f"{deploy}/evictions"],
         "transformers": [f"{deploy}/policy/user"],
@@ -95,11 +100,29 @@ def test_the_policies_follow_the_account_into_another_namespace(tmp_path: pathli
     (tmp_path / "kustomization.yaml").write_text(json.dumps(own))
     objects = list(yaml.safe_load_all(kustomize(tmp_path)))
 
-    user = "system:serviceaccount:gpus:mig-manager"
+    user = f"system:serviceaccount:gpus:{prefix}mig-manager"
     expected = f"'{user}:' == request.userInfo.username + ':'"
     assert [each[: len(expected)] for each in conditions_of(objects)] == [expected] * 4
     (partitioners,) = conditions_of(objects, of_partitioner=True)
-    assert f"{user}-partitioner'" in partitioners
+    starts, contains = re.findall(r"username[.](?:startsWith|contains)\('([^']*)'\)", partitioners)
+    assert f"{user}-partitioner".startswith(starts)
+    assert contains in f"{user}-partitioner"
+
+
+def test_the_operators_account_is_confined_with_each_component(tmp_path: pathlib.Path) -> None:
+    for name in ("deploy", "profiles"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    file = tmp_path / "deploy/overlays/gpu-operator/kustomization.yaml"
+    text = file.read_text(encoding="utf-8")
+    asked = re.sub("^# (components:|- )", r"\1", text, flags=re.MULTILINE)
+    file.write_text(asked, encoding="utf-8")
+    objects = list(yaml.safe_load_all(kustomize(file.parent)))
+
+    account = {"namespace": operator_pod.NAMESPACE, "name": "nvidia-mig-manager"}
+    bound = [each["subjects"] for each in objects if each["kind"].endswith("RoleBinding")]
+    assert bound == [[{"kind": "ServiceAccount", **account}]] * 2
+    user = f"system:serviceaccount:{account['namespace']}:{account['name']}:"
+    assert [user in each for each in conditions_of(objects)] == [True] * 4
 
 
 def conditions_of(objects: list[Object], *, of_partitioner: bool = False) -> list[str]:
@@ -108,7 +131,7 @@ def conditions_of(objects: list[Object], *, of_partitioner: bool = False) -> lis
         each["spec"]["matchConditions"][0]["expression"]
         for each in objects
         if each["kind"] == "ValidatingAdmissionPolicy"
-        and (each["metadata"]["name"] == "mig-manager-partitioner") is of_partitioner
+        and each["metadata"]["name"].endswith("mig-manager-partitioner") is of_partitioner
     ]
 
 
