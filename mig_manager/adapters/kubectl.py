@@ -1,6 +1,5 @@
 """The user's own ``kubectl`` as a transport to the API server, which a plugin always has."""
 
-import contextlib
 import http
 import json
 import re
@@ -10,7 +9,7 @@ import tempfile
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from mig_manager import errors
 from mig_manager.core import json_text, messages
@@ -31,6 +30,8 @@ _REFUSALS = {
     "ServiceUnavailable": (http.HTTPStatus.SERVICE_UNAVAILABLE, errors.Reason.API_UNAVAILABLE),
 }
 """By ``metav1.StatusReason``, as kubectl prints it; all others count as unavailable."""
+_ERRORS = ("Error ", "error: ", "The connection ", "Unable to ")
+_DRAIN_S = 1.0
 _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 
 
@@ -94,7 +95,7 @@ class Kubectl:
 
     def _run(self, arguments: Sequence[str], what: str) -> bytes:
         lines: list[str] = []
-        with tempfile.TemporaryFile() as answer, contextlib.ExitStack() as undo:
+        with tempfile.TemporaryFile() as answer:
             try:
                 process = subprocess.Popen(  # noqa: S603 - no shell; options are kubectl's own
                     [*self._command, *arguments], stdout=answer, stderr=subprocess.PIPE
@@ -104,31 +105,32 @@ class Kubectl:
                     f"{self._command[0]} cannot be run: {error.strerror}",
                     reason=errors.Reason.API_UNAVAILABLE,
                 ) from error
-            undo.enter_context(process)
-            is_late = threading.Event()
 
-            def kill() -> None:
-                is_late.set()
+            def show(stderr: IO[bytes]) -> None:
+                with stderr:
+                    for raw in stderr:
+                        line = messages.printable(raw.decode(errors="replace").rstrip(), " ")
+                        if line.startswith(_ERRORS):
+                            lines.append(line)
+                        elif line:
+                            # At once, because a login may wait for the user.
+                            self._note(line)
+
+            # A program that kubectl has started for credentials may keep its stderr open.
+            reader = threading.Thread(target=show, args=(process.stderr,), daemon=True)
+            reader.start()
+            try:
+                process.wait(self._timeout_s)
+                reader.join(_DRAIN_S)
+            except subprocess.TimeoutExpired:
+                lines = [f"kubectl did not end within {self._timeout_s:g} s"]
+            finally:
+                # Also after an interrupt.
                 process.kill()
-
-            timer = threading.Timer(self._timeout_s, kill)
-            timer.daemon = True
-            timer.start()
-            undo.callback(timer.cancel)
-            # Also after an interrupt.
-            undo.callback(process.kill)
-            for raw in process.stderr or ():
-                line = messages.printable(raw.decode(errors="replace").rstrip(), " ")
-                if line.startswith(("Error ", "error: ", "The connection ", "Unable to ")):
-                    lines.append(line)
-                elif line:
-                    # At once, because a login may wait for the user.
-                    self._note(line)
-            if process.wait() == 0:
+                process.wait()
+            if process.returncode == 0:
                 answer.seek(0)
                 return answer.read()
-        if is_late.is_set():
-            lines = [f"kubectl did not end within {self._timeout_s:g} s"]
         raise _refused(what, lines[-1] if lines else "kubectl failed without a message")
 
 

@@ -1,6 +1,7 @@
 """The API by way of a program called kubectl; here one of a few lines that plays its part."""
 
 import pathlib
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -130,6 +131,17 @@ def test_a_server_that_kubectl_cannot_reach_is_unavailable(
     assert caught.value.reason is UNAVAILABLE
 
 
+def test_a_program_that_kubectl_leaves_behind_delays_no_answer(bin_: pathlib.Path) -> None:
+    play(bin_, "echo 'log in' >&2; sleep 15 & echo '{}'")
+    notes: list[str] = []
+    began_s = time.monotonic()
+
+    assert client(notes).get("/version") == {}
+
+    assert notes == ["log in"]
+    assert time.monotonic() - began_s < 10
+
+
 @pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])
 def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) -> None:
     play(bin_, f"echo '{answer}'")
@@ -150,15 +162,18 @@ def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
     [
         (b"#!/bin/sh\nexit 1\n", 60.0, "without a message"),
         (b"#!/bin/sh\nexec sleep 600\n", 0.2, r"did not end within 0\.2 s"),
+        (b"#!/bin/sh\nsleep 15; :\n", 0.2, r"did not end within 0\.2 s"),
         (b"\x7fELF", 60.0, "cannot be run"),
     ],
-    ids=["silent", "hanging", "unrunnable"],
+    ids=["silent", "hanging", "hanging-plugin", "unrunnable"],
 )
 def test_a_kubectl_that_does_not_work_is_a_cluster_error(
     bin_: pathlib.Path, program: bytes, timeout_s: float, message: str
 ) -> None:
     (bin_ / "kubectl").write_bytes(program)
     (bin_ / "kubectl").chmod(0o755)
+    began_s = time.monotonic()
 
     with pytest.raises(errors.ClusterError, match=message):
         client(timeout_s=timeout_s).get("/version")
+    assert time.monotonic() - began_s < 10
