@@ -1,5 +1,6 @@
 """Queries of Prometheus' HTTP API about a range of time."""
 
+import http
 import http.client
 import urllib.error
 import urllib.parse
@@ -34,20 +35,24 @@ def query_range(url: str, query: str, *, begin_s: float, end_s: float) -> Iterat
 def _get(address: str) -> str:
     server = address.partition("/api/")[0]
     try:
-        # The scheme is checked where the option is parsed.
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+        try:
+            # The scheme is checked where the option is parsed.
+            answer = urllib.request.urlopen(address, timeout=_TIMEOUT_S)  # noqa: S310
+        except urllib.error.HTTPError as refusal:
+            answer = refusal
+        with answer:
             content: bytes = answer.read(_MOST_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        detail = error.read(_MOST_DETAIL).decode(errors="replace")
-        raise errors.UsageError(
-            f"Prometheus at {server} refused the query: {error.code} {detail}"
-        ) from error
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
         raise errors.UsageError(
             f"cannot query Prometheus at {server}: {why}",
             remedy="Check the address, or save the answer to a file and name the file.",
         ) from error
+    if answer.status != http.HTTPStatus.OK:
+        detail = content[:_MOST_DETAIL].decode(errors="replace")
+        raise errors.UsageError(
+            f"Prometheus at {server} refused the query: {answer.status} {detail}"
+        )
     if len(content) > _MOST_BYTES:
         raise errors.UsageError(
             f"Prometheus at {server} sent more than {_MOST_BYTES >> 20} MiB for six hours"

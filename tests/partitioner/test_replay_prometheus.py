@@ -127,6 +127,7 @@ class _Prometheus(http.server.BaseHTTPRequestHandler):
 
     queries: list[dict[str, list[str]]]
     status = 200
+    is_cut_off = False
 
     def do_GET(self) -> None:
         """Answer."""
@@ -134,6 +135,8 @@ class _Prometheus(http.server.BaseHTTPRequestHandler):
         assert path == "/prefix/api/v1/query_range"
         self.queries.append(urllib.parse.parse_qs(query))
         self.send_response(self.status)
+        if self.is_cut_off:
+            self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.wfile.write(_FORGOTTEN.encode() if self.status == 200 else b"bad query")
 
@@ -167,6 +170,19 @@ def test_prometheus_is_queried_in_parts_of_the_days(
     begin, end = (float(handler.queries[n][key][0]) for n, key in ((0, "start"), (-1, "end")))
     assert end - begin == pytest.approx(2 * 86400)
     assert "kube_pod_created" in handler.queries[0]["query"][0]
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_cut_off_answer_of_prometheus_is_named(
+    shell: commandline.Shell, prometheus: tuple[str, type[_Prometheus]], status: int
+) -> None:
+    url, handler = prometheus
+    handler.status, handler.is_cut_off = status, True
+
+    cut = replays.replayed(shell, [node("a", SMALL)], [], "--prometheus", url)
+
+    assert cut.status == 2
+    assert "cannot query Prometheus at http://127.0.0.1" in cut.err
 
 
 def test_a_prometheus_that_refuses_or_is_away_is_named(
