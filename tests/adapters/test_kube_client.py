@@ -132,26 +132,43 @@ def test_expired_identity_is_renewed_and_the_client_stays_importable(
     assert server.credentials()[-1] == ("/version", f"Bearer {renewed}")
 
 
-def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathlib.Path) -> None:
-    key, certificate, token = (tmp_path / name for name in ("key.pem", "cert.pem", "token"))
+def certified(folder: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Make a certificate of a server or a client; return the files of it and of its key."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     programs.output(
         programs.needed("openssl"),
         *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-        *("-nodes", "-days", "2", "-subj", "/CN=test"),
+        *("-nodes", "-days", "2", "-subj", f"/CN={name}"),
         *("-addext", "subjectAltName=IP:127.0.0.1"),
         *("-keyout", key, "-out", certificate),
     )
+    return certificate, key
+
+
+def secured(
+    certificate: pathlib.Path, key: pathlib.Path, *clients: pathlib.Path
+) -> ssl.SSLContext:
+    """Return a server's context; with ``clients`` it requires one of their certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    for each in clients:
+        context.load_verify_locations(each)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def data(path: pathlib.Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathlib.Path) -> None:
+    (certificate, key), token = certified(tmp_path, "test"), tmp_path / "token"
     token.write_text("mounted")
-    for_tokens, for_certificates = (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for _ in range(2))
-    for context in (for_tokens, for_certificates):
-        context.load_cert_chain(certificate, key)
-    for_certificates.load_verify_locations(certificate)
-    for_certificates.verify_mode = ssl.CERT_REQUIRED
 
-    def data(path: pathlib.Path) -> str:
-        return base64.b64encode(path.read_bytes()).decode()
-
-    with Server(for_tokens) as in_cluster, Server(for_certificates) as other:
+    with (
+        Server(secured(certificate, key)) as in_cluster,
+        Server(secured(certificate, key, certificate)) as other,
+    ):
         in_cluster.script = [refuse(401), answer()]
         path = kube_rig.kubeconfig(
             tmp_path / "config",
@@ -172,6 +189,37 @@ def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathl
         ("/again", "bearer mounted"),
         ("/again", "bearer rotated"),
     ]
+
+
+@pytest.mark.parametrize("suffix", ["", "-data"], ids=["by path", "inline"])
+def test_renewed_client_certificate_is_used_after_a_401(
+    tmp_path: pathlib.Path, suffix: str
+) -> None:
+    pairs = {name: certified(tmp_path, name) for name in ("old", "new")}
+    of_server, users = pairs["old"], []
+
+    def configure(name: str) -> str:
+        certificate, key = (data(each) if suffix else str(each) for each in pairs[name])
+        return kube_rig.kubeconfig(
+            tmp_path / "config",
+            {"server": rotated.url, "certificate-authority": str(of_server[0])},
+            {f"client-certificate{suffix}": certificate, f"client-key{suffix}": key},
+        )
+
+    def admit(handler: kube_rig.Handler) -> None:
+        subject = dict(handler.connection.getpeercert()["subject"][0])
+        users.append(subject["commonName"])
+        if len(users) == 1:
+            configure("new")
+        (answer() if subject["commonName"] == "new" else refuse(401))(handler)
+
+    with Server(secured(*of_server, *(each for each, _ in pairs.values()))) as rotated:
+        rotated.script = [admit] * 9
+        client = api.KubeApi.connect(kubeconfig=configure("old"))
+        assert client.get("/x") == {}
+        client.close()
+
+    assert users == ["old", "new"]
 
 
 @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])

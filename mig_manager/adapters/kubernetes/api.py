@@ -297,6 +297,9 @@ class KubeApi:
             with contextlib.suppress(errors.UsageError):
                 self._reload()
                 response.close()
+                # The old client has the old certificates, and connections that began with them.
+                # Other threads may be using it: it is closed with the last of them.
+                self._client = kubernetes.client.rest.RESTClientObject(self._configuration)
                 response = self._send(request)
         if response.status // 100 != _SUCCESS:
             text = self._read(response, request, limit=_LARGEST_ERROR)
