@@ -108,7 +108,10 @@ def test_only_the_device_node_of_the_gpu_counts(
         pytest.param(
             "0::/system.slice/kubelet.service/x", "unit kubelet.service", id="below a unit"
         ),
-        pytest.param("0::/user.slice/user-1000.slice/session-3.scope", "", id="login"),
+        pytest.param(
+            "0::/user.slice/user-1000.slice/session-3.scope", "unit session-3.scope", id="login"
+        ),
+        pytest.param("0::/system.slice/docker-1f.scope", "", id="container of no known owner"),
         pytest.param("0::/", "", id="root"),
         pytest.param("", "", id="empty"),
         pytest.param("0::/tripod-8a3f6c1e/x", "", id="only looks like it"),

@@ -41,7 +41,9 @@ _POD = re.compile(
 )
 """``.../podUID/...`` of cgroupfs, or ``...-podUID.slice`` of systemd, with underscores; a static
 pod's UID has no dashes. ``kubepods`` depends on where our cgroup namespace begins."""
-_UNIT = re.compile(r"/([^/\n]+\.service)(?=/|$)", re.MULTILINE)
+_UNIT = re.compile(r"/([^/\n]+\.service|session-\w+\.scope)(?=/|$)", re.MULTILINE)
+"""A service or a login session. The scope of a container does not show who runs it: it may be a
+service that the agent stops, or kubelet without ``--cgroups-per-qos``."""
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)", re.MULTILINE)
 _STATUS_FIELD = re.compile(r"^(Uid|CapEff):\s*(.+)$", re.MULTILINE)
 _MOUNT = re.compile(r"\d+ \d+ \d+:\d+ (?P<root>\S+) (?P<mount_point>\S+)")
@@ -68,7 +70,7 @@ class GpuProcess:
     name: str
     """As the kernel has it: 15 letters at most."""
     owner: str
-    """``pod UID`` or ``unit NAME.service``; empty if unknown."""
+    """``pod UID``, or ``unit NAME`` of a service or login session; empty if unknown."""
     gpus: frozenset[int]
     """The N of each ``/dev/nvidiaN``: minor numbers, which may differ from NVML's indices."""
     caps: frozenset[int]
