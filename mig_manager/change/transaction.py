@@ -137,14 +137,14 @@ class Transaction:
             MigManagerError: The journal cannot be written.
             Superseded: The change was superseded before its first step, or while a hook ran.
         """
-        before = planner.baseline(first, observed, interrupted)
-        rounds = _Rounds(self, before, points or hook_points.HookPoints())
-        self.journal.begin((*self.elsewhere, *rounds.before), first)
+        rounds = _Rounds(self, interrupted, points or hook_points.HookPoints())
+        plan = rounds.points.first_stage(first)
+        rounds.begin(plan, observed)
         try:
-            after = rounds.run(first, observed, replan)
+            after = rounds.run(plan, first, observed, replan)
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
-            self._give_up(rounds, interrupted)
+            self._give_up(rounds)
             raise
         except errors.MigManagerError as error:
             _log.warning("change_failed", reason=error.reason.value, error=error.message)
@@ -153,7 +153,7 @@ class Transaction:
             result = (
                 self._give_up_keeping_modes(rounds, first, observed)
                 if keep_pending
-                else self._give_up(rounds, interrupted)
+                else self._give_up(rounds)
             )
             error.add(result.message)
             for warning in vgpus.host_warnings(observed, first):
@@ -166,13 +166,16 @@ class Transaction:
         self.journal.note(snapshot=(*self.elsewhere, *unrestored(after)), stale_files=True)
         return after, tuple(rounds.executed)
 
-    def _give_up(self, rounds: "_Rounds", interrupted: Snapshots) -> Rollback:
-        if rounds.refusal and not interrupted:
-            result = Rollback(is_complete=True, message="nothing was changed")
-            return _with_failure(result, lambda: self.journal.note(snapshot=self.elsewhere))
-        # The instances that a stale plan would create belong to another program.
-        is_stale = isinstance(rounds.refusal, errors.StalePlanError)
-        return self.roll_back(interrupted if is_stale else rounds.before)
+    def _give_up(self, rounds: "_Rounds") -> Rollback:
+        if not rounds.refusal:
+            return self.roll_back(rounds.before)
+        nothing = Rollback(is_complete=True, message="nothing was changed")
+        snapshot = (*self.elsewhere, *rounds.earlier)
+        result = _with_failure(nothing, lambda: self.journal.note(snapshot=snapshot))
+        if not rounds.earlier:
+            return result
+        # The devices of an interrupted change may be in use since.
+        return self.roll_back(rounds.earlier, requires_idle=not rounds.executed)
 
     def _give_up_keeping_modes(
         self, rounds: "_Rounds", plan: steps.Plan, observed: Observed
@@ -296,12 +299,24 @@ class _Rounds:
     transaction: Transaction
     before: Snapshots  # the GPUs that a rollback restores; grows with each plan
     points: hook_points.HookPoints
+    earlier: Snapshots = ()
+    """``before`` without the present plan: the rollback if that is refused. The instances that a
+    stale plan would create belong to another program."""
     executed: list[Executed] = dataclasses.field(default_factory=list)
     refusal: errors.GpuInUseError | errors.StalePlanError | None = None
-    """Why the executor refused to begin."""
+    """Why the executor refused to begin the present plan."""
 
-    def run(self, first: steps.Plan, observed: Observed, replan: Replan) -> Observed:
-        plan, after = self.points.first_stage(first), observed
+    def begin(self, plan: steps.Plan, now: Observed) -> None:
+        """Write the snapshot that a rollback restores once a plan is executed."""
+        before = planner.baseline(plan, now, self.before)
+        if before != self.before or not self.executed:
+            self.transaction.journal.begin((*self.transaction.elsewhere, *before), plan)
+        self.earlier, self.before = self.before, before
+
+    def run(
+        self, plan: steps.Plan, first: steps.Plan, observed: Observed, replan: Replan
+    ) -> Observed:
+        after = observed
         while True:
             self.points.before(plan)
             before_plan = after
@@ -327,10 +342,7 @@ class _Rounds:
                     reason=errors.Reason.VERIFY_FAILED,
                 )
             plan = rest
-            before = planner.baseline(plan, after, self.before)
-            if before != self.before:
-                self.before = before
-                self.transaction.journal.begin((*self.transaction.elsewhere, *before), plan)
+            self.begin(plan, after)
 
     def _execute_idle(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
         """Execute a plan once no process uses the instances that it destroys.
@@ -347,7 +359,7 @@ class _Rounds:
             try:
                 return self.transaction.execute(guarded, observed)
             except (errors.GpuInUseError, errors.StalePlanError) as error:
-                self.refusal = None if self.executed else error
+                self.refusal = error
                 raise
 
         wait = self.transaction.idle_wait or timing.Wait(clock=self.transaction.clock)

@@ -103,11 +103,33 @@ def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: No
 
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -> None:
     assert node.cut_off("wanted", at=4)
-    place = with_foreign(node, start=3)
+    created: list[model.Placement] = []
+
+    def create() -> None:
+        if node.log[-1] == "gpus.execute" and not created:
+            created.append(with_foreign(node, start=3))
+
+    node.on_call = create
     node.is_stale = True
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
-        node.change_to("other")
+        node.change_to("small")
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
+        node.change_to("too-much")
 
-    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+    assert created[0] in {gi.placement for gi in node.gpus[0].gpu_instances}
     assert node.journal.text is not None
+
+
+def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Node) -> None:
+    assert node.cut_off("wanted", at=4)
+    interrupted = node.shape
+    node.driver.clients = "train (pid 7)"
+
+    with pytest.raises(errors.GpuInUseError):
+        node.change_to("other")
+    assert node.shape == interrupted
+
+    node.driver.clients = ""
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much")

@@ -11,6 +11,7 @@ from mig_manager.core import steps
 from mig_manager.core.records import checkpoint
 from tests.node import applying_rig, scenes
 from tests.node.applying_rig import is_creation
+from tests.unit import samples
 
 STEPS = {
     steps.SetMode: "MODE",
@@ -326,3 +327,24 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back_too() -> None:
 
     assert played.shape == played.before
     assert played.journal.text is None
+
+
+def test_a_stale_plan_in_a_later_round_keeps_foreign_instances() -> None:
+    played = Played("off")
+    (foreign,) = samples.gpu(samples.A100, "3g.20gb@4").gpu_instances
+
+    def step(each: steps.Step) -> None:
+        played.is_stale = isinstance(each, steps.SetMode)
+
+    def create() -> None:
+        if played.log[-1] == "gpus.execute" and played.is_stale:
+            first, *others = played.gpus
+            played.gpus = (dataclasses.replace(first, gpu_instances=(foreign,)), *others)
+
+    played.on_step, played.on_call = step, create
+
+    with pytest.raises(
+        errors.HardwareError, match=r"3g\.20gb at 4:4 on GPU 0 is new, and is kept"
+    ):
+        played.change_to("wanted")
+    assert played.gpus[0].gpu_instances == (foreign,)
