@@ -159,11 +159,15 @@ def plan(
     """
     desired = layouts.select(layout, observed)
     if is_mode_only:
-        modes = {gpu.uuid: gpu.current_mode for gpu in observed}
+        modes = {uuid: goal.mode for uuid, goal in desired.items()}
         desired = {
-            uuid: model.DesiredGpu(mode=goal.mode)
-            for uuid, goal in desired.items()
-            if modes[uuid] is not goal.mode
+            gpu.uuid: layouts.current(gpu, has_placements=True)
+            if gpu.current_mode is modes[gpu.uuid]
+            else model.DesiredGpu(mode=modes[gpu.uuid])
+            for gpu in observed
+            if gpu.uuid in modes
+            # A pending change to the other mode is cancelled.
+            and (gpu.has_pending_mode or gpu.current_mode is not modes[gpu.uuid])
         }
     with layouts.located(layout, observed):
         changes = planner.plan(observed, desired)
