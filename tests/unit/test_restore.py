@@ -159,6 +159,16 @@ def test_foreign_compute_instance_stays_and_is_named() -> None:
     assert named == ("1c.3g.20gb in 3g.20gb at 4:4 on GPU 0",)
 
 
+def test_a_compute_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
+    gpu, foreign = a100("3g.20gb@4[1c@0 1c@2]"), a100("3g.20gb@4[2c@0 1c@2]")
+    before = planner.baseline(plan_to(gpu, {"3g.20gb": 1}), [gpu])
+
+    assert oracle.state_of(restored(foreign, before)) == oracle.state_of(foreign)
+    (following,) = planner.baseline(plan_to(foreign, {}), [foreign], before)
+    (kept,) = following.gpu_instances
+    assert {ci.placement.size for ci in kept.compute_instances if ci.placement} == {1, 2}
+
+
 def test_a_compute_instance_of_an_interrupted_change_is_removed_later() -> None:
     gpu = a100("3g.20gb@4[1c@0]")
     first = plan_to(gpu, {"1c.3g.20gb": 2})

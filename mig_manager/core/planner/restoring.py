@@ -117,9 +117,18 @@ def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuIns
 
 
 def _joined(gi: model.GpuInstance, other: model.GpuInstance | None) -> model.GpuInstance:
-    """Return a GPU instance with the compute instances of both."""
+    """Return a GPU instance with the compute instances of both; of overlapping ones, the other's.
+
+    Both have placements.
+    """
     more = other.compute_instances if other else ()
-    return dataclasses.replace(gi, compute_instances=(*gi.compute_instances, *more))
+    occupied = packing.slices(ci.placement for ci in more if ci.placement)
+    own = (
+        ci
+        for ci in gi.compute_instances
+        if not (ci.placement and occupied & packing.mask(ci.placement))
+    )
+    return dataclasses.replace(gi, compute_instances=(*own, *more))
 
 
 def _place(gi: model.GpuInstance) -> placement.Placed:
