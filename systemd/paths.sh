@@ -29,6 +29,16 @@ fail() {
     exit 1
 }
 
+# Holds the lock of the GPUs until this shell ends or closes descriptor 9: a change under way starts
+# the program again, to change or roll back. Says what was not done where another manager keeps it.
+lock_gpus() {
+    lock=$DESTDIR/run/mig-manager/lock
+    [ -e "$lock" ] && command -v flock >/dev/null || return 0
+    exec 9<>"$lock"
+    flock --wait "${LOCK_WAIT_S:-300}" 9 ||
+        fail "another manager is at work on the GPUs; nothing was $1: $(cat "$lock.holder" 2>/dev/null)"
+}
+
 # Whether to talk to the systemd of this machine: not when files go elsewhere.
 is_here() {
     [ -z "$DESTDIR" ] && [ -d /run/systemd/system ] && command -v systemctl >/dev/null

@@ -64,7 +64,7 @@ def machine(tmp_path: pathlib.Path, wheel: pathlib.Path) -> Machine:
     return made
 
 
-def test_uninstall_removes_nothing_while_another_manager_works(machine: Machine) -> None:
+def test_install_and_uninstall_change_nothing_while_a_manager_works(machine: Machine) -> None:
     uninstall = machine.path("usr/local/share/mig-manager/uninstall")
     lock = machine.path("run/mig-manager/lock")
     for folder in (uninstall.parent, lock.parent):
@@ -76,10 +76,12 @@ def test_uninstall_removes_nothing_while_another_manager_works(machine: Machine)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
-        refused = machine.uninstall(LOCK_WAIT_S="0")
+        for act, done in ((machine.install, "installed"), (machine.uninstall, "removed")):
+            refused = act(LOCK_WAIT_S="0")
 
-    assert refused.returncode == 1
-    assert refused.stderr.endswith("nothing was removed: mig-manager apply all-1g.5gb\n")
+            assert refused.returncode == 1
+            assert f"nothing was {done}: mig-manager apply all-1g.5gb\n" in refused.stderr
+
     assert machine.files().keys() == {*before, "run/mig-manager/lock"}
     assert machine.uninstall(LOCK_WAIT_S="0").returncode == 0
 

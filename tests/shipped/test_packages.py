@@ -1,5 +1,6 @@
 """The packages for bare metal: what is in them, and what their scripts leave in a root."""
 
+import fcntl
 import os
 import pathlib
 import re
@@ -179,6 +180,27 @@ def test_the_libraries_run_under_each_python(
 
     assert all(path.startswith(str(library)) for path in paths.split())
     assert "applied successfully" in output
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("preinstall", "upgrade"), ("preinstall", "2"), ("preremove", "remove"), ("preremove", "0")],
+)
+def test_package_waits_for_a_change_under_way(
+    tmp_path: pathlib.Path, script: str, reason: str
+) -> None:
+    lock = tmp_path / "lock"
+    lock.with_name("lock.holder").write_text("mig-manager apply all-1g.5gb")
+    text = (ROOT / "release" / "native" / script).read_text(encoding="utf-8")
+    here = text.replace("/run/mig-manager", str(tmp_path)).replace("systemctl", "true")
+    here = here.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused = programs.run("sh", "-c", here, "sh", reason, LOCK_WAIT_S="0")
+
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("at work on the GPUs: mig-manager apply all-1g.5gb\n")
+    assert programs.run("sh", "-c", here, "sh", reason, LOCK_WAIT_S="0").returncode == 0
 
 
 @pytest.mark.parametrize("reason", ["remove", "upgrade", "0"])
