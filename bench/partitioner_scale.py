@@ -229,7 +229,7 @@ class Watched:
         pod = demand.parse(json.loads(text))
         assert isinstance(pod, demand.Pending)  # noqa: S101 - a bench
         self.pending.append(pod)
-        self.arrivals.add(pod.needs.amounts, 0.0)
+        self.arrivals.add(pod.needs, 0.0)
         self.read_s += time.process_time() - began_s
 
 

@@ -128,6 +128,8 @@ class Rig:
         }
         node["metadata"]["annotations"] = self._published(name, "all-7g.40gb", "", ago_s=3600)
         node["status"] |= self._status(name)
+        # As many providers taint GPU nodes.
+        node["spec"] = {"taints": [{"key": resources.GPU, "effect": "NoSchedule"}]}
         self.server.store.create(node)
 
     def _gpu(self, index: int, layout: str) -> model.Gpu:
@@ -192,6 +194,8 @@ class Rig:
         """Add pods that the scheduler has found no node for."""
         for name in names:
             pod = apirig.a_pod(name, node="", phase="Pending", **labels)
+            # As the admission plugin ExtendedResourceToleration does.
+            pod["spec"]["tolerations"] = [{"key": resources.GPU, "operator": "Exists"}]
             (container,) = pod["spec"]["containers"]
             container["resources"] = {"limits": {f"nvidia.com/mig-{profile}": "1"}}
             pod["status"] = {

@@ -1,6 +1,6 @@
 """Which pods are expected after recent arrivals."""
 
-from mig_manager.core.fleet import arrivals
+from mig_manager.core.fleet import arrivals, demand
 
 _SMALL = ("nvidia.com/mig-1g.5gb", 1)
 _LARGE = ("nvidia.com/mig-7g.40gb", 2)
@@ -9,7 +9,7 @@ _LARGE = ("nvidia.com/mig-7g.40gb", 2)
 def after(*times_s: tuple[tuple[str, int], float]) -> arrivals.Arrivals:
     known = arrivals.Arrivals()
     for device, at_s in times_s:
-        known.add((("cpu", 1000), device), at_s)
+        known.add(demand.Needs(amounts=(("cpu", 1000), device)), at_s)
     return known
 
 
@@ -34,9 +34,8 @@ def test_fewer_pods_are_expected_the_longer_none_arrives() -> None:
     assert expected(known, 9000, 1e9) == []
 
 
-def test_no_pod_is_expected_within_no_time_or_without_devices() -> None:
+def test_no_pod_is_expected_within_no_time() -> None:
     known = after((_SMALL, 0))
-    known.add((("cpu", 1000),), 0)
 
     assert expected(known, 0, 0) == []
     assert expected(known, 0, 240) == [_SMALL]

@@ -161,9 +161,8 @@ class Cluster:
             before if isinstance(before, demand.Bound) else None,
             now if isinstance(now, demand.Bound) else None,
         )
-        if before is None and now is not None and self._pods.is_current:
-            amounts = now.amounts if isinstance(now, demand.Bound) else now.needs.amounts
-            self.arrivals.add(amounts, self._clock.monotonic())
+        if before is None and now is not None and now.needs and self._pods.is_current:
+            self.arrivals.add(now.needs, self._clock.monotonic())
         # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
             self._on_demand()

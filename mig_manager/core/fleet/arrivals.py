@@ -4,7 +4,6 @@ import contextlib
 import math
 
 from mig_manager.core.fleet import demand
-from mig_manager.core.node import resources
 
 _MEMORY_S = 600.0
 """After this time an arrival counts for a third."""
@@ -16,23 +15,21 @@ _LEAST_RATE = 0.01 / _MEMORY_S
 
 
 class Arrivals:
-    """The rates at which pods with equal MIG devices arrive.
+    """The rates at which pods arrive that are equal but for resources other than MIG devices.
 
     Threads that share it give it a lock.
     """
 
     def __init__(self, *, lock: contextlib.AbstractContextManager[object] | None = None) -> None:
         self._lock = lock or contextlib.nullcontext()
-        self._rates: dict[demand.Amounts, tuple[float, float]] = {}
-        """By MIG devices: arrivals a second, and when that was true."""
+        self._rates: dict[demand.Needs, tuple[float, float]] = {}
+        """Arrivals a second, and when that was true."""
 
-    def add(self, amounts: demand.Amounts, now_s: float) -> None:
-        """Count the arrival of a pod with these requests."""
-        devices = tuple(each for each in amounts if resources.is_mig(each[0]))
-        if devices:
-            with self._lock:
-                rate = self._rate(devices, now_s) + 1 / _MEMORY_S
-                self._rates[devices] = rate, now_s
+    def add(self, needs: demand.Needs, now_s: float) -> None:
+        """Count the arrival of a pod that requests MIG devices."""
+        alike = needs.devices_only
+        with self._lock:
+            self._rates[alike] = self._rate(alike, now_s) + 1 / _MEMORY_S, now_s
 
     def expected(self, now_s: float, within_s: float) -> tuple[demand.Pending, ...]:
         """Return the pods that likely arrive within a time, the most likely first.
@@ -41,31 +38,27 @@ class Arrivals:
         """
         with self._lock:
             rates = {
-                devices: rate
-                for devices in self._rates
-                if (rate := self._rate(devices, now_s)) > _LEAST_RATE
+                needs: rate
+                for needs in self._rates
+                if (rate := self._rate(needs, now_s)) > _LEAST_RATE
             }
-            self._rates = {devices: (rate, now_s) for devices, rate in rates.items()}
-        likely: list[tuple[float, demand.Amounts]] = []
-        for devices, rate in rates.items():
+            self._rates = {needs: (rate, now_s) for needs, rate in rates.items()}
+        likely: list[tuple[float, demand.Amounts, demand.Needs]] = []
+        for needs, rate in rates.items():
             mean = rate * within_s
             exactly = fewer = math.exp(-mean)
             for count in range(1, _MOST_EXPECTED + 1):
                 if 1 - fewer < _LEAST_PROBABILITY:
                     break
-                likely.append((fewer, devices))
+                likely.append((fewer, needs.amounts, needs))
                 exactly *= mean / count
                 fewer += exactly
+        likely.sort(key=lambda each: each[:2])
         return tuple(
-            demand.Pending(
-                namespace="",
-                name="expected",
-                uid=f"{number:04}",
-                needs=demand.Needs(amounts=devices),
-            )
-            for number, (_, devices) in enumerate(sorted(likely)[:_MOST_EXPECTED])
+            demand.Pending(namespace="", name="expected", uid=f"{number:04}", needs=needs)
+            for number, (_, _, needs) in enumerate(likely[:_MOST_EXPECTED])
         )
 
-    def _rate(self, devices: demand.Amounts, now_s: float) -> float:
-        rate, at_s = self._rates.get(devices, (0.0, now_s))
+    def _rate(self, needs: demand.Needs, now_s: float) -> float:
+        rate, at_s = self._rates.get(needs, (0.0, now_s))
         return rate * math.exp((at_s - now_s) / _MEMORY_S)

@@ -101,6 +101,12 @@ class Needs:
         """The requested resources other than MIG devices."""
         return tuple(item for item in self.amounts if not resources.is_mig(item[0]))
 
+    @property
+    def devices_only(self) -> "Needs":
+        """The needs without the other resources."""
+        devices = tuple(item for item in self.amounts if resources.is_mig(item[0]))
+        return dataclasses.replace(self, amounts=devices)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
@@ -127,6 +133,7 @@ class Bound:
     uid: str
     node_name: str
     amounts: Amounts
+    needs: Needs | None = None  # None: it requests no MIG device
     is_ready_agent: bool | None = None  # None: it is not an agent's pod
 
 
@@ -146,10 +153,12 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
         if status.get("phase") in ("Succeeded", "Failed"):
             return None
         if node_name := str(spec.get("nodeName") or ""):
+            amounts = _amounts(spec)
             return Bound(
                 uid=str(metadata["uid"]),
                 node_name=node_name,
-                amounts=_amounts(spec),
+                amounts=amounts,
+                needs=parse_needs(spec) if _has_mig(amounts) else None,
                 is_ready_agent=_is_ready_agent(metadata, spec, status),
             )
         is_excluded = any(
@@ -165,7 +174,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
         if is_gone or is_excluded or not is_unschedulable:
             return None
         pod = as_pending(item)
-        if not any(resources.is_mig(resource) for resource, _ in pod.needs.amounts):
+        if not _has_mig(pod.needs.amounts):
             return None
         return dataclasses.replace(pod, nominated=str(status.get("nominatedNodeName") or ""))
 
@@ -247,6 +256,10 @@ def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
     """Name the resources that are too few; empty if all suffice."""
     short = [name for name, count in needs if count > available.get(name, 0)]
     return f"too little {messages.listed(short)}" if short else ""
+
+
+def _has_mig(amounts: Amounts) -> bool:
+    return any(resources.is_mig(resource) for resource, _ in amounts)
 
 
 def _is_ready_agent(

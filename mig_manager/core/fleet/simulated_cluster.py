@@ -375,7 +375,7 @@ class _Run:
         rank = -job.pod.priority, job.at_s, next(self._sequence)
         bisect.insort(self._demand[job.pod.uid].queue, (rank, job), key=lambda each: each[0])
         self._pending[job.pod.uid] = job
-        self._arrivals.add(job.pod.needs.amounts, self._now_s)
+        self._arrivals.add(job.pod.needs, self._now_s)
 
     def _schedule(self) -> None:
         """Place pending pods in order; a pod that does not fit keeps back only its equals."""
