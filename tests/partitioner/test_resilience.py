@@ -165,6 +165,24 @@ def test_refused_layout_is_requested_again_after_minutes(rig: Rig, ahead_s: floa
     assert len(own.kube.patches) == 2
 
 
+def test_failed_request_of_a_person_is_no_reason_to_decide_again(rig: Rig) -> None:
+    rig.add_node(labels={well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT})
+    rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]"
+    layout = f"{{version: v1, mig-configs: {{mine: {rules}}}}}"
+
+    def request(node: rigs.Object) -> None:
+        node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = layout
+
+    rig.server.modify(kinds.NODES, "n1", request)
+    rig.answer("n1", reason=errors.Reason.INTERNAL)
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    decided = rig.metric(own, "decisions_total")
+    rig.pass_time(TERM_S, own)
+
+    assert rig.metric(own, "decisions_total") == decided
+
+
 def test_layout_that_an_agent_fails_unread_is_not_repeated(rig: Rig) -> None:
     rig.add_node()
     rig.add_pods("p1")
