@@ -1,14 +1,16 @@
 """ResourceClaims and ResourceSlices on the embedded API server, and the requests they cost."""
 
+import contextlib
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, claims, pods
+from mig_manager.adapters.kubernetes import api, claims, device_claims, pods
 from mig_manager.core.node import gpu_use, pod_object, well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
+from tests import waiting
 from tests.adapters import kube_rig
 from tests.adapters.kube_pods import make_pod
 from tests.adapters.kube_rig import answer, refuse
@@ -280,6 +282,12 @@ def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
         server.script = [kube_rig.reset, *[refuse(403)] * 3]
         error = kube_rig.failure(claims.KubeSlices(server.kube, node_name="n1").list)
         assert error.reason is errors.Reason.API_UNAVAILABLE
+
+        server.script = [refuse(403)] * 99
+        with contextlib.closing(device_claims.DeviceClaims(server.kube, list)) as watched:
+            watched.start()
+            waiting.until(lambda: len(server.script) < 99 - 4)
+            assert not watched.is_current
 
 
 @pytest.mark.parametrize("path", ["/resourceclaims", "/resourceslices"])

@@ -38,7 +38,10 @@ class _Optional(collection.Collection[_Item]):
 
     def lost(self, error: Exception) -> None:
         match error:
-            case errors.ClusterError(status=http.HTTPStatus.NOT_FOUND | http.HTTPStatus.FORBIDDEN):
+            case errors.ClusterError(
+                status=http.HTTPStatus.NOT_FOUND | http.HTTPStatus.FORBIDDEN,
+                reason=errors.Reason.API_ERROR | errors.Reason.FORBIDDEN,
+            ):
                 if not self._is_absent:
                     _log.info("collection_absent", of=self._plural, detail=error.message)
                 self._is_absent = self.is_current = True
