@@ -19,6 +19,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters import lean_imports
 from mig_manager.adapters.host import subprocesses
+from mig_manager.core import standbys
 from mig_manager.core.node import pod_object, resources, well_known
 
 _LARGEST_ANSWER = 16 << 20
@@ -161,8 +162,8 @@ def worker_command(
     return subprocesses.python(module, socket_path, str(timeout_s), str(linger_s))
 
 
-class WorkerPodResources:
-    """Implements ``ports.DeviceAllocations`` and ``standbys.Standby``; for one thread at a time.
+class WorkerPodResources(standbys.Standby):
+    """Implements ``ports.DeviceAllocations``; for one thread at a time.
 
     As a standby it starts the worker ahead, which imports what it needs and waits.
     """
@@ -192,10 +193,6 @@ class WorkerPodResources:
             with contextlib.suppress(errors.ClusterError, OSError, RuntimeError):
                 self._socket.check()
                 self._worker = _Worker(self._command)
-
-    def expect_change(self) -> None:
-        """Start the worker."""
-        self.prepare()
 
     def dismiss(self) -> None:
         """End the worker, if it runs."""

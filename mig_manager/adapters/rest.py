@@ -1,5 +1,6 @@
 """Paths and paged lists of the Kubernetes API, over any transport."""
 
+import http
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -52,10 +53,22 @@ def listed(
     query: Mapping[str, str],
     parse: Callable[[Mapping[str, Any]], _Item],
 ) -> list[_Item]:
-    """Return the parsed items of a list; ClusterError if one is malformed."""
+    """Return the parsed items of a list; ClusterError if one is malformed.
+
+    If its continue token expires between two pages, the list begins again, once.
+    """
     what = f"the list of {path.rpartition('/')[2]}"
-    items: list[_Item] = []
-    for page in pages(get, path, query, what=what):
-        with api_values.as_cluster_error(what):
-            items += map(parse, page["items"] or ())
-    return items
+
+    def read() -> list[_Item]:
+        items: list[_Item] = []
+        for page in pages(get, path, query, what=what):
+            with api_values.as_cluster_error(what):
+                items += map(parse, page["items"] or ())
+        return items
+
+    try:
+        return read()
+    except errors.ClusterError as error:
+        if error.status != http.HTTPStatus.GONE:
+            raise
+        return read()

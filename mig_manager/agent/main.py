@@ -19,7 +19,6 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.sandbox.driver import worker as simulated_worker
 
-_JOIN_TIMEOUT_S = 5.0
 _LAST_EVENTS_S = 5.0
 """How long a stopping agent waits for its last Events to be published."""
 _STUCK_MARGIN_S = 300.0
@@ -148,9 +147,8 @@ class Service:
         """Follow the node and the files, and serve the node until ``stop``."""
         settings = self._settings
         with contextlib.ExitStack() as stack:
-            watcher = threading.Thread(target=self._watch.run, name="node-watch", daemon=True)
-            watcher.start()
-            stack.callback(watcher.join, timeout=_JOIN_TIMEOUT_S)
+            self._watch.start()
+            stack.callback(self._watch.end)
             watched = (
                 settings.config_file,
                 settings.extra_clients_file,

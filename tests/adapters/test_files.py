@@ -94,16 +94,6 @@ def test_missing_file_names_protect_home_unless_the_home_is_visible(
         missing.read()
 
 
-def test_read_returns_the_current_text(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "config.yaml"
-    source = files.ConfigFile(path)
-    path.write_text("version: v1 # ü\n", encoding="utf-8")
-    assert source.read() == "version: v1 # ü\n"
-    path.write_text("version: v2\n")
-    assert source.read() == "version: v2\n"
-    assert source.name == str(path)
-
-
 def test_a_missing_file_or_a_directory_is_a_config_error_with_its_name(
     tmp_path: pathlib.Path,
 ) -> None:

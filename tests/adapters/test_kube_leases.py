@@ -60,7 +60,7 @@ class Rig:
             node_name=node,
             limit=limit,
             clock=self.clock,
-            times=leases.Times(renew_s=renew_s),
+            renew_s=renew_s,
             pick=lambda free: free[0],
         )
         self.agents.append((kube, slots))

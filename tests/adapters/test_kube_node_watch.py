@@ -53,17 +53,13 @@ def following(
         listen(view.labels[well_known.CONFIG_LABEL])
         layouts.put(view.labels[well_known.CONFIG_LABEL])
 
-    stop = threading.Event()
     with watch_rig.connected(server, request_timeout_s=request_timeout_s) as kube:
-        node_watch = watch.NodeWatch(kube, name="n1", on_node=on_node, stop=stop, times=times)
-        thread = threading.Thread(target=node_watch.run)
-        thread.start()
+        node_watch = watch.NodeWatch(kube, name="n1", on_node=on_node, times=times)
+        node_watch.start()
         try:
             yield Follower(node_watch, layouts)
         finally:
-            stop.set()
-            thread.join(SOON_S)
-        assert not thread.is_alive()
+            node_watch.end()
 
 
 @pytest.fixture
@@ -246,7 +242,7 @@ def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiSer
 def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
     server: apiserver.ApiServer, kube: FaultyApi, follower: Follower
 ) -> None:
-    unused = watch.NodeWatch(kube, name="n1", on_node=lambda _: None, stop=threading.Event())
+    unused = watch.NodeWatch(kube, name="n1", on_node=lambda _: None)
     assert unused.last_contact_s == math.inf
     before = follower.watch._contact_s
     waiting.until(lambda: follower.watch._contact_s > before)
@@ -263,7 +259,9 @@ def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
         pytest.param(apiserver.Fault(stall=True, times=None), id="silence"),
     ],
 )
-def test_run_ends_soon_during(server: apiserver.ApiServer, fault: apiserver.Fault | None) -> None:
+def test_watch_ends_soon_during(
+    server: apiserver.ApiServer, fault: apiserver.Fault | None
+) -> None:
     if fault:
         server.inject(fault)
     times = watch.Times(pauses=timing.Backoff(first_s=600, max_s=600))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters import cluster_reader
 from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.core.node import evictions, pod_object, well_known
 from testkit import apiserver
@@ -188,7 +189,7 @@ def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
 
 
 def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(
-    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+    server: apiserver.ApiServer, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:
     phases = {"Pending": False, "Running": False, "Succeeded": True, "Failed": True}
     for number, (phase, node) in enumerate([*((phase, "n1") for phase in phases), ("x", "n2")]):
@@ -201,6 +202,9 @@ def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(
     assert server.log.count("list", "pods") == 2
     server.inject(apiserver.Fault(path="continue=", status=410))
     assert len(workloads.list()) == 501
+    # Commands list without KubeWorkloads.
+    server.inject(apiserver.Fault(path="continue=", status=410))
+    assert len(cluster_reader.ClusterReader(kube.get).every_gpu_pod()) == 0
 
 
 @pytest.mark.parametrize(

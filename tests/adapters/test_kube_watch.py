@@ -34,13 +34,10 @@ server, kube = watch_rig.server, watch_rig.kube
 
 @contextlib.contextmanager
 def node_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
-    stop = threading.Event()
-    follower = watch.NodeWatch(kube, name="n1", on_node=lambda _: heard(), stop=stop)
-    thread = threading.Thread(target=follower.run)
-    thread.start()
+    follower = watch.NodeWatch(kube, name="n1", on_node=lambda _: heard())
+    follower.start()
     yield
-    stop.set()
-    thread.join(SOON_S)
+    follower.end()
 
 
 @contextlib.contextmanager

@@ -415,7 +415,7 @@ def test_slots_are_acquired_renewed_and_released_over_the_api(kube: api.KubeApi)
             node_name=name,
             limit=1,
             clock=host.SystemClock(),
-            times=leases.Times(lease_s=1, renew_s=0.05),
+            renew_s=0.05,
         )
         for name in ("a", "b")
     )

@@ -34,9 +34,9 @@ class Fleet(watch.Watch):
     def __init__(self, kube: api.KubeApi, *, selector: str, times: watch.Times = _TIMES) -> None:
         selected = {"labelSelector": selector}
         super().__init__(kube, "/api/v1/nodes", selected, name="fleet", times=times)
-        self._changed = threading.Condition()
+        self._changed = threading.Event()
         self._nodes: dict[str, fleet_nodes.Node] = {}
-        self._has_changed = False
+        """Replaced and never mutated, because another thread reads it."""
         self.trouble = ""
         """Why changes of the nodes do not arrive now; empty if they do."""
 
@@ -50,14 +50,12 @@ class Fleet(watch.Watch):
 
     def nodes(self) -> tuple[fleet_nodes.Node, ...]:
         """Return the nodes as last reported."""
-        with self._changed:
-            self._has_changed = False
-            return tuple(self._nodes.values())
+        self._changed.clear()
+        return tuple(self._nodes.values())
 
     def wait(self, seconds: float) -> None:
         """Wait until a node has changed since ``nodes``, up to a time-out."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_changed, timeout=seconds)
+        self._changed.wait(seconds)
 
     def request(self, seen: fleet_nodes.Node, layout: str | None, mark: marks.Mark | None) -> bool:
         """Set a node's layout label; return False if the node has changed since, or is gone.
@@ -72,20 +70,17 @@ class Fleet(watch.Watch):
         return node.patch_version(self._kube, seen.name, seen.version, metadata) is not None
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        nodes = {each.name: each for each in map(fleet_nodes.parse, items)}
-        with self._changed:
-            self._nodes = nodes
-            self._notify()
+        self._nodes = {each.name: each for each in map(fleet_nodes.parse, items)}
+        self._changed.set()
         self.trouble = ""
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         each = fleet_nodes.parse(item)
-        with self._changed:
-            if kind == "DELETED":
-                self._nodes.pop(each.name, None)
-            else:
-                self._nodes[each.name] = each
-            self._notify()
+        nodes = {**self._nodes, each.name: each}
+        if kind == "DELETED":
+            del nodes[each.name]
+        self._nodes = nodes
+        self._changed.set()
 
     def opened(self) -> None:
         self.trouble = ""
@@ -96,7 +91,3 @@ class Fleet(watch.Watch):
         else:
             _log.exception("fleet_watch_error")
             self.trouble = f"internal error: {type(error).__name__}: {error}"
-
-    def _notify(self) -> None:
-        self._has_changed = True
-        self._changed.notify_all()

@@ -9,7 +9,6 @@ A failed request may have been applied. The next list shows it, because the owne
 in the slot.
 """
 
-import dataclasses
 import datetime as dt
 import random
 import threading
@@ -25,22 +24,15 @@ from mig_manager.core import timing
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import api_values, node_object
 
+_LEASE_S = 90
+"""How long a node keeps a slot without renewing it."""
+_FRESH_S = 45.0
+"""The age limit of the last renewal when the node is cordoned. The rest of the lease is longer
+than a request with all of its retries, so that no other node can have the slot then."""
 _RELEASE_ATTEMPTS = 3
 _RELEASE_PAUSE_S = 0.5
 
 _log = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """How long a slot lasts; seconds."""
-
-    lease_s: int = 90
-    """How long a node keeps it without renewing it."""
-    renew_s: float = 15.0
-    fresh_s: float = 45.0
-    """The age limit of the last renewal when the node is cordoned. The rest of the lease is longer
-    than a request with all of its retries, so that no other node can have the slot then."""
 
 
 class Durations:
@@ -78,7 +70,7 @@ class LeaseSlots:
         node_name: str,
         limit: int,
         clock: timing.Clock,
-        times: Times | None = None,
+        renew_s: float = 15.0,
         pick: Callable[[Sequence[slots.Slot]], slots.Slot] = random.choice,
     ) -> None:
         """Prepare, without a request.
@@ -91,7 +83,7 @@ class LeaseSlots:
         self._node = node_name
         self._limit = limit
         self._clock = clock
-        self._times = times or Times()
+        self._renew_s = renew_s
         self._durations = Durations()
         self._pick = pick
         self._lock = threading.RLock()
@@ -117,7 +109,7 @@ class LeaseSlots:
             if not self._is_fresh:
                 raise errors.NotReadyError(
                     "the slot for nodes under change is lost, or was last renewed more than "
-                    f"{self._times.fresh_s:g} s ago; nothing was touched",
+                    f"{_FRESH_S:g} s ago; nothing was touched",
                     reason=errors.Reason.SLOTS_TAKEN,
                 )
 
@@ -143,7 +135,7 @@ class LeaseSlots:
     @property
     def _is_fresh(self) -> bool:
         age_s = self._clock.monotonic() - self._renewed_s
-        return self._own is not None and age_s < self._times.fresh_s
+        return self._own is not None and age_s < _FRESH_S
 
     def _take(self) -> slots.Denial | None:
         self._own = None
@@ -210,7 +202,7 @@ class LeaseSlots:
             slot.name,
             slot.version,
             holder=holder,
-            duration_s=self._times.lease_s,
+            duration_s=_LEASE_S,
             transitions=slot.transitions + (holder not in ("", slot.holder)),
         )
 
@@ -228,7 +220,7 @@ class LeaseSlots:
         )
 
     def _renew_until(self, stop: threading.Event) -> None:
-        while not stop.wait(self._times.renew_s):
+        while not stop.wait(self._renew_s):
             with self._lock:
                 if stop.is_set():
                     return

@@ -21,7 +21,7 @@ from mig_manager.core.records import readiness
 
 _CONFLICTS_S = 10.0
 """For how long an update that met another write is tried again. With a request of ordinary length
-it ends within the rest of a slot's Lease (``leases.Times.fresh_s``)."""
+it ends within the rest of a slot's Lease (``leases``)."""
 _CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0)
 _TRUSTED_S = 10.0
 """After the last answer or event. A connection that died unnoticed is as silent as a watch with no
@@ -82,7 +82,7 @@ class KubeNode:
         self._unwritten: dict[str, readiness.Condition] = {}
         """The newest condition of each type, until it is written."""
         self._forbidden_until_s = -math.inf
-        self._has_logged_refusal = False
+        """-inf: the status was never forbidden."""
 
     def read(self) -> node_object.NodeView:
         self._join_announcement()
@@ -214,10 +214,9 @@ class KubeNode:
         if error.reason is not errors.Reason.FORBIDDEN:
             return False
         # The stock GPU operator does not grant the right.
-        self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
-        if not self._has_logged_refusal:
-            self._has_logged_refusal = True
+        if self._forbidden_until_s == -math.inf:
             _log.info("status_forbidden", detail=error.message)
+        self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
         return True
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:

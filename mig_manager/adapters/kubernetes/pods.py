@@ -4,7 +4,7 @@ import http
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -17,8 +17,6 @@ from mig_manager.core.node import api_values, evictions, gpu_use, pod_object
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
 """After the last list. A connection that died unnoticed is as silent as a watch with no events."""
-
-_Item = TypeVar("_Item")
 
 _log = structlog.get_logger()
 
@@ -45,7 +43,7 @@ class KubeWorkloads:
         pods = self._watch.first_list() if self._watch else None
         if pods is None:
             query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
-            pods = self._list("/api/v1/pods", query, pod_object.parse_pod)
+            pods = tuple(rest.listed(self._kube.get, "/api/v1/pods", query, pod_object.parse_pod))
         self._listed_s = self._monotonic()
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
@@ -68,7 +66,8 @@ class KubeWorkloads:
         return tuple(
             budget
             for namespace in sorted(namespaces)
-            for budget in self._list(
+            for budget in rest.listed(
+                self._kube.get,
                 rest.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
                 {},
                 evictions.parse_budget,
@@ -79,7 +78,7 @@ class KubeWorkloads:
         path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
-        pods = self._list(path, query, pod_object.parse_pod)
+        pods = rest.listed(self._kube.get, path, query, pod_object.parse_pod)
         return tuple(pod for pod in pods if budget.covers(pod))
 
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
@@ -120,17 +119,6 @@ class KubeWorkloads:
                 )
             raise
         return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
-
-    def _list(
-        self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
-    ) -> tuple[_Item, ...]:
-        try:
-            return tuple(rest.listed(self._kube.get, path, query, parse))
-        except errors.ClusterError as error:
-            if error.status != http.HTTPStatus.GONE:
-                raise
-        # The continue token expired between two pages: begin again, once.
-        return tuple(rest.listed(self._kube.get, path, query, parse))
 
 
 class PodWatch(standbys.Standby):

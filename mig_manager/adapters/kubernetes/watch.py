@@ -184,10 +184,10 @@ class Watch(abc.ABC):
 
 
 class NodeWatch(Watch):
-    """Delivers one node after each change; ``run`` is for a thread of its own.
+    """Delivers one node after each change.
 
     ``on_node`` is called in the watch's thread with the node after each change and each list, even
-    if it is unchanged, and never after ``stop``, which ends ``run``.
+    if it is unchanged, and never after ``stop``.
     """
 
     def __init__(
@@ -196,21 +196,15 @@ class NodeWatch(Watch):
         *,
         name: str,
         on_node: Callable[[node_object.NodeView], None],
-        stop: threading.Event,
+        stop: threading.Event | None = None,
         times: Times | None = None,
     ) -> None:
         selector = {"fieldSelector": f"metadata.name={name}"}
-        own = "node-watch-reader"
+        own = "node-watch"
         super().__init__(kube, "/api/v1/nodes", selector, name=own, stop=stop, times=times)
         self._on_node = on_node
         self.latest: Mapping[str, Any] | None = None
         """The node as last reported; None while the watch is not up to date."""
-
-    def run(self) -> None:
-        """Watch the node until ``stop`` is set, and return within about a second after that."""
-        self.start()
-        self._stop.wait()
-        self.end()
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
         nodes = list(items)
