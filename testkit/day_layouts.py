@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.fleet import demand, partitioned, simulated_cluster
+from mig_manager.core.fleet import demand, partitioned, simulated_cluster, simulated_node
 from mig_manager.core.layout import generator
 from mig_manager.core.node import resources
 from testkit import day
@@ -191,4 +191,4 @@ def _gpu(product: str, index: int, counts: Counts) -> model.Gpu:
     goal = model.DesiredGpu.of(
         model.MigMode.ENABLED, {profile_name.parse(name): count for name, count in counts}, {}
     )
-    return simulated_cluster.changed((on,), {on.uuid: goal})[0][0]
+    return simulated_node.changed((on,), {on.uuid: goal})[0][0]

@@ -112,6 +112,25 @@ class GpuPlan:
         return tuple(step for step in self.steps if isinstance(step, kind))
 
     @property
+    def instances(self) -> tuple[model.GpuInstance, ...]:
+        """The target as observed instances, numbered anew and without UUIDs."""
+        return tuple(
+            model.GpuInstance(
+                instance_id=number,
+                profile=each.profile,
+                profile_id=each.profile_id,
+                placement=each.placement,
+                compute_instances=tuple(
+                    model.ComputeInstance(
+                        instance_id=inside, profile=ci.profile, placement=ci.placement, uuid=None
+                    )
+                    for inside, ci in enumerate(each.compute_instances)
+                ),
+            )
+            for number, each in enumerate(self.target)
+        )
+
+    @property
     def takes_whole_gpu(self) -> bool:
         """Whether MIG mode changes or a repair resets the GPU, which requires an idle GPU."""
         return self.is_repair or bool(self.of(SetMode))

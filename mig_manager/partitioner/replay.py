@@ -19,6 +19,7 @@ from mig_manager.core.fleet import (
     partitioned,
     past_pods,
     simulated_cluster,
+    simulated_node,
 )
 from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import simulation
@@ -385,7 +386,7 @@ def _with_layouts(
         ]
         if any(goal.counts for each in goals for goal in each.values()):
             changed[name] = [
-                dataclasses.replace(node, gpus=simulated_cluster.changed(node.gpus, each)[0])
+                dataclasses.replace(node, gpus=simulated_node.changed(node.gpus, each)[0])
                 for node, each in zip(nodes, goals, strict=True)
             ]
     return changed

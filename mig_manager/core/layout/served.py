@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import json_text, messages, model, steps
+from mig_manager.core import json_text, messages, model
 from mig_manager.core.layout import generator, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
@@ -80,35 +80,20 @@ def fitting(
             plan = planner.plan(idle, desired)
         except errors.LayoutError:
             continue
-        targets = {each.gpu_uuid: each.target for each in plan.gpus}
-        selected = (gpu for gpu in idle if gpu.uuid in desired)
+        instances = {each.gpu_uuid: each.instances for each in plan.gpus}
         yield FittingLayout(
             layout=layout,
             gpus=tuple(
-                _with(gpu, desired[gpu.uuid].mode, targets.get(gpu.uuid, ())) for gpu in selected
-            ),
-        )
-
-
-def _with(
-    gpu: model.Gpu, mode: model.MigMode, target: Iterable[steps.TargetInstance]
-) -> model.Gpu:
-    instances = tuple(
-        model.GpuInstance(
-            instance_id=number,
-            profile=each.profile,
-            profile_id=each.profile_id,
-            placement=each.placement,
-            compute_instances=tuple(
-                model.ComputeInstance(
-                    instance_id=inner, profile=ci.profile, placement=ci.placement, uuid=None
+                dataclasses.replace(
+                    gpu,
+                    current_mode=desired[gpu.uuid].mode,
+                    pending_mode=desired[gpu.uuid].mode,
+                    gpu_instances=instances.get(gpu.uuid, ()),
                 )
-                for inner, ci in enumerate(each.compute_instances)
+                for gpu in idle
+                if gpu.uuid in desired
             ),
         )
-        for number, each in enumerate(target)
-    )
-    return dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=instances)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,201 @@
+"""Simulate a node: its devices, the pods that use them, and an agent that changes them.
+
+Kubelet gives a pod any idle device of the profile. The agent refuses a change that would destroy
+an instance in use.
+"""
+
+import collections
+import dataclasses
+import datetime as dt
+import random
+from collections.abc import Mapping
+
+from mig_manager.core import model
+from mig_manager.core.fleet import decisions, demand, partitioned
+from mig_manager.core.node import resources
+from mig_manager.core.planner import planner
+
+_SLICES = 7
+_Span = tuple[str, model.Placement]
+"""A GPU instance: the UUID of its GPU, and its placement."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a pod requests of its node."""
+
+    amounts: demand.Amounts
+    devices: demand.Amounts  # of these the MIG devices
+    others: demand.Amounts
+    slices: int  # compute slices
+
+    @staticmethod
+    def of(needs: demand.Needs) -> "Request":
+        """Return the request of a pod with these needs."""
+        return Request(
+            amounts=needs.amounts,
+            devices=needs.devices_only.amounts,
+            others=needs.others,
+            slices=sum(profile.gpu_slices * n for profile, n in needs.profiles.items()),
+        )
+
+
+class Node:
+    """A node whose devices, pods and agent are simulated."""
+
+    def __init__(self, origin: partitioned.PartitionedNode) -> None:
+        """Begin without pods."""
+        self.name = origin.name
+        self._node = origin
+        """As its agent published it."""
+        self._published: partitioned.PartitionedNode | None = None
+        """With its pods; None: they have changed."""
+        self._others = {name: n for name, n in origin.allocatable if not resources.is_mig(name)}
+        self._requested: collections.Counter[str] = collections.Counter()
+        self._slices = 0
+        """Compute slices of its pods."""
+        self._used: dict[str, list[tuple[str, _Span]]] = {}
+        """By UID of a pod: its devices, with the resource of each."""
+        self._idle: dict[str, list[_Span]] = {}
+        self._total: collections.Counter[str] = collections.Counter()
+        self._is_tainted = False
+        self._list_devices()
+
+    # -- for the scheduler and kubelet ---------------------------------------------------------
+
+    def has_room(self, request: Request) -> bool:
+        """Return whether a pod fits now."""
+        return (
+            not self._is_tainted
+            and all(len(self._idle.get(name, ())) >= n for name, n in request.devices)
+            and all(
+                self._others.get(name, 0) - self._requested[name] >= n
+                for name, n in request.others
+            )
+        )
+
+    def score(self, request: Request, *, is_packed: bool) -> int:
+        """Return a score of 0 to 100, as of the plugin NodeResourcesFit."""
+        if not is_packed:
+            slices = _SLICES * len(self._node.gpus)
+            return 100 * (slices - self._slices - request.slices) // slices
+        used = [
+            100 * (self._total[name] - len(self._idle[name]) + n) // self._total[name]
+            for name, n in request.devices
+        ]
+        return sum(used) // len(used)
+
+    def bind(self, uid: str, request: Request, draw: random.Random) -> None:
+        """Give a pod that fits its devices."""
+        self._used[uid] = [
+            (name, idle.pop(draw.randrange(len(idle))))
+            for name, count in request.devices
+            for idle in [self._idle[name]] * count
+        ]
+        self._requested.update(dict(request.amounts))
+        self._slices += request.slices
+        self._published = None
+
+    def end(self, uid: str, request: Request) -> None:
+        """Take back the devices of a pod that ends."""
+        for name, span in self._used.pop(uid):
+            self._idle[name].append(span)
+        self._requested.subtract(dict(request.amounts))
+        self._slices -= request.slices
+        self._published = None
+
+    # -- the agent -----------------------------------------------------------------------------
+
+    def request(self, *, now: dt.datetime) -> None:
+        """Note that a change is requested."""
+        self._publish(
+            is_changing=True, unusable="its agent works on layout custom", requested_at=now
+        )
+
+    def begin(self, change: decisions.Change, *, now: dt.datetime) -> bool:
+        """Taint the node for a change; return False if it would destroy an instance in use."""
+        self._publish(requested_at=None, started_at=now)
+        _, gone = changed(self._node.gpus, change.goals)
+        self._is_tainted = gone.isdisjoint(self._in_use())
+        if not self._is_tainted:
+            self._finish(now, failed_hash=change.content_hash)
+        return self._is_tainted
+
+    def change(self, change: decisions.Change, *, now: dt.datetime) -> tuple[int, int]:
+        """Apply the change and remove the taint.
+
+        Return how many instances it destroyed, and how many of these were in use.
+        """
+        gpus, gone = changed(self._node.gpus, change.goals)
+        self._is_tainted = False
+        self._finish(now, gpus=gpus)
+        self._list_devices()
+        return len(gone), len(gone & self._in_use())
+
+    def published(self) -> partitioned.PartitionedNode:
+        """Return the node as the partitioner sees it."""
+        if self._published is None:
+            in_use: dict[str, set[model.Placement]] = {gpu.uuid: set() for gpu in self._node.gpus}
+            for uuid, placement in self._in_use():
+                in_use[uuid].add(placement)
+            self._published = dataclasses.replace(
+                self._node,
+                allocatable=demand.to_amounts(self._others | self._total),
+                allocated=demand.to_amounts(self._requested),
+                in_use={uuid: frozenset(placements) for uuid, placements in in_use.items()},
+            )
+        return self._published
+
+    def _finish(self, now: dt.datetime, *, failed_hash: str = "", **facts: object) -> None:
+        started_at = self._node.started_at or now
+        self._publish(
+            is_changing=False,
+            unusable="",
+            finished_at=now,
+            took_s=(now - started_at).total_seconds(),
+            failed_hash=failed_hash,
+            is_repeatable=bool(failed_hash),
+            **facts,
+        )
+
+    def _publish(self, **facts: object) -> None:
+        self._node = dataclasses.replace(self._node, **facts)  # type: ignore[arg-type]
+        self._published = None
+
+    def _in_use(self) -> set[_Span]:
+        return {span for devices in self._used.values() for _, span in devices}
+
+    def _list_devices(self) -> None:
+        """List the idle devices again after a change."""
+        in_use = self._in_use()
+        self._idle, self._total = {}, collections.Counter()
+        for gpu in self._node.gpus:
+            for _, name, placement in resources.devices(gpu):
+                if placement is not None:
+                    self._total[name] += 1
+                    idle = self._idle.setdefault(name, [])
+                    if (gpu.uuid, placement) not in in_use:
+                        idle.append((gpu.uuid, placement))
+
+
+def changed(
+    gpus: tuple[model.Gpu, ...], goals: Mapping[str, model.DesiredGpu]
+) -> tuple[tuple[model.Gpu, ...], set[_Span]]:
+    """Return the GPUs after a change, and the instances that it destroys."""
+    plans = {plan.gpu_uuid: plan for plan in planner.plan(gpus, goals).gpus}
+    kept = {
+        (uuid, target.placement)
+        for uuid, plan in plans.items()
+        for target in plan.target
+        if target.kept
+    }
+    before = {
+        (gpu.uuid, gi.placement) for gpu in gpus if gpu.uuid in plans for gi in gpu.gpu_instances
+    }
+    after = tuple(
+        dataclasses.replace(gpu, gpu_instances=plans[gpu.uuid].instances)
+        if gpu.uuid in plans
+        else gpu
+        for gpu in gpus
+    )
+    return after, before - kept
