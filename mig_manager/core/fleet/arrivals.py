@@ -1,6 +1,7 @@
 """Expect pods by recent arrivals, so that devices for them can be ready before they come."""
 
 import contextlib
+import dataclasses
 import math
 
 from mig_manager.core.fleet import demand
@@ -27,7 +28,7 @@ class Arrivals:
 
     def add(self, needs: demand.Needs, now_s: float) -> None:
         """Count the arrival of a pod that requests MIG devices."""
-        alike = needs.devices_only
+        alike = dataclasses.replace(needs, amounts=needs.mig)
         with self._lock:
             self._rates[alike] = self._rate(alike, now_s) + 1 / _MEMORY_S, now_s
 

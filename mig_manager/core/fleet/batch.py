@@ -40,15 +40,13 @@ class Batch:
         groups: dict[demand.Needs, int] = {}
         self.group = [groups.setdefault(pod.needs, len(groups)) for pod in self.pods]
         self.needs = list(groups)
-        self.profiles = [needs.profiles for needs in self.needs]
-        self.devices = [*map(model.in_order, self.profiles)]
         kinds = self._kinds = dict[model.Devices, int]()
-        self.kind = [kinds.setdefault(devices, len(kinds)) for devices in self.devices]
+        self.kind = [
+            kinds.setdefault(devices, len(kinds))
+            for devices in (needs.devices for needs in groups)
+        ]
         """By group: the number of its devices; groups of equal devices differ in other needs."""
-        self._profiles = {profile for each in self.profiles for profile in each}
-        self.others = [needs.others for needs in self.needs]
-        self.is_known = [not needs.unknown for needs in self.needs]
-        """By group: whether every requested MIG resource has a profile."""
+        self.profiles = {profile for needs in groups for profile in needs.profiles}
         self._available: list[Mapping[str, int]] = [each.available for each in self.index.facts]
         self.amounts = node_sets.Amounts(self._available)
         self._free: dict[int, Mapping[model.Profile, int]] = {}
@@ -103,7 +101,7 @@ class Batch:
                 others = self._positive.get(name, self.index.every)
                 self._positive[name] = others & ~(1 << position)
         claims = self._claims.setdefault(node.name, collections.Counter())
-        claims.update(self.profiles[group])
+        claims.update(self.needs[group].profiles)
 
     def end_claims(self) -> None:
         """Compare amounts with what the claims leave; there is no claim afterwards."""
@@ -129,13 +127,13 @@ class Batch:
         A node with unknown GPUs could.
         """
         possible = self.possible(group) | ~self.index.published
-        short = self.index.allocatable.short(self.others[group])
+        short = self.index.allocatable.short(self.needs[group].others)
         able = self.index.opted_in & possible & ~(self.excluded(group) | short)
         return self.index.every & ~able
 
     def possible(self, group: int) -> int:
         """Return the nodes whose idle GPUs could have the devices of a group."""
-        if not self.is_known[group]:
+        if self.needs[group].unknown:
             return 0
         kind = self.kind[group]
         if kind not in self._possible:
@@ -147,13 +145,13 @@ class Batch:
                     schedulable={},
                     claimed={},
                     floor={},
-                ).add(self.devices[group])
+                ).add(self.needs[group].devices)
             )
         return self._possible[kind]
 
     def serving(self, group: int, nodes: int) -> int:
         """Return the nodes of a set that a change lets serve a pod of a known group."""
-        nodes &= ~(self.excluded(group) | self.amounts.short(self.others[group]))
+        nodes &= ~(self.excluded(group) | self.amounts.short(self.needs[group].others))
         return self.with_devices(group, nodes)
 
     def with_devices(self, group: int, nodes: int) -> int:
@@ -162,32 +160,29 @@ class Batch:
         tried, able = self._tried.get(kind, (0, 0))
         fresh = nodes & ~tried
         if fresh:
-            profiles = self.profiles[group]
-            added = (i for i in node_sets.each(fresh) if self._has_devices(i, profiles))
+            needs = self.needs[group]
+            added = (i for i in node_sets.each(fresh) if self._has_devices(i, needs))
             able |= node_sets.of(added)
             self._tried[kind] = tried | fresh, able
         return nodes & able
 
-    def _has_devices(self, position: int, profiles: Mapping[model.Profile, int]) -> bool:
-        node, facts, is_certain = (
-            self.nodes[position],
-            self.index.facts[position],
-            len(profiles) == 1,
-        )
-        for profile, count in profiles.items():
+    def _has_devices(self, position: int, needs: demand.Needs) -> bool:
+        node, facts = self.nodes[position], self.index.facts[position]
+        is_certain = len(needs.devices) == 1
+        for profile, count in needs.devices:
             most, free = facts.gpus.most(profile), self.free(position).get(profile, 0)
             if count > most + free:
                 return False
             is_certain = is_certain and not free and count * len(facts.gpus.states) < _MOST_CERTAIN
         if is_certain and node.name not in self._claims and not self._floor(facts):
             return True
-        return self.room(node).add(model.in_order(profiles))
+        return self.room(node).add(needs.devices)
 
     def servable(self, position: int) -> set[int]:
         """Return the kinds of devices that a node might have room for, by a quick comparison."""
         gpus, free = self.index.facts[position].gpus, self.free(position)
         most: dict[model.Profile, int] = {}
-        for profile in self._profiles:
+        for profile in self.profiles:
             most[profile] = gpus.most(profile) + free.get(profile, 0)
         return {
             kind

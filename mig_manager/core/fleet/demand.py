@@ -13,6 +13,7 @@ The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinit
 import collections
 import dataclasses
 import datetime as dt
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,7 +75,7 @@ class Toleration:
                 return selectors.compares(self.operator, taint.value, self.value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Needs:
     """The facts that decide where a pod can run; decisions group pods with equal needs."""
 
@@ -84,28 +85,32 @@ class Needs:
     """All requirements of one of these terms must hold; None: no required affinity."""
     tolerations: tuple[Toleration, ...] = ()
 
-    @property
-    def profiles(self) -> dict[model.Profile, int]:
+    @functools.cached_property
+    def profiles(self) -> Mapping[model.Profile, int]:
         """The requested MIG devices by profile, without unknown names."""
         counts = ((resources.profile_of(name), count) for name, count in self.amounts)
         return {profile: count for profile, count in counts if profile}
 
-    @property
+    @functools.cached_property
+    def devices(self) -> model.Devices:
+        """The same, largest first."""
+        return model.in_order(self.profiles)
+
+    @functools.cached_property
     def unknown(self) -> tuple[str, ...]:
         """The requested MIG resources without a profile: misspelled, or with replicas."""
         names = (name for name, _ in self.amounts)
         return tuple(n for n in names if resources.is_mig(n) and not resources.profile_of(n))
 
-    @property
+    @functools.cached_property
+    def mig(self) -> Amounts:
+        """The requested MIG resources."""
+        return tuple(item for item in self.amounts if resources.is_mig(item[0]))
+
+    @functools.cached_property
     def others(self) -> Amounts:
         """The requested resources other than MIG devices."""
         return tuple(item for item in self.amounts if not resources.is_mig(item[0]))
-
-    @property
-    def devices_only(self) -> "Needs":
-        """The needs without the other resources."""
-        devices = tuple(item for item in self.amounts if resources.is_mig(item[0]))
-        return dataclasses.replace(self, amounts=devices)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +158,12 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
         if status.get("phase") in ("Succeeded", "Failed"):
             return None
         if node_name := str(spec.get("nodeName") or ""):
-            amounts = _amounts(spec)
+            needs = parse_needs(spec)
             return Bound(
                 uid=str(metadata["uid"]),
                 node_name=node_name,
-                amounts=amounts,
-                needs=parse_needs(spec) if _has_mig(amounts) else None,
+                amounts=needs.amounts,
+                needs=needs if needs.mig else None,
                 is_ready_agent=_is_ready_agent(metadata, spec, status),
             )
         is_excluded = any(
@@ -174,7 +179,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
         if is_gone or is_excluded or not is_unschedulable:
             return None
         pod = as_pending(item)
-        if not _has_mig(pod.needs.amounts):
+        if not pod.needs.mig:
             return None
         return dataclasses.replace(pod, nominated=str(status.get("nominatedNodeName") or ""))
 
@@ -256,10 +261,6 @@ def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
     """Name the resources that are too few; empty if all suffice."""
     short = [name for name, count in needs if count > available.get(name, 0)]
     return f"too little {messages.listed(short)}" if short else ""
-
-
-def _has_mig(amounts: Amounts) -> bool:
-    return any(resources.is_mig(resource) for resource, _ in amounts)
 
 
 def _is_ready_agent(

@@ -151,7 +151,7 @@ class Holds:
         The least used come first, of these the ones that the pod holds already.
         """
         group = self._batch.group[rank]
-        profiles, search = self._batch.profiles[group], self._batch.search
+        profiles, search = self._batch.needs[group].profiles, self._batch.search
         if not profiles:
             return
         largest = min(profiles)

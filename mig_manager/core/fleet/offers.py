@@ -99,7 +99,7 @@ class Offers:
         """Return the best offer of nodes that can serve a pod first, or the known best."""
         if best and best.pods[0] < rank:
             return best
-        used = self._batch.devices[self._batch.group[rank]]
+        used = self._batch.pods[rank].needs.devices
         bounds = [(i, self.bound(i)) for i in node_sets.each(serving)]
         bounds.sort(key=lambda each: -each[1].most(1, each[1].size(used)))
         searched = 0
@@ -156,9 +156,9 @@ class Offers:
         heapq.heapify(heads)
         while heads:
             rank, group, at = heads[0]
-            others = pods.others[group]
+            others = pods.needs[group].others
             if not (rank in skipped and skipped[rank] >> position & 1):
-                size = bound.size(pods.devices[group])
+                size = bound.size(pods.needs[group].devices)
                 if (
                     pods.kind[group] in full
                     or used + size > bound.slices
@@ -167,7 +167,7 @@ class Offers:
                     heapq.heappop(heads)
                     continue
                 without = frozenset[int]().union(*(h.indices for h in own if rank > h.rank))
-                if not room.add(pods.devices[group], without=without):
+                if not room.add(pods.needs[group].devices, without=without):
                     full.add(pods.kind[group])
                     heapq.heappop(heads)
                     continue
@@ -188,8 +188,7 @@ class Offers:
         """Return what limits the pods that a node can serve."""
         pods, facts = self._batch, self._batch.index.facts[position]
         if facts.empty not in self._sizes:
-            profiles = {profile for each in pods.profiles for profile in each}
-            sizes = pods.search.sizes(facts.empty, profiles)
+            sizes = pods.search.sizes(facts.empty, pods.profiles)
             self._sizes[facts.empty] = sizes, min(sizes.values(), default=1)
         sizes, smallest = self._sizes[facts.empty]
         idle = {profile: n for profile, n in pods.free(position).items() if profile in sizes}

@@ -162,7 +162,7 @@ class _Decider:
         return [
             rank
             for rank in self._remaining
-            if self._batch.is_known[self._batch.group[rank]] and not self._kept.is_backed_off(rank)
+            if not (self._batch.pods[rank].needs.unknown or self._kept.is_backed_off(rank))
         ]
 
     def _serve(

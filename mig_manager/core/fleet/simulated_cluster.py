@@ -110,7 +110,7 @@ def simulate(
 class _Queue:
     """The pending pods with equal needs, and where they may run."""
 
-    request: simulated_node.Request
+    needs: demand.Needs
     nodes: tuple[simulated_node.Node, ...]
     jobs: list[tuple[tuple[int, float, int], Job]] = dataclasses.field(default_factory=list)
     """The first in order first: by priority, then by age."""
@@ -191,7 +191,7 @@ class _Run:
         if needs not in self._queues:
             excluded = node_sets.union(self._exclusions.of(needs).values())
             self._queues[needs] = _Queue(
-                request=simulated_node.Request.of(needs),
+                needs=needs,
                 nodes=tuple(
                     node
                     for position, node in enumerate(self._nodes.values())
@@ -207,29 +207,29 @@ class _Run:
         while heads:
             _, queue = heapq.heappop(heads)
             if node := self._choose(queue):
-                self._place(queue.jobs.pop(0)[1], queue.request, node)
+                self._place(queue.jobs.pop(0)[1], node)
                 if queue.jobs:
                     heapq.heappush(heads, (queue.jobs[0][0], queue))
 
     def _choose(self, queue: _Queue) -> simulated_node.Node | None:
-        request, nodes = queue.request, queue.nodes
-        able = [node for node in nodes if node.has_room(request)]
+        needs = queue.needs
+        able = [node for node in queue.nodes if node.has_room(needs)]
         if not able:
             return None
         is_packed = self._cluster.scheduler is Scheduler.PACKED
-        scores = [node.score(request, is_packed=is_packed) for node in able]
+        scores = [node.score(needs, is_packed=is_packed) for node in able]
         best = max(scores)
         return self._draw.choice([n for n, s in zip(able, scores, strict=True) if s == best])
 
-    def _place(self, job: Job, request: simulated_node.Request, node: simulated_node.Node) -> None:
+    def _place(self, job: Job, node: simulated_node.Node) -> None:
         uid = job.pod.uid
-        node.bind(uid, request, self._draw)
+        node.bind(job.pod, self._draw)
         del self._pending[uid]
         self._result.waits[uid] = self._now_s - job.at_s
-        self._add(self._now_s + job.run_s, self._end, uid, request, node)
+        self._add(self._now_s + job.run_s, self._end, job.pod, node)
 
-    def _end(self, uid: str, request: simulated_node.Request, node: simulated_node.Node) -> None:
-        node.end(uid, request)
+    def _end(self, pod: demand.Pending, node: simulated_node.Node) -> None:
+        node.end(pod)
         self._react()
 
     def _react(self) -> None:

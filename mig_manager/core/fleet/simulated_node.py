@@ -20,26 +20,6 @@ _Span = tuple[str, model.Placement]
 """A GPU instance: the UUID of its GPU, and its placement."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a pod requests of its node."""
-
-    amounts: demand.Amounts
-    devices: demand.Amounts  # of these the MIG devices
-    others: demand.Amounts
-    slices: int  # compute slices
-
-    @staticmethod
-    def of(needs: demand.Needs) -> "Request":
-        """Return the request of a pod with these needs."""
-        return Request(
-            amounts=needs.amounts,
-            devices=needs.devices_only.amounts,
-            others=needs.others,
-            slices=sum(profile.gpu_slices * n for profile, n in needs.profiles.items()),
-        )
-
-
 class Node:
     """A node whose devices, pods and agent are simulated."""
 
@@ -63,45 +43,44 @@ class Node:
 
     # -- for the scheduler and kubelet ---------------------------------------------------------
 
-    def has_room(self, request: Request) -> bool:
+    def has_room(self, needs: demand.Needs) -> bool:
         """Return whether a pod fits now."""
         return (
             not self._is_tainted
-            and all(len(self._idle.get(name, ())) >= n for name, n in request.devices)
+            and all(len(self._idle.get(name, ())) >= n for name, n in needs.mig)
             and all(
-                self._others.get(name, 0) - self._requested[name] >= n
-                for name, n in request.others
+                self._others.get(name, 0) - self._requested[name] >= n for name, n in needs.others
             )
         )
 
-    def score(self, request: Request, *, is_packed: bool) -> int:
+    def score(self, needs: demand.Needs, *, is_packed: bool) -> int:
         """Return a score of 0 to 100, as of the plugin NodeResourcesFit."""
         if not is_packed:
             slices = _SLICES * len(self._node.gpus)
-            return 100 * (slices - self._slices - request.slices) // slices
+            return 100 * (slices - self._slices - _slices(needs)) // slices
         used = [
             100 * (self._total[name] - len(self._idle[name]) + n) // self._total[name]
-            for name, n in request.devices
+            for name, n in needs.mig
         ]
         return sum(used) // len(used)
 
-    def bind(self, uid: str, request: Request, draw: random.Random) -> None:
+    def bind(self, pod: demand.Pending, draw: random.Random) -> None:
         """Give a pod that fits its devices."""
-        self._used[uid] = [
+        self._used[pod.uid] = [
             (name, idle.pop(draw.randrange(len(idle))))
-            for name, count in request.devices
+            for name, count in pod.needs.mig
             for idle in [self._idle[name]] * count
         ]
-        self._requested.update(dict(request.amounts))
-        self._slices += request.slices
+        self._requested.update(dict(pod.needs.amounts))
+        self._slices += _slices(pod.needs)
         self._published = None
 
-    def end(self, uid: str, request: Request) -> None:
+    def end(self, pod: demand.Pending) -> None:
         """Take back the devices of a pod that ends."""
-        for name, span in self._used.pop(uid):
+        for name, span in self._used.pop(pod.uid):
             self._idle[name].append(span)
-        self._requested.subtract(dict(request.amounts))
-        self._slices -= request.slices
+        self._requested.subtract(dict(pod.needs.amounts))
+        self._slices -= _slices(pod.needs)
         self._published = None
 
     # -- the agent -----------------------------------------------------------------------------
@@ -176,6 +155,11 @@ class Node:
                     idle = self._idle.setdefault(name, [])
                     if (gpu.uuid, placement) not in in_use:
                         idle.append((gpu.uuid, placement))
+
+
+def _slices(needs: demand.Needs) -> int:
+    """Return how many compute slices a pod requests."""
+    return sum(profile.gpu_slices * count for profile, count in needs.devices)
 
 
 def changed(

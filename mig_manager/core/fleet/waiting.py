@@ -77,7 +77,7 @@ class Causes:
             return possible[0][0], f"it waits for {causes}"
         if unknown := self._batch.needs[group].unknown:
             return None, f"no MIG profile is called {messages.listed(unknown)}"
-        devices = profile_name.counted(self._batch.profiles[group])
+        devices = profile_name.counted(self._batch.needs[group].profiles)
         needed = f"it needs a node with room for {devices}"
         own = [each for each in self._impossible(group) if each[1]]
         if not own:
@@ -116,7 +116,7 @@ class Causes:
             if reason:
                 yield reason, rest & nodes, text
                 rest &= ~nodes
-        for text, nodes in self._short(pods.others[group], pods.amounts, rest):
+        for text, nodes in self._short(pods.needs[group].others, pods.amounts, rest):
             yield Wait.IN_USE, nodes, f"{text} is available"
             rest &= ~nodes
         able = pods.with_devices(group, rest)
@@ -157,7 +157,7 @@ class Causes:
 
     def _missing(self, group: int, empty: Iterable[node_room.GpuState]) -> str:
         """Return why GPUs cannot have the devices of a group."""
-        for profile, count in self._batch.profiles[group].items():
+        for profile, count in self._batch.needs[group].profiles.items():
             most = sum(self._batch.search.most(state, profile) for state in empty)
             if not most:
                 return f"its GPUs have no profile {profile}"
