@@ -109,8 +109,8 @@ class _Term:
     pause_s: float = _FIRST_PAUSE_S
     avoided: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
     """By node: until when not to change it, and why."""
-    pending_since_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By UID of a pending pod."""
+    pending_since: dict[str, dt.datetime] = dataclasses.field(default_factory=dict)
+    """By UID of a pending pod; before the first decision, its creation."""
     own_clock: partitioned.OwnClock = dataclasses.field(default_factory=partitioned.OwnClock)
     unusable: dict[str, str] = dataclasses.field(default_factory=dict)
     """By opted-in node: why it was unusable at the last decision."""
@@ -248,19 +248,27 @@ class Partitioner:
         self, now_s: float, now: dt.datetime
     ) -> tuple[tuple[partitioned.PartitionedNode, ...], tuple[demand.Pending, ...]]:
         """Return the nodes with their pods' requests, and the pending pods."""
-        pending = self._cluster.pending()
         for uid in self._cluster.bound(self._term.served):
-            self._telemetry.record_wait(now_s - self._term.pending_since_s[uid])
-        self._term.pending_since_s = {
-            pod.uid: self._term.pending_since_s.get(pod.uid, now_s) for pod in pending
-        }
-        self._term.served &= self._term.pending_since_s.keys()
+            waited = now - self._term.pending_since[uid]
+            self._telemetry.record_wait(waited.total_seconds())
+        pending = tuple(
+            dataclasses.replace(pod, pending_since=self._since(pod, now))
+            for pod in self._cluster.pending()
+        )
+        self._term.pending_since = {pod.uid: self._since(pod, now) for pod in pending}
+        self._term.served &= self._term.pending_since.keys()
         self._term.avoided = {
             name: each for name, each in self._term.avoided.items() if each[0] > now_s
         }
         nodes = partitioned.with_pods(self._cluster.nodes(), self._cluster.requests)
         dated = self._term.own_clock.dated(nodes, now=now)
         return tuple(map(self._mark_unusable, dated)), pending
+
+    def _since(self, pod: demand.Pending, now: dt.datetime) -> dt.datetime:
+        """Return since when a pod is pending: a gate can end long after the creation."""
+        is_first = self._term.inherited is None
+        begin = min(pod.created_at, now) if is_first and pod.created_at else now
+        return self._term.pending_since.get(pod.uid, begin)
 
     def _likely(self, now_s: float) -> tuple[demand.Pending, ...]:
         """Return the pods to prepare for; none if nothing that is recommended is carried out."""

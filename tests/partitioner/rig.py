@@ -233,6 +233,13 @@ class Rig:
 
         self.server.modify(kinds.PODS, pod, change, namespace="default")
 
+    def publish(self, name: str) -> None:
+        """Play the agent: publish the use of its GPUs again."""
+        published = self._published(name, "all-7g.40gb", "", ago_s=3600)
+        self.server.modify(
+            kinds.NODES, name, lambda node: node["metadata"]["annotations"].update(published)
+        )
+
     def answer(
         self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED, took_s: float = 0
     ) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
+from mig_manager.sandbox.apiserver import resources as kinds
 from tests.partitioner import rig as rigs
 from tests.partitioner.rig import SOON_S, TERM_S, Rig
 
@@ -149,6 +150,35 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> No
     decided = rig.metric(own, "decisions_total")
     rig.pass_time(600, own)
     assert rig.metric(own, "decisions_total") == decided  # No pod is likely any more.
+
+
+@pytest.mark.parametrize(
+    ("created", "ahead_s"),
+    [("2026-02-28T12:00:00Z", 0.0), ("2026-03-01T00:00:00Z", 7200.0)],
+    ids=["gated until now", "our clock is ahead"],
+)
+def test_no_gpu_is_held_for_a_pod_that_has_just_begun_to_wait(
+    rig: Rig, created: str, ahead_s: float
+) -> None:
+    rig.clock.jump_s = ahead_s
+    rig.add_node(layout="1g.5gb")
+    rig.add_pods("user")
+    rig.bind("user", "n1")
+    (gpu,) = rig.gpus["n1"]
+    rig.in_use["n1"] = {gpu.uuid: frozenset(gi.placement for gi in gpu.gpu_instances)}
+    rig.publish("n1")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+
+    def age(pod: rigs.Object) -> None:
+        pod["metadata"]["creationTimestamp"] = created
+
+    rig.add_pods("large", profile="7g.40gb")
+    rig.server.modify(kinds.PODS, "large", age, namespace="default")
+    rig.add_pods("small", profile="2g.10gb")
+    rig.pass_time(SOON_S, own)
+
+    assert rig.requested()
 
 
 def test_idle_node_returns_to_the_base_layout(rig: Rig) -> None:

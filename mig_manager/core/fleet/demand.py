@@ -124,6 +124,8 @@ class Pending:
     priority: int = 0
     nominated: str = ""  # node on which the scheduler preempts other pods for it
     created_at: dt.datetime | None = None
+    pending_since: dt.datetime | None = None
+    """By the clock of a decision; None: since its creation."""
 
     @property
     def key(self) -> str:

@@ -96,7 +96,7 @@ class Holds:
         is_served: dict[int, bool] = {}
         for rank in ranks:
             pod, group = self._batch.pods[rank], self._batch.group[rank]
-            age_s = self._age_s(pod.created_at)
+            age_s = self._age_s(pod.pending_since or pod.created_at)
             if len(holds) >= _MOST_HOLDS or age_s < _EARLY_S:
                 continue
             if group not in is_served:
