@@ -113,7 +113,7 @@ class GpuPlan:
 
     @property
     def instances(self) -> tuple[model.GpuInstance, ...]:
-        """The target as observed instances, numbered anew and without UUIDs."""
+        """The target as observed instances, without UUIDs; their ids are positions."""
         return tuple(
             model.GpuInstance(
                 instance_id=number,

@@ -157,7 +157,7 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> No
     [("2026-02-28T12:00:00Z", 0.0), ("2026-03-01T00:00:00Z", 7200.0)],
     ids=["gated until now", "our clock is ahead"],
 )
-def test_no_gpu_is_held_for_a_pod_that_has_just_begun_to_wait(
+def test_no_gpu_is_on_hold_for_a_pod_that_has_just_begun_to_wait(
     rig: Rig, created: str, ahead_s: float
 ) -> None:
     rig.clock.jump_s = ahead_s

@@ -76,7 +76,7 @@ class Node:
         self._published = None
 
     def end(self, pod: demand.Pending) -> None:
-        """Take back the devices of a pod that ends."""
+        """Make the devices of a pod that ends idle."""
         for name, span in self._used.pop(pod.uid):
             self._idle[name].append(span)
         self._requested.subtract(dict(pod.needs.amounts))
