@@ -105,7 +105,11 @@ def simulate(
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
     nodes = partitioned.with_pods(nodes, partitioned.Requests(bound))
     decision = partitioning.decide(
-        nodes, pending, limits, now=now, history=past_decisions.History()
+        nodes,
+        pending,
+        dataclasses.replace(limits, cooldown_s=0.0),
+        now=now,
+        history=past_decisions.History(),
     )
     changes = {change.node: change for change in decision.changes}
     opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)

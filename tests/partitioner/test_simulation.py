@@ -1,9 +1,11 @@
 """``partitioner --simulate``: the decision about nodes and pods in files."""
 
+import datetime as dt
 import json
 
 import pytest
 
+from mig_manager.core.node import well_known
 from tests.partitioner import rig as rigs
 from tests.shell import commandline
 from tests.unit import partitions
@@ -43,6 +45,17 @@ def test_the_answer_in_json_has_layout_steps_and_reasons(shell: commandline.Shel
     assert len(found["steps"][0]["steps"]) == 16
     assert list(json.loads(found["layout"])["mig-configs"]) == ["on-demand"]
     assert answer.data["waiting"] == answer.data["unmet"] == []
+
+
+@pytest.mark.parametrize("age_s", [1, -7200], ids=["just now", "by a clock that is ahead"])
+def test_a_node_that_has_just_changed_does_not_rest_in_a_simulation(
+    shell: commandline.Shell, age_s: float
+) -> None:
+    finished_at = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
+    status = {"config": "x", "state": "success", "finishedAt": finished_at.isoformat()}
+    changed = node("a", SMALL, annotations={well_known.STATUS_ANNOTATION: json.dumps(status)})
+    answer = rigs.simulated(shell, [changed], [pod("p", "7g.40gb")], "-o", "json")
+    assert answer.data["nodes"][0]["pods"] == ["ml/p"]
 
 
 def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell) -> None:

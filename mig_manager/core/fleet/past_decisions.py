@@ -136,5 +136,5 @@ def rest_s(
     if cooldown_s is None:
         cooldown_s = min(_LONGEST_REST_S, max(_LEAST_REST_S, node.took_s))
     changed_at = (node.finished_at, history.changed_at.get(node.name))
-    ages_s = [(now - each).total_seconds() for each in changed_at if each]
+    ages_s = [max(0.0, (now - each).total_seconds()) for each in changed_at if each]
     return max(0.0, cooldown_s - min(ages_s, default=cooldown_s))
