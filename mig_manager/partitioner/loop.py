@@ -48,8 +48,6 @@ _LEAST_PAUSE_S = 0.01
 Base = Mapping[str, model.DesiredGpu]
 """Instances of a node's GPUs, by UUID."""
 
-Result = metrics.Result
-
 _log = structlog.get_logger()
 
 
@@ -173,7 +171,7 @@ class Partitioner:
         """Decide if a decision is due; return the seconds to wait for a signal."""
         self.pulse.beat()
         is_leader = self._leader.campaign()
-        self._telemetry.set_leader(is_leader=is_leader)
+        self._telemetry.leader.set(is_leader)
         if not is_leader:
             if self._was_leader:
                 self._was_leader = False
@@ -186,8 +184,8 @@ class Partitioner:
 
     def _new_term(self) -> _Term:
         self._telemetry.set_pending(decisions.PartitioningDecision(), withheld=0)
-        self._telemetry.set_stopped(is_stopped=False)
-        self._telemetry.set_resting(0)
+        self._telemetry.stopped.set(0)
+        self._telemetry.resting.set(0)
         return _Term(
             announcer=announcer.Announcer(self._cluster, self._leader, self._clock),
             leads_since_s=self._clock.monotonic(),
@@ -219,16 +217,18 @@ class Partitioner:
             expected=likely,
         )
         took_s = self._clock.monotonic() - began_s
-        self._telemetry.count_decision()
+        self._telemetry.decisions.inc()
         self._log_unusable(nodes)
         self._report_resting(nodes, now, has_pending=bool(pending))
         self._follow(nodes, now)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
-        requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
+        requested = tuple(each for each, result in outcomes if result is metrics.Result.REQUESTED)
         room = {uid: dict(since) for uid, since in decision.room_since.items()}
         for change, result in outcomes:
             # The API server may have the request; then its pods need no room elsewhere.
-            for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
+            for pod in (
+                change.pods if result in (metrics.Result.FAILED, metrics.Result.CONFLICT) else ()
+            ):
                 room.setdefault(pod.uid, {})[change.node] = now
         done = dataclasses.replace(decision, changes=requested, room_since=room)
         self._term.history = past_decisions.remember(
@@ -250,7 +250,7 @@ class Partitioner:
         """Return the nodes with their pods' requests, and the pending pods."""
         for uid in self._cluster.bound(self._term.served):
             waited = now - self._term.pending_since[uid]
-            self._telemetry.record_wait(waited.total_seconds())
+            self._telemetry.wait_s.observe(waited.total_seconds())
         pending = tuple(
             dataclasses.replace(pod, pending_since=self._since(pod, now))
             for pod in self._cluster.pending()
@@ -311,7 +311,7 @@ class Partitioner:
             if node.is_opted_in and not node.unusable
             if (rest_s := past_decisions.rest_s(node, limits, history, now=now))
         ]
-        self._telemetry.set_resting(len(resting))
+        self._telemetry.resting.set(len(resting))
         for node, rest_s in resting if has_pending else ():
             if node.name not in self._term.resting:
                 is_own = node.served == history.requested.get(node.name)
@@ -330,7 +330,8 @@ class Partitioner:
         # A person may have requested another layout meanwhile.
         answered = [node for node in custom if node.name in self._term.awaited - changing]
         for node in answered:
-            self._telemetry.count_answer(is_good=not node.failed_hash)
+            answer = "failed" if node.failed_hash else "applied"
+            self._telemetry.answers.labels(result=answer).inc()
             if not node.failed_hash:
                 self._term.failed.discard(node.name)
                 continue
@@ -369,7 +370,7 @@ class Partitioner:
             _log.info("requests_resumed")
             message = "an agent applied a layout: requests are resumed"
             self._term.announcer.announce("PartitioningResumed", message)
-        self._telemetry.set_stopped(is_stopped=bool(now.stop_s))
+        self._telemetry.stopped.set(bool(now.stop_s))
 
     def _report_recommendations(
         self,
@@ -379,7 +380,7 @@ class Partitioner:
         """Count how long pods wait without the recommended changes, and report that at times."""
         sums, now_s = self._term.recommended, self._clock.monotonic()
         waited_s = sums.keep({node.name for node in nodes}, {pod.uid for pod in pending}, now_s)
-        self._telemetry.count_recommended_wait(waited_s)
+        self._telemetry.recommended_s.inc(waited_s)
         message = sums.report(now_s)
         if message and self._term.announcer.announce("RepartitioningRecommended", message):
             _log.info("recommendations_reported", report=message)
@@ -397,24 +398,24 @@ class Partitioner:
         most = self._term.circuit.allowance(len(self._term.awaited), now_s=self._clock.monotonic())
         return () if is_waiting else decision.changes[:most]
 
-    def _carry_out(self, change: decisions.Change) -> Result | None:
+    def _carry_out(self, change: decisions.Change) -> metrics.Result | None:
         """Request or recommend a change; return the result, None if neither was possible."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
             is_new, pods = self._term.recommended.add(
                 change, announcer.summary(change), self._clock.monotonic()
             )
-            self._telemetry.count_recommended(pods)
+            self._telemetry.recommended_pods.inc(pods)
             if is_new:
                 _log.info("layout_recommended", node=change.node, why=change.why)
-                result = Result.RECOMMENDED
+                result = metrics.Result.RECOMMENDED
         elif self._clock.monotonic() >= self._term.resume_s and self._leader.campaign():
             result = self._request(change)
         if result is not None:
-            self._telemetry.count_change(result)
+            self._telemetry.changes.labels(result=result.value).inc()
         return result
 
-    def _request(self, change: decisions.Change) -> Result:
+    def _request(self, change: decisions.Change) -> metrics.Result:
         try:
             is_requested = self._cluster.request(change)
         except errors.ClusterError as error:
@@ -423,19 +424,19 @@ class Partitioner:
             if error.reason is errors.Reason.API_UNAVAILABLE:
                 self._term.resume_s = now_s + max(self._term.pause_s, error.retry_after_s or 0.0)
                 self._term.pause_s = min(2 * self._term.pause_s, _LONGEST_PAUSE_S)
-                return Result.FAILED
+                return metrics.Result.FAILED
             self._avoid(change.node, "the API refused to change it")
-            return Result.REFUSED
+            return metrics.Result.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
             self._signal.note_node()
-            return Result.CONFLICT
+            return metrics.Result.CONFLICT
         self._term.pause_s = _FIRST_PAUSE_S
         self._term.awaited.add(change.node)
         self._term.served.update(pod.uid for pod in change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
         self._term.announcer.announce_request(change)
-        return Result.REQUESTED
+        return metrics.Result.REQUESTED
 
     def _avoid(self, name: str, why: str) -> None:
         self._term.avoided[name] = self._clock.monotonic() + _AVOID_S, why

@@ -24,7 +24,7 @@ class Result(enum.Enum):
 
 
 class Metrics:
-    """Metrics in their own registry."""
+    """Metrics in their own registry; the loop sets and counts most of them."""
 
     def __init__(self, *, contact_age_s: Callable[[], float]) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -35,25 +35,25 @@ class Metrics:
         histogram = functools.partial(
             prometheus_client.Histogram, namespace=name, registry=registry
         )
-        self._leader = gauge("leader", "1 while this replica decides and acts, else 0.")
-        self._decisions = counter("decisions", "Decisions about the pending pods.")
-        self._changes = counter("changes", "Changes of nodes decided on.", ("result",))
-        self._answers = counter("answers", "Requests on which agents have reported.", ("result",))
+        self.leader = gauge("leader", "1 while this replica decides and acts, else 0.")
+        self.decisions = counter("decisions", "Decisions about the pending pods.")
+        self.changes = counter("changes", "Changes of nodes decided on.", ("result",))
+        self.answers = counter("answers", "Requests on which agents have reported.", ("result",))
         self._pending = gauge(
             "pending_pods", "Pods that wait for MIG devices, by what they wait for.", ("reason",)
         )
-        self._resting = gauge("resting_nodes", "Opted-in nodes that rest after a change.")
+        self.resting = gauge("resting_nodes", "Opted-in nodes that rest after a change.")
         self._withheld = gauge("withheld_events", "Pods without room that have no Event yet.")
-        self._stopped = gauge(
+        self.stopped = gauge(
             "stopped", "1 while requests are stopped or on trial, because agents failed them."
         )
-        self._recommended_pods = counter(
+        self.recommended_pods = counter(
             "recommended_pods", "Pods for which a change was recommended."
         )
-        self._recommended_s = counter(
+        self.recommended_s = counter(
             "unserved_seconds", "How long pods waited without a recommended change."
         )
-        self._wait_s = histogram(
+        self.wait_s = histogram(
             "wait_seconds",
             "How long pods waited for a node, if a node was changed for them.",
             buckets=_BUCKETS_S,
@@ -64,21 +64,13 @@ class Metrics:
         build.labels(version=mig_manager.__version__).set(1)
         for result in Result:
             # Start at zero: increase() misses the first event of a series that appears as 1.
-            self._changes.labels(result=result.value)
+            self.changes.labels(result=result.value)
         for answer in ("applied", "failed"):
-            self._answers.labels(result=answer)
+            self.answers.labels(result=answer)
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format 0.0.4."""
         return prometheus_client.generate_latest(self.registry)
-
-    def set_leader(self, *, is_leader: bool) -> None:
-        """Set whether this replica leads."""
-        self._leader.set(is_leader)
-
-    def count_decision(self) -> None:
-        """Count a decision."""
-        self._decisions.inc()
 
     def set_pending(self, decision: decisions.PartitioningDecision, *, withheld: int) -> None:
         """Set the pending pods by reason, and the number of pods that lack their Event."""
@@ -88,31 +80,3 @@ class Metrics:
         for reason in (*(each.value for each in waiting.Wait), "change", "no-room-possible"):
             self._pending.labels(reason=reason).set(counts[reason])
         self._withheld.set(withheld)
-
-    def set_resting(self, nodes: int) -> None:
-        """Set the number of opted-in nodes that rest after a change."""
-        self._resting.set(nodes)
-
-    def count_change(self, result: Result) -> None:
-        """Count a change by its result."""
-        self._changes.labels(result=result.value).inc()
-
-    def count_recommended(self, pods: int) -> None:
-        """Count pods for which a change was recommended."""
-        self._recommended_pods.inc(pods)
-
-    def count_recommended_wait(self, seconds: float) -> None:
-        """Count the waits of pods without a recommended change."""
-        self._recommended_s.inc(seconds)
-
-    def set_stopped(self, *, is_stopped: bool) -> None:
-        """Set whether requests are stopped, or on trial."""
-        self._stopped.set(is_stopped)
-
-    def count_answer(self, *, is_good: bool) -> None:
-        """Count an agent's report on a request."""
-        self._answers.labels(result="applied" if is_good else "failed").inc()
-
-    def record_wait(self, seconds: float) -> None:
-        """Record the wait of a pod for which a node was changed."""
-        self._wait_s.observe(seconds)

@@ -76,20 +76,19 @@ class Row:
     waits: Waits
     by_profile: Mapping[str, Waits]
     by_namespace: Mapping[str, Waits]
-    result: simulated_cluster.Result | None  # None: not simulated
+    result: simulated_cluster.Result
 
     def to_data(self) -> answers.ReplayRow:
         """Return plain data for JSON and YAML."""
-        result = self.result
         return {
             "name": self.name,
             "waits": self.waits.to_data(),
             "by_profile": {key: each.to_data() for key, each in self.by_profile.items()},
             "by_namespace": {key: each.to_data() for key, each in self.by_namespace.items()},
-            "changes": result.changes if result else 0,
-            "refused": result.refused if result else 0,
-            "destroyed": result.destroyed if result else 0,
-            "tainted_s": round(result.tainted_s) if result else 0,
+            "changes": self.result.changes,
+            "refused": self.result.refused,
+            "destroyed": self.result.destroyed,
+            "tainted_s": round(self.result.tainted_s),
         }
 
 
@@ -209,8 +208,7 @@ def replay(
     if not run.counted:
         raise errors.UsageError("no pod was created in these days; --replay-days allows more")
     rows = run.rows()
-    placed = rows[0].result.waits if rows[0].result else {}
-    unmet = rows[0].result.unmet if rows[0].result else {}
+    decided = rows[0].result
     return Report(
         begin=begin,
         end=begin + dt.timedelta(seconds=run.end_s),
@@ -222,9 +220,9 @@ def replay(
         forgotten=sum(job.pod.uid in more for job in run.counted),
         rows=tuple(rows),
         unmet=tuple(
-            (job.pod.key, unmet[job.pod.uid])
+            (job.pod.key, decided.unmet[job.pod.uid])
             for job in run.counted
-            if job.pod.uid in unmet and placed.get(job.pod.uid) is None
+            if job.pod.uid in decided.unmet and decided.waits[job.pod.uid] is None
         ),
     )
 
@@ -298,12 +296,12 @@ class _Replay:
             result = self._simulate(name, nodes, None)
             if result.end_s < self.end_s:
                 break
-            fixed.append(self._row(name, result.waits, result))
+            fixed.append(self._row(name, result))
         fixed.sort(key=lambda row: (-row.waits.placed, row.waits.mean_s))
         return [
-            self._row(PARTITIONER, decided.waits, decided),
-            self._row(PRESENT, present.waits, present),
-            self._row(REAL, self._real, None),
+            self._row(PARTITIONER, decided),
+            self._row(PRESENT, present),
+            self._row(REAL, simulated_cluster.Result(waits=self._real, end_s=self.end_s)),
             *fixed,
         ]
 
@@ -343,18 +341,13 @@ class _Replay:
         except errors.LayoutError:
             return {}
 
-    def _row(
-        self,
-        name: str,
-        waits: Mapping[str, float | None],
-        result: simulated_cluster.Result | None,
-    ) -> Row:
+    def _row(self, name: str, result: simulated_cluster.Result) -> Row:
         everything = []
         groups = [
             collections.defaultdict[str, list[tuple[float | None, float]]](list) for _ in "ab"
         ]
         for job in self.counted:
-            wait, late_s = waits[job.pod.uid], self.end_s - job.at_s
+            wait, late_s = result.waits[job.pod.uid], self.end_s - job.at_s
             # What becomes free at the end itself serves no pod.
             is_late = wait is None or 0 < late_s <= wait
             each = None if is_late else wait, late_s
@@ -396,7 +389,7 @@ def _table(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
     for row in rows:
         waits, result = row.waits, row.result
         costs = ("", "", "")
-        if result and result.decisions:
+        if result.decisions:
             costs = (str(result.changes), str(result.refused), _span(result.tainted_s))
         placed = f"{waits.placed} of {waits.pods}"
         yield row.name, placed, _span(waits.mean_s), _span(waits.p95_s), *costs
