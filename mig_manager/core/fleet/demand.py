@@ -160,12 +160,13 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
         if status.get("phase") in ("Succeeded", "Failed"):
             return None
         if node_name := str(spec.get("nodeName") or ""):
-            needs = parse_needs(spec)
+            amounts = _amounts(spec)
             return Bound(
                 uid=str(metadata["uid"]),
                 node_name=node_name,
-                amounts=needs.amounts,
-                needs=needs if needs.mig else None,
+                amounts=amounts,
+                # Few of a cluster's pods request MIG devices; parsing the rest takes long.
+                needs=parse_needs(spec) if Needs(amounts=amounts).mig else None,
                 is_ready_agent=_is_ready_agent(metadata, spec, status),
             )
         is_excluded = any(
