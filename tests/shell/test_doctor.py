@@ -74,7 +74,7 @@ def test_a_driver_that_fails_hides_nothing_else(
 
     assert time.monotonic() - since < 30
     assert result.failing == {"driver"}
-    assert result.text("gpus") == "unknown: the driver does not answer"
+    assert result.text("gpus") == "cannot be checked: the driver does not answer"
     assert "the agent" not in result.remedies("driver")
     assert message in result.text("driver")
     assert "code" not in fault or "Load the NVIDIA driver" in result.remedies("driver")

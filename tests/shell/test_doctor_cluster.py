@@ -187,7 +187,7 @@ def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> Non
     assert f"{patient.folder}/none: no such file" in by_variable.text("api")
     assert missing.failing == {"api", "pod-resources"}
     assert missing.verdict("rights") is SKIPPED
-    assert missing.text("rights") == "unknown: the cluster"
+    assert missing.text("rights") == "cannot be checked without the cluster"
     assert "--kubeconfig" in missing.remedies("api")
     assert silent.failing == {"api", "rights"}
     assert silent.verdict("driver") is OK

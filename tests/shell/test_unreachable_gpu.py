@@ -84,7 +84,7 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
         assert f"GPU {LOST}" in text, name
         assert "is unreachable" in text, name
         assert "GPU is lost" in text, name
-        if name in ("status", "apply", "boot"):
+        if name in ("status", "plan", "apply", "boot"):
             assert "no reset reaches it: drain and reboot the node" in text, name
     assert of_others(node.state) == {(True, 7)}
     data = json.loads(node.run("status", "-o", "json").out)

@@ -149,7 +149,7 @@ def write_output(path: pathlib.Path, content: str | bytes, *, mode: int | None =
     except OSError as error:
         raise errors.UsageError(
             f"cannot write {path}: {error.strerror or error}",
-            remedy="Check the path and your rights.",
+            remedy="Check the path, your rights and the free space.",
         ) from error
 
 

@@ -91,7 +91,7 @@ class Once(Generic[_Fact]):
         except NotAskedError:
             raise
         except Exception as error:
-            raise NotAskedError(f"unknown: {self._what}") from error
+            raise NotAskedError(f"cannot be checked without {self._what}") from error
 
     def if_known(self) -> _Fact | None:
         """Return the fact, or None if it cannot be read."""

@@ -66,7 +66,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         gpus = facts.gpus.get()
     except errors.HardwareError as error:
         if facts.inspection.if_known() is None:  # the check "driver" fails, and once is enough
-            raise NotAskedError("unknown: the driver does not answer") from error
+            raise NotAskedError("cannot be checked: the driver does not answer") from error
         raise
     if not any(gpu.is_mig_capable for gpu in gpus):
         what = "no GPU of this node supports MIG" if gpus else "this node has no NVIDIA GPU"

@@ -92,9 +92,7 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.desired.keys(), style=style)
     ]
-    if result.gpus.unreachable:
-        sentences = [gpu.sentence for gpu in result.gpus.unreachable]
-        blocks.append("\n".join(_problems(sentences, style)))
+    blocks += _problems(gpu_recovery.sentences(result.gpus), style)
     if is_wide and not result.plan.is_empty:
         rows = [
             style.fitted(f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}")

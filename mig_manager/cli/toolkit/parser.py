@@ -62,7 +62,7 @@ def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:
     word = "".join(argv[at : at + 1])
     name = of.aliases.get(word, word)
     _refuse_early(of, argv[:at])
-    if name:
+    if at < len(argv):
         of.command(name)
     before = _parsed(of, "", argv[:at])
     own = _parsed(of, name, argv[at + 1 :]) if name else {}
