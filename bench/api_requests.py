@@ -17,7 +17,7 @@ from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import scenarios, stages
+from mig_manager.sandbox import demo_layouts, stages, stories
 from mig_manager.sandbox.driver import states
 from testkit import apiserver
 
@@ -32,9 +32,9 @@ def main() -> None:
     idle_s = parser.parse_args().idle_s
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(_SPEC))]
     text = process.packaged_config().read_text(encoding="utf-8")
-    text += scenarios.extra_layouts(gpus, config.parse(text, source="packaged"))
+    text += demo_layouts.rendered(gpus, config.parse(text, source="packaged"))
     for name in ("first-layout", "one-slice", "does-not-fit"):
-        story = scenarios.STORIES[name]
+        story = stories.STORIES[name]
         server = apiserver.ApiServer()
         with stages.Stage(_SPEC, text, latency=states.REALISTIC, server=server) as stage:
             story.prepare(stage)

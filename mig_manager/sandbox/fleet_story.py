@@ -15,7 +15,7 @@ from mig_manager.core import bar, messages, model, timestamps
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import pod_object, resources, well_known
-from mig_manager.sandbox import ending, machines, scenarios, stages
+from mig_manager.sandbox import demo_layouts, ending, machines, scenarios, stages, stories
 from mig_manager.sandbox.node import cluster_view, objects
 
 SPEC = "2xA100-SXM4-40GB"
@@ -48,7 +48,7 @@ def run(
     names = [f"gpu-{number}" for number in range(1, count + 1)]
     stage = stages.Stage(
         options.node,
-        options.layouts_with(scenarios.ONE_SLICE),
+        options.layouts_with(demo_layouts.ONE_SLICE),
         latency=options.latency,
         agent_options=_AGENT_OPTIONS,
         names=names,
@@ -64,21 +64,23 @@ def run(
         say("")
         for line in scenarios.checked(checks, style):
             say(line)
-        next_steps = _SUGGESTIONS if options.is_kept else _WITHOUT_NODES
+        next_steps = _suggestions(options, count)
         scenarios.say_next(stage, options, next_steps, who="The nodes stay", say=say, style=style)
     return 0 if all(checks.values()) else 1
 
 
-_SUGGESTIONS = (
-    ("all nodes", "kubectl mig status"),
-    ("a live view of them", "kubectl mig top"),
-    ("what a layout costs on every node", f"kubectl mig plan all-1g.5gb -l {_POOL}"),
-    ("a rollout", f"mig-manager rollout all-1g.5gb -l {_POOL} --max-unavailable 2"),
-)
-
-_WITHOUT_NODES = (
-    ("the same, with the nodes kept up for kubectl", "mig-manager demo --nodes 5 --keep"),
-)
+def _suggestions(options: scenarios.Options, count: int) -> Sequence[tuple[str, str]]:
+    """Return pairs of a purpose and a command."""
+    if not options.is_kept:
+        again = f"mig-manager demo --nodes {count}{options.simulating(SPEC)} --keep"
+        return (("the same, with the nodes kept up for kubectl", again),)
+    layout = demo_layouts.smallest_everywhere(options.gpus)
+    return (
+        ("all nodes", "kubectl mig status"),
+        ("a live view of them", "kubectl mig top"),
+        ("what a layout costs on every node", f"kubectl mig plan {layout} -l {_POOL}"),
+        ("a rollout", f"mig-manager rollout {layout} -l {_POOL} --max-unavailable 2"),
+    )
 
 
 class _Story:
@@ -89,31 +91,33 @@ class _Story:
         self._names = names
         self._board = board
 
-    def play(self) -> scenarios.Checks:
+    def play(self) -> stories.Checks:
         self._populate()
         return self._roll_out() | self._undo() | self._follow_demand()
 
     def _populate(self) -> None:
         """Apply a layout to every node, and fill it with pods; a budget guards one node's pods."""
-        self._board.say(f"kubectl label node --all {well_known.CONFIG_LABEL}={scenarios.BALANCED}")
+        self._board.say(
+            f"kubectl label node --all {well_known.CONFIG_LABEL}={demo_layouts.BALANCED}"
+        )
         for name in self._names:
-            self._patch(name, {"labels": {well_known.CONFIG_LABEL: scenarios.BALANCED}})
-        self._wait_applied(scenarios.BALANCED, self._names)
+            self._patch(name, {"labels": {well_known.CONFIG_LABEL: demo_layouts.BALANCED}})
+        self._wait_applied(demo_layouts.BALANCED, self._names)
         sizes = sorted(self._stage.allocatable())[-2:]
         for name in self._names:
             for size in sizes:
                 for number in range(self._stage.allocatable()[size]):
-                    self._run_pod(f"{scenarios.pod_name(size)}-{number}-of-{name}", size, on=name)
+                    self._run_pod(f"{stories.pod_name(size)}-{number}-of-{name}", size, on=name)
         self._stage.guard({"matchLabels": {"node": _GUARDED}})
         self._wait_running(len(self._names) * sum(self._stage.allocatable()[s] for s in sizes))
 
-    def _roll_out(self) -> scenarios.Checks:
+    def _roll_out(self) -> stories.Checks:
         before = self._devices()
         status = self._command(
-            "rollout", scenarios.ONE_SLICE, "--max-unavailable", "2", "--pause-on-failure"
+            "rollout", demo_layouts.ONE_SLICE, "--max-unavailable", "2", "--pause-on-failure"
         )
         failed = self._with_label(well_known.STATE_LABEL, model.State.FAILED.value)
-        changed = self._with_label(well_known.APPLIED_LABEL, scenarios.ONE_SLICE)
+        changed = self._with_label(well_known.APPLIED_LABEL, demo_layouts.ONE_SLICE)
         after = self._devices()
         unchanged = [pod for pod in before if before[pod] == after.get(pod)]
         evicted = before.keys() - after.keys()
@@ -129,12 +133,12 @@ class _Story:
             ),
         }
 
-    def _undo(self) -> scenarios.Checks:
+    def _undo(self) -> stories.Checks:
         status = self._command("rollout", "undo", "--max-unavailable", "2")
-        self._wait_applied(scenarios.BALANCED, self._names)
-        return {f"after the undo every node has {scenarios.BALANCED} again": status == 0}
+        self._wait_applied(demo_layouts.BALANCED, self._names)
+        return {f"after the undo every node has {demo_layouts.BALANCED} again": status == 0}
 
-    def _follow_demand(self) -> scenarios.Checks:
+    def _follow_demand(self) -> stories.Checks:
         """Let the partitioner change a node for pods whose devices no node has."""
         label = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
         self._board.say(f"kubectl delete pod -l node={_ON_DEMAND}")
@@ -155,7 +159,7 @@ class _Story:
             "partitioner", "--mode", "act", "--quiet-s", "0.5", "--cooldown-s", "1"
         )
         try:
-            pending = [f"{scenarios.pod_name(resource)}-{number}" for number in range(2)]
+            pending = [f"{stories.pod_name(resource)}-{number}" for number in range(2)]
             for name in pending:
                 self._run_pod(name, resource)
             self._wait_running(len(self._stage.workloads()))

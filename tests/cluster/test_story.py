@@ -11,7 +11,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
-from mig_manager.sandbox import scenarios
+from mig_manager.sandbox import stories
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.cluster import clusters
 from tests.stage import agent_stage
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.parametrize("story", scenarios.STORIES)
+@pytest.mark.parametrize("story", stories.STORIES)
 def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, story: str
 ) -> None:
     spec = "2xA100-SXM4-80GB+1xA30"
-    story_ = scenarios.STORIES[story]
+    story_ = stories.STORIES[story]
     gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
     with clusters.stage(where_in_depth, tmp_path, *story_.agent_options, spec=spec) as stage:
         story_.prepare(stage)

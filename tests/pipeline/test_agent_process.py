@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mig_manager.sandbox import scenarios
+from mig_manager.sandbox import stories
 from mig_manager.sandbox.node import device_plugin
 from tests.stage import agent_stage
 
@@ -12,7 +12,7 @@ SPEC = "2xA100-SXM4-40GB"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("story", scenarios.STORIES)
+@pytest.mark.parametrize("story", stories.STORIES)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -27,7 +27,7 @@ SPEC = "2xA100-SXM4-40GB"
     ],
 )
 def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec: str) -> None:
-    scenario = scenarios.STORIES[story]
+    scenario = stories.STORIES[story]
     with agent_stage.Stage(spec, *scenario.agent_options) as stage:
         scenario.prepare(stage)
         layout = scenario.layout(agent_stage.gpus(spec))
@@ -54,7 +54,7 @@ def test_other_strategies_of_the_plugin_are_verified_as_well(
 def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
     slow = dataclasses.replace(agent_stage.QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
-    scenario = scenarios.STORIES["first-layout"]
+    scenario = stories.STORIES["first-layout"]
     with agent_stage.Stage(SPEC, *scenario.agent_options, node_options=slow) as stage:
         scenario.prepare(stage)
         stage.server.log.clear()

@@ -232,11 +232,16 @@ def test_a_demo_that_is_killed_leaves_nothing_behind(demo: Demo) -> None:
 
 @pytest.mark.slow
 def test_a_demo_of_five_nodes_plays_rollout_undo_and_partitioner(demo: Demo) -> None:
-    process = demo.started(*DEMO, "--nodes", "5")
-    assert process.wait(TIMEOUT_S) == 0
-    demo.assert_nothing_left()
+    process = demo.started(*DEMO, "--simulate", "2xH100", "--nodes", "5", "--keep")
+    demo.wait_for(KEPT)
     assert demo.output().count("✓") == 5
     assert "│7g█████████████████████████████│" in demo.output()
+    *proposed, rollout = commands(demo.output())
+    exports = [line for line in proposed if line.startswith("export")]
+    assert "5 fits" in shell(demo, *exports, f"{rollout} --dry-run")
+    process.terminate()
+    process.wait(TIMEOUT_S)
+    demo.assert_nothing_left()
 
 
 def test_a_closed_terminal_ends_the_demo_and_everything_that_it_started(demo: Demo) -> None:

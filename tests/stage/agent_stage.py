@@ -17,7 +17,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
 from mig_manager.core.records import journals
-from mig_manager.sandbox import scenarios, stages
+from mig_manager.sandbox import demo_layouts, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import apiserver
@@ -215,4 +215,4 @@ def gpus(spec: str) -> list[model.Gpu]:
 def config_text(spec: str) -> str:
     """Return the packaged layouts and those that stories need."""
     text = PACKAGED.read_text(encoding="utf-8")
-    return text + scenarios.extra_layouts(gpus(spec), config.parse(text, source="packaged"))
+    return text + demo_layouts.rendered(gpus(spec), config.parse(text, source="packaged"))

@@ -56,7 +56,7 @@ class Settings(settings.TerminalSettings):
 def run(chosen: Settings, terminal: console.Console) -> int:
     """Show a scenario; UsageError if it is unknown or the sandbox is not installed."""
     try:
-        from mig_manager.sandbox import fleet_story, scenarios  # may not be installed
+        from mig_manager.sandbox import fleet_story, scenarios, stories  # may not be installed
     except ModuleNotFoundError as error:
         raise errors.UsageError(
             f"the demo needs {error.name}, which is not installed",
@@ -66,8 +66,8 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if chosen.scenario and chosen.nodes:
         raise errors.UsageError("--scenario and --nodes exclude each other")
     scenario = chosen.scenario or "one-slice"
-    if scenario not in scenarios.STORIES:
-        known = ", ".join(scenarios.STORIES)
+    if scenario not in stories.STORIES:
+        known = ", ".join(stories.STORIES)
         raise errors.UsageError(f"unknown scenario {scenario!r}; choose from {known}")
     terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     style = terminal.style(chosen.colour)
