@@ -23,7 +23,7 @@ from mig_manager.core import messages, options
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources, strategies, well_known
 from mig_manager.core.planner import planner
-from mig_manager.kubectl import cluster, plan, settings
+from mig_manager.kubectl import cluster, settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -54,7 +54,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if not chosen.gpu:
         raise errors.UsageError("--gpu is missing: name the GPUs of a node")
     here = cluster.ClusterCommand(chosen, terminal)
-    layout = plan.printable(here.document().layout(chosen.layout))
+    layout = here.document().layout(chosen.layout)
     result = tags(layout, chosen.gpu, chosen.strategy)
     return here.answer(result.to_data, lambda: text(result), is_good=True)
 
@@ -140,7 +140,7 @@ def tags(layout: layouts.Layout, spec: str, strategy: strategies.Strategy) -> Ta
             f"with the MIG strategy {strategy.value} the device plugin exits: {why_not}"
         )
     return Tags(
-        layout=layout.name,
+        layout=messages.printable(layout.name),
         gpus=messages.printable(spec),
         strategy=strategy,
         devices=resources.desired_counts(gpus, desired, strategy),

@@ -17,7 +17,7 @@ from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
-from mig_manager.kubectl import cluster, plan, settings
+from mig_manager.kubectl import cluster, presumed_gpus, settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -101,7 +101,7 @@ def list_layouts(report: node_reports.Report, documents: Iterable[Document]) -> 
     node, notes = report.node, list(report.notes)
     gpus = report.gpus
     if gpus is None:
-        gpus, note = plan.presumed_gpus(report)
+        gpus, note = presumed_gpus.of(report)
         notes.append(note)
     known = _contents(served.generated(gpus).values())
     entries, note = _entries(node, known)

@@ -1,27 +1,20 @@
 """``kubectl mig plan``: show the changes of a layout, even on nodes without an agent."""
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, gpu_report
-from mig_manager.core import bar, messages, model, node_settings, options, tables
+from mig_manager.core import bar, messages, node_settings, options, tables
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
-from mig_manager.core.layout import layouts, validate
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources, well_known
-from mig_manager.core.records import gpu_codec
-from mig_manager.kubectl import cluster, settings, status
+from mig_manager.kubectl import cluster, presumed_gpus, settings, status
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_PRODUCT_LABEL = "nvidia.com/gpu.product"
-_COUNT_LABEL = "nvidia.com/gpu.count"
-_SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
-"""Suffixes that GPU feature discovery appends for partitioned or shared GPUs."""
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
 """UUIDs are not published, and ``losses`` has the evicted pods."""
@@ -161,7 +154,7 @@ def _of_node(
         notes.append("the node is changing right now: plan again when it has finished")
     why_not = ""
     if report.gpus is None:
-        gpus, why_not = presumed_gpus(report)
+        gpus, why_not = presumed_gpus.of(report)
         presumed = gpus or None
         notes += [why_not] if presumed else []
     result = preview.preview(
@@ -182,90 +175,6 @@ def _of_node(
             notes.append(f"its agent {verb} another layout named {layout_name}")
         notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
     return NodePlan(preview=result, notes=tuple(notes))
-
-
-def products(reports: Sequence[node_reports.Report]) -> tuple[Sequence[model.Gpu], Sequence[str]]:
-    """Return one unpartitioned GPU of every product on the nodes, and notes on presumed GPUs."""
-    published: dict[tuple[str, int, int], model.Gpu] = {}
-    presumed: dict[str, model.Gpu] = {}
-    notes: list[str] = []
-    for report in reports:
-        if report.gpus is None:
-            gpus, note = presumed_gpus(report)
-            notes.append(f"{report.node.name}: {note}")
-            presumed.update((gpu.name, gpu) for gpu in gpus)
-            continue
-        for gpu in report.gpus:
-            key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
-            published.setdefault(key, gpu_codec.idle(gpu))
-    names = {gpu.name for gpu in published.values()}
-    others = [gpu for name, gpu in presumed.items() if name not in names]
-    # By name and position in the table, because the order of nodes has no meaning.
-    templates = sorted(
-        [*published.values(), *others], key=lambda gpu: (gpu.name, gpu.pci_device_id)
-    )
-    return templates, notes
-
-
-def validated(
-    document: layouts.Document,
-    names: Sequence[str],
-    reports: Sequence[node_reports.Report],
-    *,
-    must_fit: bool,
-    note: Callable[[str], object],
-) -> validate.Validated:
-    """Check the named layouts, or all, against the nodes' products.
-
-    Raises:
-        ConfigError: The document has no layouts.
-        LayoutError: A name is unknown.
-        UsageError: The products are unknown.
-    """
-    layouts = document.selected(names)
-    templates, notes = products(reports)
-    for each in notes:
-        note(each)
-    if not templates:
-        raise errors.UsageError("the GPUs of these nodes are unknown: nothing to validate")
-    from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
-
-    return validate.against_products(
-        list(map(printable, layouts)),
-        source=document.source,
-        templates=templates,
-        # Named layouts are meant for these nodes.
-        others=None if names or must_fit else hardware.known_gpus,
-    )
-
-
-def printable(layout: layouts.Layout) -> layouts.Layout:
-    """Return the layout with a printable name."""
-    return dataclasses.replace(layout, name=messages.printable(layout.name))
-
-
-def presumed_gpus(report: node_reports.Report) -> tuple[model.ObservedGpus, str]:
-    """Return a node's GPUs according to its labels, presumed unpartitioned, and a note."""
-    from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
-
-    labels = report.node.view.labels
-    product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
-    count = labels.get(_COUNT_LABEL, "1")
-    if not product:
-        return model.NO_GPUS, "no agent and no label shows its GPUs"
-    is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
-    number = int(count) if is_count else 1
-    try:
-        known = hardware.find(product)
-        gpus = model.ObservedGpus(
-            hardware.template(known, index) for index in range(min(number, hardware.MAX_GPUS))
-        )
-    except errors.UsageError as error:
-        return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
-    return gpus, (
-        f"its agent has published nothing; by its labels it has {len(gpus)}x {known.name}, "
-        "presumed not partitioned"
-    )
 
 
 def pictures(plans: Plans, *, style: bar.Style) -> str:

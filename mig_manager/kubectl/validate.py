@@ -1,9 +1,16 @@
 """``kubectl mig validate``."""
 
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from mig_manager import errors
 from mig_manager.cli.toolkit import console, validation
 from mig_manager.cli.toolkit import settings as toolkit_settings
-from mig_manager.core import options
-from mig_manager.kubectl import cluster, plan, settings
+from mig_manager.core import messages, model, options
+from mig_manager.core.fleet import node_reports
+from mig_manager.core.layout import validate
+from mig_manager.core.records import gpu_codec
+from mig_manager.kubectl import cluster, presumed_gpus, settings
 
 
 class Settings(
@@ -29,15 +36,49 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     """Check layouts against the GPUs that the nodes have; 1 if one does not fit."""
     here = cluster.ClusterCommand(chosen, terminal)
     document = here.document()
-    result = plan.validated(
-        document,
-        chosen.layouts,
-        here.nodes().reports,
-        must_fit=chosen.must_fit,
-        note=terminal.note,
+    reports = here.nodes().reports
+    selected = document.selected(chosen.layouts)
+    templates, notes = _templates(reports)
+    for note in notes:
+        terminal.note(note)
+    if not templates:
+        raise errors.UsageError("the GPUs of these nodes are unknown: nothing to validate")
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
+
+    result = validate.against_products(
+        [dataclasses.replace(each, name=messages.printable(each.name)) for each in selected],
+        source=document.source,
+        templates=templates,
+        # Named layouts are meant for these nodes.
+        others=None if chosen.layouts or chosen.must_fit else hardware.known_gpus,
     )
     return here.answer(
         result.to_data,
         lambda: validation.table(result, style=here.style),
         is_good=not result.misfits,
     )
+
+
+def _templates(
+    reports: Iterable[node_reports.Report],
+) -> tuple[Sequence[model.Gpu], Sequence[str]]:
+    """Return one unpartitioned GPU of every product on the nodes, and notes on presumed GPUs."""
+    published: dict[tuple[str, int, int], model.Gpu] = {}
+    presumed: dict[str, model.Gpu] = {}
+    notes: list[str] = []
+    for report in reports:
+        if report.gpus is None:
+            gpus, note = presumed_gpus.of(report)
+            notes.append(f"{report.node.name}: {note}")
+            presumed.update((gpu.name, gpu) for gpu in gpus)
+            continue
+        for gpu in report.gpus:
+            key = gpu.name, gpu.pci_device_id, gpu.pci_subsystem_id
+            published.setdefault(key, gpu_codec.idle(gpu))
+    names = {gpu.name for gpu in published.values()}
+    others = [gpu for name, gpu in presumed.items() if name not in names]
+    # By name and position in the table, because the order of nodes has no meaning.
+    templates = sorted(
+        [*published.values(), *others], key=lambda gpu: (gpu.name, gpu.pci_device_id)
+    )
+    return templates, notes

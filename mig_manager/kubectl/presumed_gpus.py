@@ -1,0 +1,36 @@
+"""The GPUs of a node whose agent has published none, by the labels of GPU feature discovery."""
+
+import re
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.fleet import node_reports
+
+_PRODUCT_LABEL = "nvidia.com/gpu.product"
+_COUNT_LABEL = "nvidia.com/gpu.count"
+_SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
+"""Suffixes that GPU feature discovery appends for partitioned or shared GPUs."""
+
+
+def of(report: node_reports.Report) -> tuple[model.ObservedGpus, str]:
+    """Return a node's GPUs according to its labels, presumed unpartitioned, and a note."""
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
+
+    labels = report.node.view.labels
+    product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
+    count = labels.get(_COUNT_LABEL, "1")
+    if not product:
+        return model.NO_GPUS, "no agent and no label shows its GPUs"
+    is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
+    number = int(count) if is_count else 1
+    try:
+        known = hardware.find(product)
+        gpus = model.ObservedGpus(
+            hardware.template(known, index) for index in range(min(number, hardware.MAX_GPUS))
+        )
+    except errors.UsageError as error:
+        return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
+    return gpus, (
+        f"its agent has published nothing; by its labels it has {len(gpus)}x {known.name}, "
+        "presumed not partitioned"
+    )
