@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mig_manager.cli.commands import rollout_course
+from mig_manager.cli.commands import rollout_report
 from mig_manager.core import bar
 from mig_manager.core.fleet import preview
 from tests.shell import commandline, terminal
@@ -99,7 +99,7 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
         ),
     ]
 
-    shown = rollout_course.previewed(previews, "Layout x", style=bar.Style(columns=columns))
+    shown = rollout_report.previewed(previews, "Layout x", style=bar.Style(columns=columns))
 
     assert max(map(len, shown.splitlines())) <= columns
     assert "training/worker-0" in shown

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.cli.commands import rollout_course
+from mig_manager.cli.commands import rollout_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import marks, nodes, rollout
 from tests.unit.rollouts import (
@@ -337,7 +337,7 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     partial = dataclasses.replace(whole, unreachable=("GPU 3",))
     decision = decided(done("a"), done("b", status=partial))
 
-    shown = rollout_course.table(decision, "t", style=bar.Style(), size=(100, 24))
+    shown = rollout_report.table(decision, "t", style=bar.Style(), size=(100, 24))
 
     assert [line.split()[0] for line in shown.splitlines()] == ["t:", "b"]
     assert "without unreachable GPU 3" in shown
@@ -348,7 +348,7 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     decision = decided(busy(name))
 
     wide, narrow = (
-        rollout_course.table(decision, "t", style=bar.Style(), size=(columns, 24)).splitlines()
+        rollout_report.table(decision, "t", style=bar.Style(), size=(columns, 24)).splitlines()
         for columns in (120, 44)
     )
 
