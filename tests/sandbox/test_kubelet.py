@@ -8,13 +8,13 @@ from mig_manager.sandbox.node import (
     cluster_view,
     device_manager,
     device_plugin,
+    kubelet,
     objects,
-    sandbox_node,
 )
 from testkit import apiserver
 
 _SMALL = "nvidia.com/mig-1g.5gb"
-_OPTIONS = sandbox_node.NodeOptions(name="n1", pod_start_s=1.0, pod_stop_s=5.0)
+_OPTIONS = kubelet.KubeletOptions(name="n1", pod_start_s=1.0, pod_stop_s=5.0)
 _POD = cluster_view.Kind.POD
 
 
@@ -48,7 +48,7 @@ class Bench:
         self.now_s = 0.0
         self.manager = device_manager.DeviceManager(lambda: self.now_s)
         self.program = Program()
-        self.kubelet = sandbox_node.Kubelet(
+        self.kubelet = kubelet.Kubelet(
             _OPTIONS,
             cluster=cluster,
             manager=self.manager,
