@@ -61,9 +61,7 @@ def run(
         with _Board(stage, say, style, is_live=is_live).shown() as board:
             checks = _Story(stage, names, board).play()
         say("\n".join(board.nodes()))
-        say("")
-        for line in scenarios.checked(checks, style):
-            say(line)
+        scenarios.say_checks(checks, say=say, style=style)
         next_steps = _suggestions(options, count)
         scenarios.say_next(stage, options, next_steps, who="The nodes stay", say=say, style=style)
     return 0 if all(checks.values()) else 1

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters import host
@@ -202,17 +202,16 @@ def _show(
     checks = story.play(stage, layout, lambda text: lines.add("you", text))
     lines.end()
     stop()
-    say("")
-    for line in checked(checks, style):
-        say(line)
+    say_checks(checks, say=say, style=style)
     outcome = picture.draw_outcome(before, stage.gpus.observe(), style=style)
     say(f"\n{style.paint('The GPUs before and after', bar.Tone.STRONG)}\n\n{outcome}")
     return all(checks.values())
 
 
-def checked(checks: Mapping[str, bool], style: bar.Style) -> Iterable[str]:
-    """Return a line for every check and its result."""
+def say_checks(checks: stories.Checks, *, say: Callable[[str], None], style: bar.Style) -> None:
+    """Write a line for every check and its result."""
+    say("")
     for text, holds in checks.items():
         mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
         line = style.plain(style.fitted(f"{mark} {text}", further="  "))
-        yield f"{style.paint(line[0], tone)}{line[1:]}"
+        say(f"{style.paint(line[0], tone)}{line[1:]}")

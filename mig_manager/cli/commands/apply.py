@@ -80,7 +80,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     status = here.answer(result.to_data, lambda: "MIG configuration applied successfully")
     here.warn(result.overlooked)
     here.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
-    here.warn_faults(gpu_recovery.faults(result.gpus))
+    here.warn(gpu_recovery.faults(result.gpus))
     here.note_changes(result.rounds, result.gpus)
     if not result.is_changed:
         terminal.note(f"layout '{result.layout}' is already active")

@@ -75,7 +75,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     status = here.answer(result.to_data, lambda: text, is_good=not result.problems)
     here.note_changes(result.rounds)
     if chosen.repair is not agent_settings.Repair.OFF:
-        here.warn_faults(result.faults)
+        here.warn(result.faults)
     for problem in result.problems:
         terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)
     return status

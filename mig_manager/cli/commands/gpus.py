@@ -98,7 +98,7 @@ class GpuCommand(gpu_access.GpuAccess):
             self._terminal.note(gpu_report.summary(planned, after))
             self.warn(vgpus.host_warnings(planned.gpus, planned.plan))
 
-    def warn(self, diagnostics: Sequence[yaml_tree.Diagnostic | str]) -> None:
+    def warn(self, diagnostics: Iterable[yaml_tree.Diagnostic | str]) -> None:
         """Write warnings, which systemd's journal marks as such."""
         for diagnostic in diagnostics:
             self._terminal.note(f"warning: {diagnostic}", priority=log.Priority.WARNING)
@@ -110,8 +110,3 @@ class GpuCommand(gpu_access.GpuAccess):
         for gpu in unreachable:
             remedy = gpu_recovery.remedy(gpu)
             self._terminal.note(f"warning: {gpu.sentence}; {effect}", remedy=remedy)
-
-    def warn_faults(self, faults: Iterable[str]) -> None:
-        """Name GPUs that need recovery from a fault, in sentences."""
-        for sentence in faults:
-            self._terminal.note(f"warning: {sentence}", priority=log.Priority.WARNING)
