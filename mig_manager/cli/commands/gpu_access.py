@@ -56,13 +56,13 @@ class GpuAccess:
         """
         from mig_manager.adapters.host import call_thread
 
-        call, timeout_s = call_thread.CallThread(self._gpus.observe), self.settings.gpu_timeout_s
-        call.join(timeout_s)
-        if call.is_alive():
+        timeout_s = self.settings.gpu_timeout_s
+        try:
+            return call_thread.CallThread(self._gpus.observe).result(timeout_s)
+        except TimeoutError as error:
             raise errors.HardwareError(
                 f"NVML gave no answer within {timeout_s:g} s", reason=errors.Reason.NVML_TIMEOUT
-            )
-        return call.result()
+            ) from error
 
     def dependencies(self, hook_variables: Mapping[str, str] | None = None) -> local.Dependencies:
         """Return the dependencies of a change; a worker process changes the GPUs.
