@@ -81,9 +81,9 @@ def annotations(**values: str | None) -> clusters.Object:
     return {"metadata": {"annotations": values}}
 
 
-def publishing(kind: str, name: str = "x") -> Act:
+def publishing(kind: str, name: str = "x", **metadata: object) -> Act:
     event = {
-        "metadata": {"generateName": "test-"},
+        "metadata": {"generateName": "test-", **metadata},
         "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name, "namespace": "default"},
         "reason": "Test",
     }
@@ -177,12 +177,22 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
             ],
         ),
         (
-            "writes Events about nodes, pods and its own Lease alone",
-            [publishing("Namespace"), publishing("Lease"), publishing("Secret", NAME)],
+            "writes plain Events about nodes, pods and its own Lease alone",
+            [
+                publishing("Namespace"),
+                publishing("Lease"),
+                publishing("Secret", NAME),
+                publishing("Pod", finalizers=["example.com/keep"]),
+            ],
         ),
         (
             "writes its own Lease alone",
-            [lambda kube: kube.post(clusters.LEASES, {"metadata": {"name": "other"}})],
+            [
+                lambda kube: kube.post(clusters.LEASES, {"metadata": {"name": "other"}}),
+                lambda kube: kube.post(
+                    clusters.LEASES, {"metadata": {"name": NAME, "finalizers": ["a.b/keep"]}}
+                ),
+            ],
         ),
     ],
 )

@@ -154,18 +154,22 @@ def deleting(pod: str) -> Act:
     return lambda scene: scene.agent.delete(f"{PODS}/{pod}")
 
 
-def publishing(kind: str, name: str) -> Act:
+def publishing(kind: str, name: str, *, namespace: str = "", **metadata: object) -> Act:
+    involved = {"namespace": namespace} if namespace else {}
     event = {
-        "metadata": {"generateName": "test-"},
-        "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name},
+        "metadata": {"generateName": "test-", **metadata},
+        "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name, **involved},
         "reason": "Test",
         "source": {"component": "mig-manager"},
     }
-    return lambda scene: scene.agent.post(clusters.EVENTS, event)
+    path = f"/api/v1/namespaces/{namespace or 'default'}/events"
+    return lambda scene: scene.agent.post(path, event)
 
 
-def posting_lease(name: str, identity: str) -> Act:
-    return lambda scene: scene.agent.post(clusters.LEASES, a_lease(name, identity))
+def posting_lease(name: str, identity: str, **metadata: object) -> Act:
+    lease = a_lease(name, identity)
+    lease["metadata"] |= metadata
+    return lambda scene: scene.agent.post(clusters.LEASES, lease)
 
 
 LABELS_OF_OTHERS = (
@@ -253,6 +257,8 @@ AGENT = f"mig-manager of node {OWN}"
                 with_conditions(READY | {"status": "False"}, MIG_READY),
                 with_conditions({"type": "Ready", "$patch": "delete"}),
                 patching({"status": {"nodeInfo": {"kubeletVersion": "v1"}}}, f"{OWN}/status"),
+                patching({"status": {"phase": "Running"}}, f"{OWN}/status"),
+                patching({"status": {"runtimeHandlers": [{"name": "runc"}]}}, f"{OWN}/status"),
                 patching({"status": {"capacity": {"cpu": "64"}}}, f"{OWN}/status"),
                 patching({"status": {"capacity": {"nvidia.com/hostdev": "1"}}}, f"{OWN}/status"),
                 patching({"status": {"allocatable": {"cpu": "64"}}}, f"{OWN}/status"),
@@ -298,12 +304,21 @@ AGENT = f"mig-manager of node {OWN}"
         ),
         (f"{AGENT} may not delete pods of others", [deleting(f"on-{OTHER}"), deleting("on-none")]),
         (
-            f"{AGENT} may not write Events about other objects",
-            [publishing("Node", OTHER), publishing("Namespace", OWN)],
+            f"{AGENT} may write plain Events about its node alone",
+            [
+                publishing("Node", OTHER),
+                publishing("Namespace", OWN),
+                publishing("Node", OWN, namespace="kube-system"),
+                publishing("Node", OWN, finalizers=["example.com/keep"]),
+            ],
         ),
         (
             "AdmissionPolicy",
-            [posting_lease("mig-manager-slot-0", "other"), posting_lease("leader", OWN)],
+            [
+                posting_lease("mig-manager-slot-0", "other"),
+                posting_lease("leader", OWN),
+                posting_lease("mig-manager-slot-0", OWN, finalizers=["example.com/keep"]),
+            ],
         ),
     ],
 )

@@ -118,7 +118,7 @@ def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Gu
     assert machine.run("ls", "/run/mig-manager", status=2)
 
 
-def test_the_agent_restarts_after_a_signal_and_removal_waits_for_an_apply(
+def test_the_agent_restarts_after_a_signal_and_dpkg_waits_for_an_apply(
     machine: guest.Guest,
 ) -> None:
     machine.run("dpkg", "-i", PACKAGE)
@@ -136,7 +136,8 @@ def test_the_agent_restarts_after_a_signal_and_removal_waits_for_an_apply(
 
     machine.run("systemd-run", "--unit=apply", "flock", LOCK, "sleep", "infinity")
     waiting.until(lambda: "FLOCK" in machine.run("cat", "/proc/locks"))
-    machine.run("env", "LOCK_WAIT_S=1", "dpkg", "--remove", "mig-manager", status=1)
+    for action in (("-i", PACKAGE), ("--remove", "mig-manager")):
+        machine.run("env", "LOCK_WAIT_S=1", "dpkg", *action, status=1)
     machine.run("mig-manager", "version")
     machine.run("systemctl", "stop", "apply")
     machine.run("dpkg", "--remove", "mig-manager")

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 import tomllib
 
@@ -214,6 +215,24 @@ def test_a_package_whose_library_is_gone_can_be_removed(
     systemctl.chmod(0o755)
 
     programs.output("sh", "-c", here, "sh", reason, PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("reason", ["configure", "triggered", "abort-upgrade"])
+def test_package_has_bytecode_after_every_end_of_an_upgrade(
+    tmp_path: pathlib.Path, reason: str
+) -> None:
+    module = tmp_path / "lib" / "python3" / "module.py"
+    for folder in (module.parent, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    module.touch()
+    (tmp_path / "bin" / "python3.11").symlink_to(sys.executable)
+    script = (ROOT / "release" / "native" / "postinstall").read_text(encoding="utf-8")
+    here = script.replace("/usr/lib/mig-manager", str(tmp_path))
+    here = here.replace("/run/systemd/system", str(tmp_path / "none"))
+
+    programs.output("sh", "-c", here, "sh", reason)
+
+    assert [*module.parent.glob("__pycache__/module.*.pyc")]
 
 
 # -- the .rpm in a root -----------------------------------------------------------------------
