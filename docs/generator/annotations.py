@@ -167,6 +167,16 @@ class Repair(TypedDict):
     problem: str  # why the last one failed; empty: it did not
 
 
+class FailedChanges(TypedDict):
+    """The changes to a layout that failed after they had evicted pods."""
+
+    configHash: str
+    bootId: str
+    reason: Annotated[str, "errors.Reason"]  # of the last failure
+    problem: str  # the last failure
+    count: int
+
+
 class RequestAnnotation(TypedDict):
     """Value of the annotation 'mig-manager.io/request': what decides whether a run may evict."""
 
@@ -180,6 +190,7 @@ class RequestAnnotation(TypedDict):
     rebootedFrom: NotRequired[str]  # the boot in which it was asked to
     awaited: NotRequired[list[str]]  # deploy labels of deleted device plugins and DRA drivers
     partial: NotRequired[list[str]]  # UUIDs of GPUs that have the applied layout, if not all have
+    failedChanges: NotRequired[FailedChanges]  # after three the request evicts no more pods
     repairs: NotRequired[list[Repair]]  # the agent's own requests to reset GPUs
 
 

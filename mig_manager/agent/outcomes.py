@@ -60,6 +60,15 @@ def owed_message(name: str, gpus: str, pods: str) -> str:
     return f"layout {name} is applied to {gpus} once no pod uses devices to be removed: {pods}"
 
 
+def failed_changes_message(name: str, count: int, problem: str, pods: str) -> str:
+    """Say that a layout has cost enough evictions, and which pods it would cost now."""
+    return (
+        f"{messages.count(count, 'change')} to layout {name} failed after evicting pods, the last "
+        f"one because {problem}; so the agent evicts no more pods for it until the label is "
+        f"removed and set again; it is applied once no pod uses devices to be removed: {pods}"
+    )
+
+
 def missing_message(name: str, gpus: Sequence[str]) -> str:
     """Say that GPUs are gone, which had the layout when it was verified."""
     return (

@@ -29,9 +29,12 @@ from mig_manager.agent.steps import (
 )
 from mig_manager.core import messages, model
 from mig_manager.core.planner import vgpus
+from mig_manager.core.records import requests
 
 _log = structlog.get_logger()
 
+_LONGEST_PROBLEM = 600
+"""In bytes: it is kept in an annotation."""
 _MID_CHANGE = (
     model.Phase.EXECUTE,
     model.Phase.ROLL_BACK,
@@ -76,6 +79,7 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
             raise
         if isinstance(error, errors.DrainError):
             job.journal.note(draining=error.keeps_taint)
+        _count_failure(job, error)
         result = undo(job)
         is_final = _is_final(job, error)
         remedy = error.own_remedy if isinstance(error, errors.NotReadyError) else ""
@@ -90,7 +94,26 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
     except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
         _log.exception("run_crashed")
         problem = f"{type(error).__name__}: {error}"
+        _count_failure(job, errors.MigManagerError(problem, reason=errors.Reason.INTERNAL))
         return job.journal.failure(errors.Reason.INTERNAL, problem, undo(job))
+
+
+def _count_failure(job: jobs.Job, error: errors.MigManagerError) -> None:
+    """Record a failure that follows evictions, except of the drain: a few later no pod is evicted.
+
+    Else a hook, a service or a driver that always fails would cost pods in every attempt.
+    """
+    is_drain = isinstance(error, errors.DrainError)
+    is_about_change = not (is_drain or error.reason is errors.Reason.API_UNAVAILABLE)
+    is_costly = job.journal.entries.has_evicted and not job.request.repairs
+    if is_about_change and is_costly:
+        failed = requests.FailedChanges(
+            config_hash=job.status.config_hash,
+            boot_id=job.deps.boot_id,
+            reason=error.reason,
+            problem=messages.fit(error.message, _LONGEST_PROBLEM),
+        )
+        job.journal.note_record(job.journal.record.with_failed_change(failed))
 
 
 def _save_for_boot(job: jobs.Job, outcome: outcomes.Outcome) -> None:

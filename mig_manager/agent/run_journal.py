@@ -270,6 +270,7 @@ class RunJournal:
                 self.record,
                 verified=verified,
                 awaited=frozenset(),
+                failed_changes=None,
                 partial=frozenset(verified.listed if is_partial else ()),
             )
         elif outcome.reason is errors.Reason.DRIFTED or self.record.is_label_outdated(

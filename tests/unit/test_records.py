@@ -278,6 +278,32 @@ def test_same_request_keeps_what_it_has_reached(
     assert (begun.rebooted_hash, begun.rebooted_from) == kept
 
 
+FAILED = requests.FailedChanges(
+    config_hash="x", boot_id="b1", reason=errors.Reason.HOOK_FAILED, problem="it failed"
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "config_hash", "boot_id", "may_evict"),
+    [
+        (FAILED, "x", "b1", False),
+        (FAILED, "y", "b1", True),
+        (FAILED, "x", "b2", True),
+        (dataclasses.replace(FAILED, config_hash="y"), "y", "b1", True),
+        (dataclasses.replace(FAILED, boot_id="b2"), "x", "b2", True),
+    ],
+)
+def test_failed_changes_forbid_evictions_for_their_content_and_boot(
+    last: requests.FailedChanges, config_hash: str, boot_id: str, *, may_evict: bool
+) -> None:
+    record = requests.Request(config="a")
+    for each in (FAILED, FAILED, last):
+        record = record.with_failed_change(each)
+    read = requests.Request.from_json(record.to_json()).failed_changes
+    assert read is not None
+    assert read.may_evict(config_hash, boot_id) is may_evict
+
+
 def test_fingerprint_does_not_depend_on_the_order_of_the_gpus() -> None:
     first, second = samples.gpu(samples.A100, "7g.40gb@0"), samples.gpu(samples.A100)
     gpus = (first, dataclasses.replace(second, uuid="GPU-other"))

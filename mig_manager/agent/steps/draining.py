@@ -127,6 +127,8 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertisin
 def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
     if not order.has_begun:
         job.memory.begin_drain()
+    elif not job.request.repairs:
+        job.journal.note(has_evicted=True)
     return drain.Drain(
         order=order,
         evictions=eviction.Evictions(
@@ -145,9 +147,10 @@ def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
 
 
 def _note_evicted(job: jobs.Job) -> None:
-    """Record that a repair costs pods, which decides whether it counts as failed."""
-    if job.request.repairs and not job.journal.entries.has_evicted:
-        job.journal.announce(has_evicted=True)
+    """Record that the run costs pods, which decides whether a failure of it counts."""
+    if not job.journal.entries.has_evicted:
+        note = job.journal.announce if job.request.repairs else job.journal.note
+        note(has_evicted=True)
 
 
 def _force(job: jobs.Job, names: str) -> None:

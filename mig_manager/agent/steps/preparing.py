@@ -161,6 +161,12 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
         return orders.Refuse(errors.Reason.DRIFTED, message)
     if job.request.is_on_demand:
         return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
+    failed = job.journal.record.failed_changes
+    if failed and not failed.may_evict(job.status.config_hash, job.deps.boot_id):
+        message = functools.partial(
+            outcomes.failed_changes_message, job.status.title, failed.count, failed.problem
+        )
+        return orders.Refuse(failed.reason, message)
     if job.limits.policy.drain is policies.Drain.NONE:
         return orders.WaitOnly("--drain-policy none evicts no pod")
     return orders.Evict()

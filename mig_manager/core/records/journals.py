@@ -50,7 +50,7 @@ class Journal:
     rebooted_from: str = ""  # the boot in which this request rebooted the machine; empty: none
     draining: bool = False
     """Whether pods were evicted for this layout and others must still be evicted."""
-    has_evicted: bool = False  # whether a repair evicted pods, also before an interruption
+    has_evicted: bool = False  # whether this run evicted pods, also before an interruption
     has_plugin: bool = False
     """Whether a device plugin served the node before the pause: one must run again, and the
     journal stays until its devices are verified."""
@@ -149,6 +149,7 @@ class Journal:
             # A reboot switches persistence mode off.
             persistent_gpus=self.persistent_gpus if is_same_boot else (),
             draining=self.draining and self.request == request and may_drain,
+            has_evicted=self.has_evicted and self.request == request,
         )
 
     def to_json(self) -> str:

@@ -10,11 +10,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
+from mig_manager import errors
 from mig_manager.core import json_text, model
 from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
 
 VERSION = 1
 _HASH_DIGITS = 12
+_MOST_FAILED_CHANGES = 3
 
 
 class Origin(enum.Enum):
@@ -55,6 +57,22 @@ class Verified:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FailedChanges:
+    """The changes to a layout that failed after they had evicted pods."""
+
+    config_hash: str  # of the layout
+    boot_id: str
+    reason: errors.Reason  # of the last failure
+    problem: str  # the last failure, as part of a sentence
+    count: int = 1
+
+    def may_evict(self, config_hash: str, boot_id: str) -> bool:
+        """Check whether to evict pods once more; other content or a reboot may be the remedy."""
+        is_same = (self.config_hash, self.boot_id) == (config_hash, boot_id)
+        return not is_same or self.count < _MOST_FAILED_CHANGES
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request, and its progress."""
 
@@ -74,6 +92,7 @@ class Request:
     partial: frozenset[str] = frozenset()
     """UUIDs of the GPUs that got the layout in the label ``mig-manager.io/applied``, if others
     were unreachable; empty: all did, or unknown."""
+    failed_changes: FailedChanges | None = None
     repairs: gpu_repair.Repairs = ()
     """The agent's own request beside this one: GPUs to reset, whatever the origin of the layout
     and its right to evict. A newer request postpones those under way."""
@@ -135,13 +154,20 @@ class Request:
             rebooted_from=boot_id if is_new else self.rebooted_from,
         )
 
+    def with_failed_change(self, failed: FailedChanges) -> "Request":
+        """Return the request after one more change that failed."""
+        last = self.failed_changes
+        if last and (last.config_hash, last.boot_id) == (failed.config_hash, failed.boot_id):
+            failed = dataclasses.replace(failed, count=last.count + 1)
+        return dataclasses.replace(self, failed_changes=failed)
+
     def is_label_outdated(self, gpus: Iterable[model.Gpu]) -> bool:
         """Return whether a GPU is back that lacks, or may lack, the layout labelled as applied."""
         return bool(self.partial) and any(gpu.uuid not in self.partial for gpu in gpus)
 
     def to_json(self) -> str:
         """Return the text to keep; older versions ignore members they do not know."""
-        verified = self.verified
+        verified, failed = self.verified, self.failed_changes
         data = {
             "version": VERSION,
             "config": self.config,
@@ -160,6 +186,14 @@ class Request:
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
             "partial": sorted(self.partial) or None,
+            "failedChanges": failed
+            and {
+                "configHash": failed.config_hash,
+                "bootId": failed.boot_id,
+                "reason": failed.reason.value,
+                "problem": failed.problem,
+                "count": failed.count,
+            },
             "repairs": [each.to_data() for each in self.repairs] or None,
         }
         return json.dumps({key: value for key, value in data.items() if value is not None})
@@ -172,6 +206,7 @@ class Request:
             if data["version"] != VERSION:
                 raise ValueError("not a request kept by a version this agent knows")
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
+            failed = data.get("failedChanges")
             return Request(
                 config=str(data["config"]),
                 annotation_hash=str(data.get("annotationHash", "")),
@@ -193,6 +228,15 @@ class Request:
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
                 partial=frozenset(map(str, data.get("partial", ()))),
+                failed_changes=None
+                if failed is None
+                else FailedChanges(
+                    config_hash=str(failed["configHash"]),
+                    boot_id=str(failed["bootId"]),
+                    reason=errors.Reason(failed["reason"]),
+                    problem=str(failed["problem"]),
+                    count=int(failed["count"]),
+                ),
                 repairs=tuple(map(gpu_repair.Repair.from_data, data.get("repairs", ()))),
             )
 
