@@ -1,5 +1,7 @@
 """The device plugin, the monitors and the owner's daemons in a run."""
 
+from typing import Any
+
 import pytest
 
 from mig_manager.core import model, steps
@@ -300,18 +302,25 @@ def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     rig.daemons.loose.add("nvidia-operator-validator")
     rig.live()
     before = {pod.uid for pod in rig.pods.values() if clients.is_validator(pod)}
-    before.add(rig.add_pod("gfd", container_names=("gpu-feature-discovery-ctr",)))
-    assert len(before) == 2
+    discovery: dict[str, Any] = {"container_names": ("gpu-feature-discovery-ctr",)}
+    cuda: dict[str, Any] = {"labels": {"app": "nvidia-cuda-validator"}}
+    before.add(rig.add_pod("gfd", **discovery, owner_kind="DaemonSet"))
+    before.add(rig.add_pod("cuda", **cuda, owner_kind="ClusterPolicy"))
+    assert len(before) == 3
+    others = {rig.add_pod("bare", **each) for each in (discovery, cuda)}
+    others |= {rig.add_pod("web", **each, owner_kind="ReplicaSet") for each in (discovery, cuda)}
 
     assert_ends(rig, Reason.APPLIED)
 
     assert all(uid not in rig.pods or rig.pods[uid].is_terminating for uid in before)
+    assert not any(rig.pods[uid].is_terminating for uid in others)
 
 
 def test_validators_on_their_way_out_are_not_deleted_again() -> None:
     rig = busy_node()
+    leaving: dict[str, Any] = {"owner_kind": "DaemonSet", "is_terminating": True}
     labels = {"app": "nvidia-operator-validator"}
-    rig.clock.on_wait.append(lambda: rig.add_pod("v", labels=labels, is_terminating=True))
+    rig.clock.on_wait.append(lambda: rig.add_pod("v", labels=labels, **leaving))
 
     assert_ends(rig, Reason.APPLIED)
 

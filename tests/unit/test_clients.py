@@ -78,7 +78,8 @@ def test_labels_are_paused_in_the_order_of_their_release() -> None:
 
 def test_validators_are_known_by_label_and_daemons_by_owner_too() -> None:
     for name in ("operator", "cuda", "device-plugin"):
-        assert clients.is_validator(pod(labels={"app": f"nvidia-{name}-validator"}))
+        labels = {"app": f"nvidia-{name}-validator"}
+        assert clients.is_validator(pod(labels=labels, owner_kind="DaemonSet"))
     assert not clients.is_validator(pod())
     selective: dict[str, Any] = {"node_selector": {well_known.PLUGIN_DEPLOY_LABEL: "true"}}
     daemon = pod(**selective, owner_kind="DaemonSet")

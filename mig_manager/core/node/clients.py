@@ -14,6 +14,8 @@ _VALIDATORS = frozenset(
     {f"nvidia-{name}-validator" for name in ("operator", "cuda", "device-plugin")}
 )
 """Pods that validated the former layout; the operator restarts them."""
+_OF_OPERATOR = ("DaemonSet", "ClusterPolicy")
+"""Kinds that own the validators (gpu-operator, ``cmd/nvidia-validator/main.go``)."""
 
 _ENUMERATE_AT_START = (
     *("device-plugin", "dra-driver", "gpu-feature-discovery"),
@@ -65,13 +67,20 @@ def is_device_plugin(pod: pod_object.Pod) -> bool:
 
 
 def is_feature_discovery(pod: pod_object.Pod) -> bool:
-    """Return whether a pod is NVIDIA's GPU feature discovery, which labels the node."""
-    return not _GFD_CONTAINERS.isdisjoint(pod.container_names)
+    """Return whether a pod is NVIDIA's GPU feature discovery, which labels the node.
+
+    Any user can choose this name, as of the device plugin.
+    """
+    has_known_name = not _GFD_CONTAINERS.isdisjoint(pod.container_names)
+    return has_known_name and pod.owner_kind == "DaemonSet"
 
 
 def is_validator(pod: pod_object.Pod) -> bool:
-    """Return whether a pod is one of the GPU operator's validators."""
-    return pod.labels.get("app") in _VALIDATORS
+    """Return whether a pod is one of the GPU operator's validators.
+
+    Any user can choose this label, as of the device plugin.
+    """
+    return pod.labels.get("app") in _VALIDATORS and pod.owner_kind in _OF_OPERATOR
 
 
 def destroys_instances(plan: steps.Plan) -> bool:
