@@ -196,6 +196,27 @@ def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
     assert_ends(rig, reasons[1], layout="all-balanced", by=agent, attempt=2)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ("", Reason.APPLIED),
+        ("none", Reason.APPLIED),
+        ("single", Reason.NOT_ALLOCATABLE),
+        ("mixed", Reason.NOT_ALLOCATABLE),
+    ],
+)
+def test_a_plugin_that_is_no_pod_advertises_whole_gpus_with_strategy_none_only(
+    strategy: str, reason: Reason
+) -> None:
+    rig = node()
+    del rig.labels[well_known.PLUGIN_DEPLOY_LABEL]
+    rig.pods.clear()
+    if strategy:
+        rig.labels[strategies.STRATEGY_LABEL] = strategy
+
+    assert_ends(rig, reason, layout="all-1g.5gb")
+
+
 @pytest.mark.parametrize("device", ["nvidia0/gi7", "GPU-00000000-0000-0000-0000-000000000009-0"])
 def test_devices_of_other_plugins_need_not_be_of_a_gpu(device: str) -> None:
     rig = node_with_plugin_service()

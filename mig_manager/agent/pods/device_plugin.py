@@ -194,7 +194,8 @@ def unknown_plugin(job: jobs.Job, gpus: Sequence[model.Gpu]) -> errors.NotReadyE
     """
     if job.deps.is_advertiser:
         return None
-    gone = schedulable.destroyed(gpus, _healthy(job) or {})
+    strategy = strategies.labelled(job.deps.node.latest().labels)
+    gone = schedulable.destroyed(gpus, _healthy(job) or {}, strategy)
     if not gone:
         return None
     return errors.NotReadyError(

@@ -81,14 +81,19 @@ def unreported(
 
 
 def destroyed(
-    gpus: Iterable[model.Gpu], allocatable: Mapping[str, frozenset[str]]
+    gpus: Iterable[model.Gpu],
+    allocatable: Mapping[str, frozenset[str]],
+    strategy: strategies.Strategy | None,
 ) -> frozenset[str]:
     """Return kubelet's devices of NVIDIA's plugin that no GPU has; empty if a GPU is unreachable.
 
-    Devices of other plugins have ids of another form.
+    Devices of other plugins have ids of another form. A GPU with MIG enabled is no device, unless
+    the ``strategy`` is none, or unknown (None).
     """
     _, ids = _devices(allocatable)
     known_ids = gpu_use.device_ids(gpus)
+    if known_ids is not None and strategy not in (None, strategies.Strategy.NONE):
+        known_ids -= {gpu.uuid for gpu in gpus if gpu.current_mode is model.MigMode.ENABLED}
     return frozenset(each for each in ids if gpu_use.is_unknown(each, known_ids))
 
 
