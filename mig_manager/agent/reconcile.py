@@ -197,8 +197,7 @@ class Reconciler:
         if not self._attempts.journal.is_empty:
             self._attempts.undo()
         view = self._shared.publisher.read()
-        is_pending = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
-        if is_pending or self._attempts.journal.keeps_pods_away:
+        if self._is_run_open(view):
             self._attempts.end_pending("the label was removed")
         if self._attempts.journal.is_empty:
             resting.admit_workloads(self._shared, view)
@@ -232,8 +231,7 @@ class Reconciler:
         journal = self._attempts.journal
         if journal.is_empty or journal.rebooted_from:
             return
-        state = self._shared.publisher.read().labels.get(well_known.STATE_LABEL)
-        if journal.keeps_pods_away or state in _UNDER_WAY:
+        if self._is_run_open(self._shared.publisher.read()):
             try:
                 self._attempts.end_pending(
                     "the agent stopped during a run",
@@ -243,6 +241,11 @@ class Reconciler:
             except errors.LockedError as error:
                 # The other manager restores the node, or the next agent does.
                 _log.info("recovery_waits", error=error.message)
+
+    def _is_run_open(self, view: node_object.NodeView) -> bool:
+        """Check whether the node shows a run under way, or is kept from workloads by one."""
+        is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
+        return is_under_way or self._attempts.journal.keeps_pods_away
 
     def note_node(self, view: node_object.NodeView) -> None:
         """Record the Node from the watch; for any thread."""

@@ -10,6 +10,7 @@ reason. Until GPUs are touched, a newer request ends the run. After that the cha
 rolled back first, and only its verification may be left to the next run.
 """
 
+import contextlib
 import dataclasses
 
 import structlog
@@ -51,17 +52,16 @@ def run(job: jobs.Job) -> outcomes.Outcome:
         Rebooting: The machine goes down; nothing is restored.
         Superseded: Another layout is requested, or the agent stops.
     """
-    try:
-        slots.wait(job)
-        wait = job.wait(job.limits.lock_timeout_s)
-        with job.hold_lock(f"applying layout {job.request.config}", wait):
-            outcome = _run_locked(job)
-            _save_for_boot(job, outcome)
-            return outcome
-    except (errors.ClusterError, errors.LockedError) as error:
-        if _is_resumed_next(job, error):
-            raise
-        return job.journal.failure(error.reason, error.message)
+    with contextlib.ExitStack() as locked:
+        try:
+            slots.wait(job)
+            wait = job.wait(job.limits.lock_timeout_s)
+            locked.enter_context(job.hold_lock(f"applying layout {job.request.config}", wait))
+        except (errors.ClusterError, errors.LockedError) as error:
+            return job.journal.failure(error.reason, error.message)
+        outcome = _run_locked(job)
+        _save_for_boot(job, outcome)
+        return outcome
 
 
 def _run_locked(job: jobs.Job) -> outcomes.Outcome:
