@@ -146,15 +146,6 @@ def test_the_watch_recovers_from_any_response(
         follower.wait_for_layout("two")
 
 
-def test_a_silent_watch_is_replaced(server: apiserver.ApiServer) -> None:
-    server.inject(apiserver.Fault(verb="watch", stall=True))
-    times = watch.Times(watch_s=0.2, stall_s=0.3, steady_s=0.0, pauses=watch_rig.BRISK.pauses)
-    with following(server, times=times) as follower:
-        assert follower.layout() == "one"
-        label(server, "two")
-        follower.wait_for_layout("two")
-
-
 class Pauses(threading.Event):
     """Records the pauses of a watch instead of making them, and stops it after some."""
 
