@@ -148,6 +148,9 @@ def test_stale_nodes_of_a_reloaded_driver_are_replaced_or_removed(
     for minor in (30, 165):
         make_node(caps / f"nvidia-cap{minor}", os.makedev(MAJOR + 1, minor))
     make_node(caps / "of-another", os.makedev(MAJOR + 1, 30))
+    # Created before the driver was loaded with other permissions.
+    make_node(caps / "nvidia-cap400", os.makedev(MAJOR, 400))
+    proc.add_right("config", 400, mode=0o600)
     # Of an instance that was destroyed: its node stays.
     make_node(caps / "nvidia-cap31", os.makedev(MAJOR, 31))
     (caps / "nvidia-cap166").write_text("no device")
@@ -155,11 +158,14 @@ def test_stale_nodes_of_a_reloaded_driver_are_replaced_or_removed(
 
     refresh(proc, nodes_folder)
 
-    assert names(caps) == ["nvidia-cap165", "nvidia-cap166", "nvidia-cap31", "of-another"]
+    assert names(caps) == [
+        *("nvidia-cap165", "nvidia-cap166", "nvidia-cap31", "nvidia-cap400", "of-another")
+    ]
+    assert node(caps / "nvidia-cap400") == (MAJOR, 400, 0o600)
     assert node(caps / "nvidia-cap165")[:2] == (MAJOR, 165)
     assert node(caps / "nvidia-cap166")[:2] == (MAJOR, 166)
     assert (nodes_folder / "char" / f"{MAJOR}:165").resolve() == (caps / "nvidia-cap165").resolve()
-    assert logs[0]["made"] == ["nvidia-cap165", "nvidia-cap166"]
+    assert logs[0]["made"] == ["nvidia-cap400", "nvidia-cap165", "nvidia-cap166"]
     assert logs[0]["removed"] == ["nvidia-cap30"]
 
 

@@ -202,7 +202,8 @@ def test_the_current_hooks_file_is_parsed(rig: Rig) -> None:
         rig.port.read()
     rig.file.write_text("hooks: {apply-exit: [{command: /x}]}", encoding="utf-8")
 
-    assert [hook.command for hook in rig.port.read()[Point.APPLY_EXIT]] == ["/x"]
+    (hook,) = rig.port.read()[Point.APPLY_EXIT]
+    assert (hook.command, hook.location.source) == ("/x", str(rig.file))
     assert rig.port.variables == {
         "MIG_PARTED_CONFIG_FILE": "c.yaml",
         "MIG_PARTED_HOOKS_FILE": str(rig.file),

@@ -93,8 +93,8 @@ def refresh_nodes(
             path
             for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
             if _NAME.fullmatch(path.name)
-            and (device := _device(path)) is not None
-            and os.major(device) != major
+            and (node := _node(path)) is not None
+            and os.major(node[0]) != major
         ]
         for path in outdated:
             path.unlink(missing_ok=True)
@@ -113,11 +113,14 @@ def refresh_nodes(
 
 
 def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:
-    """Create a missing node, and its link if the machine has such links; return if created."""
+    """Create a missing or wrong node, and its link if the machine has such links.
+
+    Return whether the node was created.
+    """
     path = dev / f"nvidia-caps/nvidia-cap{minor}"
     device = os.makedev(major, minor)
-    is_missing = _device(path) != device
-    if is_missing:
+    is_wrong = _node(path) != (device, mode)
+    if is_wrong:
         if not path.parent.is_dir():
             path.parent.mkdir()
             path.parent.chmod(_FOLDER_MODE)
@@ -132,7 +135,7 @@ def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:
     if link.parent.is_dir() and not is_linked:
         with files.replacing(link) as new:
             new.symlink_to(target)
-    return is_missing
+    return is_wrong
 
 
 def _skip(why: str) -> None:
@@ -157,10 +160,11 @@ def _modes(proc: pathlib.Path) -> dict[int, int]:
     return modes
 
 
-def _device(path: pathlib.Path) -> int | None:
-    """Return the number of a character device; None for anything else."""
+def _node(path: pathlib.Path) -> tuple[int, int] | None:
+    """Return number and permissions of a character device; None for anything else."""
     try:
         status = path.lstat()
     except FileNotFoundError:
         return None
-    return status.st_rdev if stat.S_ISCHR(status.st_mode) else None
+    is_device = stat.S_ISCHR(status.st_mode)
+    return (status.st_rdev, stat.S_IMODE(status.st_mode)) if is_device else None
