@@ -7,12 +7,10 @@ pods are simulated on the present layouts and on every generated one, unchanged.
 import collections
 import dataclasses
 import datetime as dt
-import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import answers, bar, messages, model, profile_name, tables, timestamps
+from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import (
     decisions,
     demand,
@@ -22,144 +20,14 @@ from mig_manager.core.fleet import (
     simulated_node,
 )
 from mig_manager.core.layout import layouts, served
-from mig_manager.partitioner import simulation
+from mig_manager.partitioner import replay_report
 
 PARTITIONER = "partitioner"
-PRESENT = "present layouts"
 REAL = "as it was"
-_WAITS = ("PLACED", "MEAN WAIT", "95 %")  # columns of every table
-_MOST_ROWS = 8  # in the text, besides these three
-_MOST_GROUPS = 12
 _LONGEST_RECHECK_S = 300.0
-_SECOND_UNITS = ((3600.0, "h"), (60.0, "min"))
 
 Proceed = Callable[[str, float], bool]
 """Takes the name of a row and the share of it that is simulated; returns False to stop."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
-    """How long a group of pods waited for a node; a pod without one waits until the end."""
-
-    pods: int
-    placed: int
-    mean_s: float
-    p95_s: float | None  # None: fewer than 95 % are placed
-
-    @staticmethod
-    def of(each: Sequence[tuple[float | None, float]]) -> "Waits":
-        """Summarize waits, each with the time from the pod's creation to the end."""
-        ordered = sorted(math.inf if wait is None else wait for wait, _ in each)
-        p95_s = ordered[math.ceil(0.95 * len(ordered)) - 1]
-        return Waits(
-            pods=len(each),
-            placed=sum(wait is not None for wait, _ in each),
-            mean_s=statistics.fmean(late_s if wait is None else wait for wait, late_s in each),
-            p95_s=None if math.isinf(p95_s) else p95_s,
-        )
-
-    def to_data(self) -> answers.ReplayedWaits:
-        """Return plain data for JSON and YAML."""
-        return {
-            "pods": self.pods,
-            "placed": self.placed,
-            "mean_s": round(self.mean_s, 1),
-            "p95_s": None if self.p95_s is None else round(self.p95_s, 1),
-        }
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One way to serve the pods."""
-
-    name: str
-    waits: Waits
-    by_profile: Mapping[str, Waits]
-    by_namespace: Mapping[str, Waits]
-    result: simulated_cluster.Result
-
-    def to_data(self) -> answers.ReplayRow:
-        """Return plain data for JSON and YAML."""
-        return {
-            "name": self.name,
-            "waits": self.waits.to_data(),
-            "by_profile": {key: each.to_data() for key, each in self.by_profile.items()},
-            "by_namespace": {key: each.to_data() for key, each in self.by_namespace.items()},
-            "changes": self.result.changes,
-            "refused": self.result.refused,
-            "destroyed": self.result.destroyed,
-            "tainted_s": round(self.result.tainted_s),
-        }
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The pods of a time under the partitioner and under fixed layouts."""
-
-    begin: dt.datetime
-    end: dt.datetime
-    is_complete: bool  # False: stopped early, or some layouts were not simulated
-    nodes: int
-    gpus: int
-    left_out: int  # nodes without published GPUs
-    is_opted_in: bool  # False: no node is, and all are replayed as if they were
-    forgotten: int  # pods from Prometheus alone
-    rows: tuple[Row, ...]  # the partitioner, the present layouts, what happened, then best first
-    unmet: tuple[tuple[str, str], ...]  # pods that no node can serve, with the reason
-
-    def to_data(self) -> answers.Replay:
-        """Return plain data for JSON and YAML."""
-        return {
-            "kind": "Replay",
-            "begin": timestamps.show(self.begin),
-            "end": timestamps.show(self.end),
-            "is_complete": self.is_complete,
-            "nodes": self.nodes,
-            "gpus": self.gpus,
-            "left_out": self.left_out,
-            "is_opted_in": self.is_opted_in,
-            "forgotten": self.forgotten,
-            "rows": [row.to_data() for row in self.rows],
-            "unmet": [{"pod": pod, "message": message} for pod, message in self.unmet],
-        }
-
-    def text(self, style: bar.Style) -> str:
-        """Return the report for people; lines fit the style's width."""
-        decided, present, *others = self.rows
-        shown = _table([decided, present, *others[: _MOST_ROWS + 1]])
-        head = ("LAYOUTS", *_WAITS, "CHANGES", "REFUSED", "TAINTED")
-        parts = [[style.wrapped(self._scope())], tables.columns(head, shown, style=style)]
-        for title, by_decision, by_present in (
-            ("PROFILES", decided.by_profile, present.by_profile),
-            ("NAMESPACE", decided.by_namespace, present.by_namespace),
-        ):
-            groups = _groups(by_decision, by_present)
-            parts.append(tables.columns((title, *_WAITS, PRESENT.upper()), groups, style=style))
-        blocks = ["\n".join(lines) for lines in parts]
-        if self.unmet:
-            unmet = self.unmet[:_MOST_GROUPS]
-            blocks.append(simulation.pod_list("No node can serve", unmet, style))
-        blocks.append(
-            style.wrapped(
-                "Waits are from a pod's creation to its node; a pod without a node waits until "
-                "the end. TAINTED is the time that nodes were tainted for changes. Only pods with "
-                "MIG devices are replayed; every layout starts empty, with today's nodes. Pod "
-                "affinity, preemption and the CPU of other pods are ignored."
-            )
-        )
-        return "\n\n".join(blocks)
-
-    def _scope(self) -> str:
-        time = f"{timestamps.show(self.begin)} to {timestamps.show(self.end)}"
-        pods = f"{self.rows[0].waits.pods} pods, {self.forgotten} of them from Prometheus alone"
-        sentences = [f"{time}: {pods}, on {self.nodes} nodes with {self.gpus} GPUs"]
-        if not self.is_opted_in:
-            sentences.append("No node is opted in: all are replayed as if they were")
-        if self.left_out:
-            sentences.append(f"Left out: {self.left_out} nodes whose GPUs no agent publishes")
-        if not self.is_complete:
-            sentences.append("The time limit ended the replay early; --replay-limit-s allows more")
-        return " ".join(map(messages.with_full_stop, sentences))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +49,7 @@ def replay(
     forgotten: Iterable[past_pods.PastPod],
     settings: Replayed,
     proceed: Proceed,
-) -> Report:
+) -> replay_report.Report:
     """Replay past pods on nodes.
 
     Args:
@@ -209,7 +77,7 @@ def replay(
         raise errors.UsageError("no pod was created in these days; --replay-days allows more")
     rows = run.rows()
     decided = rows[0].result
-    return Report(
+    return replay_report.Report(
         begin=begin,
         end=begin + dt.timedelta(seconds=run.end_s),
         is_complete=run.is_complete,
@@ -285,9 +153,9 @@ class _Replay:
                     (each.start - each.created).total_seconds() if each.start else None
                 )
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[replay_report.Row]:
         """Simulate; after a stop, every row is about the time that the partitioner reached."""
-        present = self._simulate(PRESENT, self._nodes, None)
+        present = self._simulate(replay_report.PRESENT, self._nodes, None)
         decided = self._simulate(PARTITIONER, self._nodes, self._settings.limits)
         self.end_s = decided.end_s
         self.counted = [job for job in self.counted if job.at_s <= self.end_s] or self.counted[:1]
@@ -300,7 +168,7 @@ class _Replay:
         fixed.sort(key=lambda row: (-row.waits.placed, row.waits.mean_s))
         return [
             self._row(PARTITIONER, decided),
-            self._row(PRESENT, present),
+            self._row(replay_report.PRESENT, present),
             self._row(REAL, simulated_cluster.Result(waits=self._real, end_s=self.end_s)),
             *fixed,
         ]
@@ -341,7 +209,7 @@ class _Replay:
         except errors.LayoutError:
             return {}
 
-    def _row(self, name: str, result: simulated_cluster.Result) -> Row:
+    def _row(self, name: str, result: simulated_cluster.Result) -> replay_report.Row:
         everything = []
         groups = [
             collections.defaultdict[str, list[tuple[float | None, float]]](list) for _ in "ab"
@@ -355,11 +223,11 @@ class _Replay:
             groups[0][profile_name.counted(job.pod.needs.profiles)].append(each)
             groups[1][job.pod.namespace].append(each)
         by_profile, by_namespace = (
-            {key: Waits.of(group[key]) for key in sorted(group)} for group in groups
+            {key: replay_report.Waits.of(group[key]) for key in sorted(group)} for group in groups
         )
-        return Row(
+        return replay_report.Row(
             name=name,
-            waits=Waits.of(everything),
+            waits=replay_report.Waits.of(everything),
             by_profile=by_profile,
             by_namespace=by_namespace,
             result=result,
@@ -383,36 +251,3 @@ def _with_layouts(
                 for node, each in zip(nodes, goals, strict=True)
             ]
     return changed
-
-
-def _table(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
-    for row in rows:
-        waits, result = row.waits, row.result
-        costs = ("", "", "")
-        if result.decisions:
-            costs = (str(result.changes), str(result.refused), _span(result.tainted_s))
-        placed = f"{waits.placed} of {waits.pods}"
-        yield row.name, placed, _span(waits.mean_s), _span(waits.p95_s), *costs
-
-
-def _groups(
-    by_decision: Mapping[str, Waits], by_present: Mapping[str, Waits]
-) -> Iterator[Sequence[str]]:
-    """Yield the waits by group, the largest group first, beside those of present layouts."""
-    ordered = sorted(by_decision, key=lambda key: (-by_decision[key].pods, key))
-    for key in ordered[:_MOST_GROUPS]:
-        waits, other = by_decision[key], by_present[key]
-        placed = f"{waits.placed} of {waits.pods}"
-        present = f"{other.placed} placed, mean {_span(other.mean_s)}"
-        yield key, placed, _span(waits.mean_s), _span(waits.p95_s), present
-    if len(ordered) > _MOST_GROUPS:
-        yield f"and {len(ordered) - _MOST_GROUPS} more", "", "", "", ""
-
-
-def _span(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for size, unit in _SECOND_UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"

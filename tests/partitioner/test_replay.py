@@ -9,7 +9,7 @@ import pytest
 from mig_manager.core import bar
 from mig_manager.core.fleet import decisions, past_pods, simulated_cluster
 from mig_manager.core.node import well_known
-from mig_manager.partitioner import replay
+from mig_manager.partitioner import replay, replay_report
 from tests.partitioner import replays
 from tests.shell import commandline
 from tests.unit import partitions
@@ -308,7 +308,7 @@ def test_a_replay_that_is_stopped_reports_the_time_that_it_reached() -> None:
         [each for each in map(past_pods.parse, pods) if each],
         [],
         settings,
-        lambda name, share: name == replay.PRESENT or share < 0.5,
+        lambda name, share: name == replay_report.PRESENT or share < 0.5,
     )
 
     assert not report.is_complete

@@ -9,7 +9,7 @@ from mig_manager.adapters.host import files
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timing
 from mig_manager.core.fleet import past_pods
-from mig_manager.partitioner import replay, settings, simulation
+from mig_manager.partitioner import replay, replay_report, settings, simulation
 
 _MOST_BYTES = 1 << 30  # of a file with the objects of a cluster
 _DAY_S = 86400.0
@@ -24,7 +24,7 @@ def run(
     known = simulation.nodes_of(nodes, chosen.selects)
     items = simulation.items(pods, "Pod")
     now = dt.datetime.fromtimestamp(clock.unix_s(), tz=dt.UTC)
-    report: simulation.Report | replay.Report
+    report: simulation.Report | replay_report.Report
     if chosen.is_replay:
         document = None
         if chosen.base_layout and chosen.config_file:
