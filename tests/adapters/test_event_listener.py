@@ -143,6 +143,7 @@ def mig_events() -> states.MigEvents:
     return states.MigEvents.ALWAYS
 
 
+@pytest.mark.slow
 def test_changes_by_another_process_are_reported_once_unless_suspended(node: Node) -> None:
     with watching(node.command) as rig:
         rig.until_listening()
@@ -200,6 +201,7 @@ def test_an_xid_is_passed_on_and_calls_back(node: Node) -> None:
     assert not rig.logged("gpu_change_heard")
 
 
+@pytest.mark.slow
 def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) -> None:
     with watching(node.command, restarts=AT_ONCE) as rig:
         rig.until_listening()

@@ -105,6 +105,7 @@ def gpus(machine: Machine) -> Gpus:
 TOGETHER = "--gpu-reset -i 00000000:07:00.0,00000000:17:00.0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refused", "resets"),
     [
@@ -155,6 +156,7 @@ def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
     machine.reset(())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", ["none", "*,*"])
 def test_a_repair_resets_each_gpu_once_without_a_pending_mode(boot: Boot, refused: str) -> None:
     machine = boot(f"3x{A100}")
@@ -246,6 +248,7 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
 # Processes that use the GPU.
 
 
+@pytest.mark.slow
 def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: Machine) -> None:
     gpus = machine.switch(0, 1)
     pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
@@ -286,6 +289,7 @@ def test_daemons_that_release_the_gpu_do_not_block_a_reset(
     assert machine.resets == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_visible", [True, False])
 def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
     *, is_visible: bool, machine: Machine, gpus: Gpus
@@ -304,6 +308,7 @@ def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
     assert error.message.endswith(f"in use by {users} that are not visible here")
 
 
+@pytest.mark.slow
 def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) -> None:
     uuid = machine.state.boards[0].uuid
     for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
@@ -316,6 +321,7 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) ->
     assert machine.noted == [((uuid,), False), ((uuid,), True)]
 
 
+@pytest.mark.slow
 def test_persistence_mode_that_cannot_be_restored_stays_noted(machine: Machine) -> None:
     uuid = machine.state.boards[0].uuid
     machine.state.add_client(uuid, name="", kind=states.ClientKind.PERSISTENCE_MODE)

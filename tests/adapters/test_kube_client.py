@@ -111,6 +111,7 @@ def test_token_plugin_and_valid_identity_load_little_of_the_client(
     ]
 
 
+@pytest.mark.slow
 def test_expired_identity_is_renewed_and_the_client_stays_importable(
     server: Server, tmp_path: pathlib.Path
 ) -> None:

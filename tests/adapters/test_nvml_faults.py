@@ -43,6 +43,7 @@ def says_none(function: str, code: int) -> bool:
     return function == "nvmlDeviceGetMigMode" and code in library.UNSUPPORTED
 
 
+@pytest.mark.slow
 @each_code(pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN)
 def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
     codes: tuple[int, ...], node: Rig
@@ -69,6 +70,7 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
         assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
 
 
+@pytest.mark.slow
 @each_code(pynvml.NVML_ERROR_NOT_SUPPORTED)
 def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
     codes: tuple[int, ...], boot: Boot

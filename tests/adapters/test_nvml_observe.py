@@ -354,6 +354,7 @@ def test_an_unreachable_gpu_still_reports_its_recovery_action(boot: Boot) -> Non
     assert lost.recovery_action is model.RecoveryAction.GPU_RESET
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [nvml_rig.ON, OFF])
 def test_a_gpu_that_others_change_before_any_call_is_reachable(
     mode: model.MigMode, boot: Boot

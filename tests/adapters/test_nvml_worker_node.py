@@ -63,6 +63,7 @@ def switch_on(gpu: model.Gpu) -> steps.Plan:
     return nvml_rig.plan_of([gpu], nvml_rig.mode_step(gpu, nvml_rig.ON))
 
 
+@pytest.mark.slow
 def test_a_driver_that_crashes_takes_only_the_worker_along(node: Node) -> None:
     node.state.add_fault(nvml_faults.Fault(function="nvmlDeviceSetMigMode", crashes=True))
     gpus = node.gpus()
@@ -182,6 +183,7 @@ def check(node: Node, function: str, act: Act) -> None:
     act(node, gpus)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "function"), [(observe, "nvmlInitWithFlags"), (execute, "nvmlGpuInstanceDestroy")]
 )

@@ -49,6 +49,7 @@ def _filling(gpu: model.Gpu) -> Iterator[steps.Step]:
     yield from (created, nvml_rig.ci_step(created, str(row.profile)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, len(EVERY), 16))
 @pytest.mark.parametrize("mode", model.MigMode)
 def test_no_product_differs(tmp_path: pathlib.Path, first: int, mode: model.MigMode) -> None:
@@ -65,6 +66,7 @@ def test_no_product_differs(tmp_path: pathlib.Path, first: int, mode: model.MigM
     assert len(answer["gpus"]) == len(keys)
 
 
+@pytest.mark.slow
 def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.Rig) -> None:
     used = {
         each.attr
@@ -87,6 +89,7 @@ def test_every_function_of_the_adapter_is_called_or_explained(node: nvml_rig.Rig
     assert all(each["median_ms"] >= 0 and each["calls"] for each in answer["latencies"])
 
 
+@pytest.mark.slow
 @given(seed=st.text(max_size=8))
 @settings(max_examples=5, deadline=None)
 def test_the_file_identifies_no_machine(tmp_path_factory: Any, seed: str) -> None:

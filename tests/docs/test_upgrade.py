@@ -35,6 +35,7 @@ def commands(before: str) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
     tmp_path: pathlib.Path, *, is_interrupted: bool

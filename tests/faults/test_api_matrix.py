@@ -202,6 +202,7 @@ def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
     assert bool(lost[way]) is bool(way)
 
 
+@pytest.mark.slow
 def test_some_requests_may_fail_once_and_the_layout_comes_into_force(
     record_property: Note,
 ) -> None:

@@ -220,6 +220,7 @@ def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     play_all(record_property, node, scenario, cases, kind="")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["one-slice"])
 def test_nvml_change_may_fail_once_and_the_node_recovers(
     node: nvml_node.Node, scenario: str, record_property: Note

@@ -220,5 +220,6 @@ def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
     play(record_property, name)
 
 
+@pytest.mark.slow
 def test_kubelet_may_be_gone_for_a_moment_without_a_failed_run(record_property: Note) -> None:
     play(record_property, "missing", every=3)

@@ -25,6 +25,7 @@ def used_slots(server: apiserver.ApiServer) -> list[str]:
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
 
+@pytest.mark.slow
 def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> None:
     with apiserver.serve() as server:
         names = agents.populate(server, 8)

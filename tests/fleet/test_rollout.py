@@ -105,6 +105,7 @@ def serve(tmp_path: pathlib.Path, count: int, server: apiserver.ApiServer) -> tu
     return agents.populate(server, count, gpu="yes"), server.kubeconfig(tmp_path / "kubeconfig")
 
 
+@pytest.mark.slow
 def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         names, kubeconfig = serve(tmp_path, 12, server)

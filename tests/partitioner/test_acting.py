@@ -125,6 +125,7 @@ def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
     assert rig.events() == []
 
 
+@pytest.mark.slow
 def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> None:
     rig.add_node(layout="1g.5gb")
     rig.add_pods("p0", profile="7g.40gb")

@@ -125,6 +125,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(rig: Rig, jump_s: float) -> Non
     assert len(own.kube.patches) == 1
 
 
+@pytest.mark.slow
 def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: Rig) -> None:
     rig.add_node("n1")
     own = rig.replica()

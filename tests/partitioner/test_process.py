@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
@@ -12,6 +14,7 @@ from tests import waiting
 from tests.partitioner import rig as rigs
 
 
+@pytest.mark.slow
 def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path) -> None:
     with rigs.serving(apiserver.ApiServer()) as rig:
         rig.add_node()

@@ -34,6 +34,7 @@ def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
         assert rig.metric(own, "pending_pods", reason="no-room-possible") == 1
 
 
+@pytest.mark.slow
 def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")

@@ -226,6 +226,7 @@ def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(rig: 
     assert rig.metric(own, "changes_total", result="recommended") == 2
 
 
+@pytest.mark.slow
 def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None:
     for number in range(4):
         rig.add_node(f"n{number}")
@@ -287,6 +288,7 @@ def test_node_that_failed_a_layout_gets_no_other_for_minutes(
     assert rig.requested("n1") != failed
 
 
+@pytest.mark.slow
 def test_a_silent_agent_does_not_keep_requests_stopped(rig: Rig) -> None:
     for number in range(4):
         rig.add_node(f"n{number}")

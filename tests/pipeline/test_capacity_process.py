@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
@@ -34,6 +36,7 @@ def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_published_use_follows_the_pods_while_the_node_is_on_demand() -> None:
     with agent_stage.Stage("1xA100-SXM4-40GB") as stage:
         server = stage.server

@@ -209,6 +209,7 @@ def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: fakes.Nod
     assert math.isinf(agent.capacity.next_in_s)
 
 
+@pytest.mark.slow
 def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> None:
     agent = on_demand(rig)
     rig.refusing["allocations.assigned"] = KeyError("bug")
@@ -216,6 +217,7 @@ def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> N
     assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
     def listed() -> dict[str, tuple[steps.GpuProcess, ...]]:
         raise KeyError("bug")

@@ -1,5 +1,7 @@
 """Custom layouts with the real agent process, over the embedded API server."""
 
+import pytest
+
 from mig_manager.core import model
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
@@ -31,6 +33,7 @@ def wait_for(stage: agent_stage.Stage, text: str) -> model.State:
     return model.State(stage.status()["state"])
 
 
+@pytest.mark.slow
 def test_each_annotation_is_applied_while_the_label_is_custom() -> None:
     with agent_stage.Stage("2xA100-SXM4-40GB", "--custom-layouts") as stage:
         request(stage, SEVEN, config="custom")

@@ -238,6 +238,7 @@ def stage() -> Iterator[agent_stage.ObservedStage]:
         yield stage
 
 
+@pytest.mark.slow
 def test_an_xid_starts_a_check_that_finds_the_recovery_action(
     stage: agent_stage.ObservedStage,
 ) -> None:

@@ -41,6 +41,7 @@ SELDOM = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
 def test_failed_change_is_rolled_back_before_output(node: Node, way: str) -> None:
     before = node.shape

@@ -16,6 +16,7 @@ def stage() -> Iterator[agent_stage.ObservedStage]:
         yield stage
 
 
+@pytest.mark.slow
 def test_metrics_follow_a_run_and_sum_it_up(stage: agent_stage.ObservedStage) -> None:
     assert stage.ask("/healthz") == (200, "ok\n")
     assert set(stage.series("state").values()) == {0.0}

@@ -284,6 +284,7 @@ def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> Non
     assert "monitor-1" in rig.pod_names
 
 
+@pytest.mark.slow
 def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
     rig = busy_node()
     taken = frozenset({device(rig, 0, "2g.10gb")})

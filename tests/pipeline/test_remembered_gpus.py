@@ -12,6 +12,7 @@ from tests.node import fakes, gpu_values, scenes
 from tests.pipeline import repairs
 
 
+@pytest.mark.slow
 def test_a_killed_repair_of_a_silent_gpu_is_finished_by_the_next_agent() -> None:
     for _index, rig, before in scenes.kills(repairs.stuck_node, repairs.serve):
         rig.clock.wait(5)

@@ -45,6 +45,7 @@ def stage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         yield started
 
 
+@pytest.mark.slow
 def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> None:
     state = nvml_faults.SharedState(stage.state_file)
     stage.assert_ends("all-1g.6gb")
@@ -63,6 +64,7 @@ def test_an_xid_starts_a_repair_that_returns_the_devices(stage: RepairStage) -> 
     assert [each.recovery_action for each in after] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_answers_nothing_is_repaired_by_a_restarted_agent(stage: RepairStage) -> None:
     state = nvml_faults.SharedState(stage.state_file)
     stage.assert_ends("all-1g.6gb")
@@ -99,6 +101,7 @@ def host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sy
         yield standing_in
 
 
+@pytest.mark.slow
 def test_an_agent_of_the_host_stops_and_starts_the_services_that_use_the_gpu(
     host: systemd_rig.StandIn, stage: RepairStage
 ) -> None:

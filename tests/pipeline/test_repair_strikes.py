@@ -129,6 +129,7 @@ def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
+@pytest.mark.slow
 def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
     for _index, rig, before in scenes.kills(repairs.faulty_node, repairs.serve):
         rig.clock.wait(5)
@@ -183,6 +184,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     assert record["mayEvict"] is False
 
 
+@pytest.mark.slow
 def test_a_killed_repair_is_undone_where_the_label_was_removed() -> None:
     for _index, rig, before in scenes.kills(repairs.faulty_node, repairs.serve):
         rig.clock.wait(5)
@@ -192,6 +194,7 @@ def test_a_killed_repair_is_undone_where_the_label_was_removed() -> None:
         assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
+@pytest.mark.slow
 def test_a_killed_repair_is_undone_for_another_request() -> None:
     for _index, rig, _before in scenes.kills(repairs.faulty_node, repairs.serve):
         rig.clock.wait(5)

@@ -71,6 +71,7 @@ def listed(stage: agent_stage.Stage) -> dict[str, str]:
     return {each.name: each.origin for each in served.from_json(text)} if text else {}
 
 
+@pytest.mark.slow
 def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
     unknown: UnknownStage,
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
     ).keys()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> None:
     with agent_stage.Stage("1xA100-SXM4-40GB", text=OWN) as stage:
         origins = {}

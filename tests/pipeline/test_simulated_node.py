@@ -31,6 +31,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
         agent.end()
 
 
+@pytest.mark.slow
 def test_node_without_gpus_offers_simulated_devices(rig: plain_node.PlainNode) -> None:
     waiting.until(lambda: rig.schedulable() == {"nvidia.com/gpu": "8"})
 
@@ -49,6 +50,7 @@ def test_node_without_gpus_offers_simulated_devices(rig: plain_node.PlainNode) -
     }
 
 
+@pytest.mark.slow
 def test_node_registered_again_is_published_again(rig: plain_node.PlainNode) -> None:
     rig.label("all-1g.5gb")
     assert rig.wait_for_end("all-1g.5gb") == "success"

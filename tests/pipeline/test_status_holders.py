@@ -53,6 +53,7 @@ def test_wide_and_json_status_list_the_processes_that_use_each_gpu(shell: Shell)
     assert "in use by" not in shell("status")
 
 
+@pytest.mark.slow
 def test_a_process_is_listed_with_the_instance_that_it_uses(shell: Shell) -> None:
     shell("apply", "all-1g.5gb")
     gpu = json.loads(shell("status", "-o", "json"))["gpus"][0]

@@ -64,12 +64,14 @@ def with_host_services(folder: pathlib.Path, listed: str) -> tuple[str, ...]:
     return "--with-shutdown-host-gpu-clients", "--gpu-clients-file", str(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listed", [None, "[]"], ids=["off", "an empty list"])
 def test_a_change_touches_no_bus(bus: Bus, tmp_path: pathlib.Path, listed: str | None) -> None:
     assert run(*(with_host_services(tmp_path, listed) if listed else ())) == "Applied"
     assert bus.connections == 0
 
 
+@pytest.mark.slow
 def test_agent_uses_the_bus_only_for_host_services(bus: Bus, tmp_path: pathlib.Path) -> None:
     assert run(*with_host_services(tmp_path, "[nvsm.service]")) == "HostServiceFailed"
     assert bus.connections > 0

@@ -200,6 +200,7 @@ def test_stopping_the_server_ends_watches_and_stalled_requests(
         watch()
 
 
+@pytest.mark.slow
 def test_stopping_the_server_closes_connections_that_just_came() -> None:
     """A connection that stays open warns when it is collected, and a warning is an error."""
     for _ in range(20):

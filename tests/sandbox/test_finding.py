@@ -76,6 +76,7 @@ def test_the_library_is_found_where_distributions_put_it(
     assert list(programs.libraries(tmp_path)) == [file]
 
 
+@pytest.mark.slow
 def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
     assert answer.returncode == 0, answer.stderr
 
 
+@pytest.mark.slow
 def test_doctor_finds_the_library_by_the_loaders_variables(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_doctor_finds_the_library_by_the_loaders_variables(
     assert (verdicts["driver"], verdicts["gpus"]) == ("ok", "ok")
 
 
+@pytest.mark.slow
 def test_mismatched_loader_library_gives_way_to_the_driver_roots(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
@@ -141,6 +144,7 @@ def test_mismatched_loader_library_gives_way_to_the_driver_roots(
     assert len(json.loads(both.stdout)["gpus"]) == 1
 
 
+@pytest.mark.slow
 def test_nvidia_smi_is_found_on_the_path_where_no_driver_root_has_it(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:

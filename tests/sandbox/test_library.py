@@ -133,6 +133,7 @@ pynvml.nvmlShutdown()
     ]
 
 
+@pytest.mark.slow
 def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
     shell: commandline.Shell, state: pathlib.Path, loaded: pathlib.Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_state_survives_the_file_and_seeds_determine_the_uuids(
     assert pynvml.nvmlDeviceGetUUID(nvml_rig.gpu()) != uuid
 
 
+@pytest.mark.slow
 def test_processes_change_one_gpu_concurrently_and_lose_nothing(path: pathlib.Path) -> None:
     state = boot(path, logs_calls=True)
     create()

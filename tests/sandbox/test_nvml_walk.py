@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis
 import pynvml
+import pytest
 from hypothesis import strategies
 
 from mig_manager.catalogue import hardware
@@ -103,6 +104,7 @@ def disjoint(placements: list[model.Placement]) -> bool:
     return len(taken) == len(set(taken))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(
     product=strategies.sampled_from(PRODUCTS),

@@ -62,6 +62,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_row_of_a_capture_is_the_product_of_its_source(every: list[dict[str, Any]]) -> None:
     for product, row in zip(MIG, every, strict=True):
         replayed = hardware.of_row(row)
@@ -73,6 +74,7 @@ def test_a_row_of_a_capture_is_the_product_of_its_source(every: list[dict[str, A
             assert getattr(replayed, name) == getattr(source, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["all-balanced", "all-1g.5gb", "all-disabled"])
 def test_a_replayed_capture_gives_plan_and_order_of_its_source(
     tmp_path: pathlib.Path, layout: str
@@ -146,6 +148,7 @@ def test_a_changed_capture_needs_a_fresh_start(tmp_path: pathlib.Path) -> None:
     assert fresh.data["gpus"][0]["profiles"]["1g.5gb"] == ["0:1"]
 
 
+@pytest.mark.slow
 def test_a_command_prints_the_rows_of_a_capture_for_a_review(tmp_path: pathlib.Path) -> None:
     file = capture(tmp_path, "2xA100-SXM4-40GB+A30")
 
@@ -183,6 +186,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib.Path) -> None:
     file = capture(tmp_path, A100)
     changed = planted(file, **PLANTED)

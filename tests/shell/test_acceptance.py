@@ -25,6 +25,7 @@ def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
     return commandline.run(line, {}, command=main.main)
 
 
+@pytest.mark.slow
 def test_gpus_as_expected_give_status_0_and_a_file(
     node: shell_node.Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_file_that_cannot_be_written_gives_status_2(node: shell_node.Node) -> 
     assert "cannot write" in answer.err
 
 
+@pytest.mark.slow
 def test_a_loaded_library_is_surveyed_as_the_simulated_one(node: shell_node.Node) -> None:
     node.state.add_fault(
         nvml_faults.Fault(function="nvmlDeviceGetVirtualizationMode", code=3, count=None)
@@ -101,6 +103,7 @@ def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.Node) -> 
     assert "in spite of it" not in text
 
 
+@pytest.mark.slow
 def test_an_observation_says_that_a_change_was_left_unfinished(node: shell_node.Node) -> None:
     node.kill("apply", "wanted", function="nvmlDeviceCreateGpuInstanceWithPlacement")
 

@@ -66,6 +66,7 @@ def test_apply_after_a_kill_finishes_or_undoes_the_change(
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> None:
     before = node.shape
     node.hang_in(CREATE)
@@ -188,6 +189,7 @@ def use(node: Node, profile: str) -> states.Client:
     return node.state.add_client(device, name="/usr/bin/train", pid=4242)
 
 
+@pytest.mark.slow
 def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: Node) -> None:
     use(pair, "2g.10gb")
     before = pair.shape
@@ -250,6 +252,7 @@ def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
     assert not pair.journal.exists()
 
 
+@pytest.mark.slow
 def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Path) -> None:
     node = Node(tmp_path, "2xA100-SXM4-40GB", active="small")
     absent = ("nvmlDeviceCreateGpuInstanceWithPlacement",)

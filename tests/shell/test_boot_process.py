@@ -83,6 +83,7 @@ def test_boot_without_a_verified_layout_applies_the_fallback(
 GPU_RESET, NODE_REBOOT = 1, 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "how", "remaining", "words"),
     [
@@ -109,6 +110,7 @@ def test_boot_restores_a_gpu_with_a_fault_and_resets_it_if_its_owner_lets_it(
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: Node) -> None:
     before, kept = node.shape, node.state.read().gpus[1].instances
     node.state.fail_gpu(0, action=GPU_RESET)
@@ -122,6 +124,7 @@ def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: Node) -> Non
     assert node.state.read().gpus[1].instances == kept
 
 
+@pytest.mark.slow
 def test_a_repair_at_boot_that_fails_is_a_problem_and_keeps_the_layout(node: Node) -> None:
     before = node.shape
     node.state.add_client(node.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
@@ -188,6 +191,7 @@ def test_boot_completes_its_change_before_a_signal_ends_it(node: Node) -> None:
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--mode-only", "--skip-reset"]])
 def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
     options: list[str], tmp_path: pathlib.Path
@@ -210,6 +214,7 @@ def test_boot_keeps_a_mode_that_apply_left_to_the_reboot(
     assert node.shape == before
 
 
+@pytest.mark.slow
 def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -230,6 +235,7 @@ def test_boot_keeps_a_pending_mode_through_a_later_apply_for_another_gpu(
     assert node.shape[1] == second
 
 
+@pytest.mark.slow
 def test_boot_restores_the_mode_of_a_gpu_beside_one_whose_mode_was_pending(
     tmp_path: pathlib.Path,
 ) -> None:

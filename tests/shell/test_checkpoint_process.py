@@ -39,6 +39,7 @@ def kept(tmp_path: pathlib.Path) -> Kept:
     return Kept(tmp_path, "2xA100-SXM4-40GB")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_after_a_reboot_the_identical_placements_come_back(
     tmp_path: pathlib.Path, spec: str
@@ -62,6 +63,7 @@ def test_after_a_reboot_the_identical_placements_come_back(
     assert "nothing to do" in again.err
 
 
+@pytest.mark.slow
 def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(kept: Kept) -> None:
     text = kept.file.read_text()
     kept.file.write_text("x" * 100_000)

@@ -25,6 +25,7 @@ def layouts(shell: Shell) -> str:
     return shell.file(LAYOUTS)
 
 
+@pytest.mark.slow
 def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str) -> None:
     def run(command: str, *more: str) -> Answer:
         return shell(command, "one", "-f", layouts, *more, *SPEC)
@@ -54,6 +55,7 @@ def test_layout_may_be_the_only_one_of_its_file(shell: Shell, layouts: str) -> N
     assert shell("plan", "all-disabled", *SPEC).status == 0
 
 
+@pytest.mark.slow
 def test_export_writes_a_document_that_assert_accepts(shell: Shell, layouts: str) -> None:
     shell("apply", "one", "-f", layouts, *SPEC)
 
@@ -366,6 +368,7 @@ def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
     assert shell("status", *state, "--simulate", "1xA30").status == 2
 
 
+@pytest.mark.slow
 def test_plan_and_apply_on_a_vgpu_host_name_the_remedy(
     shell: Shell, tmp_path: pathlib.Path
 ) -> None:

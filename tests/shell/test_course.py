@@ -224,6 +224,7 @@ def accept(node: shell_node.Node, *options: str) -> commandline.Answer:
     return commandline.run(line, {})
 
 
+@pytest.mark.slow
 def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_node.Node) -> None:
     before = node.shape
     file = node.path.with_name("found.json")
@@ -246,6 +247,7 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "first"),
     [
@@ -275,6 +277,7 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
     assert not node.journal.exists()
 
 
+@pytest.mark.slow
 def test_the_course_refuses_a_gpu_with_a_fault_or_instances_and_says_what_to_do(
     node: shell_node.Node,
 ) -> None:
@@ -292,6 +295,7 @@ def test_the_course_refuses_a_gpu_with_a_fault_or_instances_and_says_what_to_do(
     assert "remedy: Apply a layout without instances" in " ".join(occupied.err.split())
 
 
+@pytest.mark.slow
 def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node) -> None:
     before = node.shape
     virtual = states.Virtualization.PASSTHROUGH
@@ -305,6 +309,7 @@ def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node)
     assert node.shape == before
 
 
+@pytest.mark.slow
 def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
     node: shell_node.Node, tmp_path: pathlib.Path
 ) -> None:
@@ -341,6 +346,7 @@ def _divide(node: shell_node.Node) -> None:
     assert node.run("apply", "a").status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "options", "status", "message"),
     [
@@ -364,6 +370,7 @@ def test_a_gpu_in_use_or_not_confirmed_is_refused(
     assert node.shape == before
 
 
+@pytest.mark.slow
 def test_a_gpu_of_a_pod_is_refused(node: shell_node.Node) -> None:
     before = node.shape
     uuid = node.state.boards[0].uuid
@@ -378,6 +385,7 @@ def test_a_gpu_of_a_pod_is_refused(node: shell_node.Node) -> None:
     assert node.shape == before
 
 
+@pytest.mark.slow
 def test_the_question_says_what_happens_and_no_changes_nothing(node: shell_node.Node) -> None:
     before = node.shape
     line = ("acceptance", "--change-gpu", node.state.boards[0].uuid)

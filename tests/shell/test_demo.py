@@ -184,6 +184,7 @@ def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     shell(demo, kubeconfig, APPLIED.format("all-balanced"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_reader_that_leaves_early_ends_the_demo_quietly(demo: Demo, count: int) -> None:
     process = demo.start(DEMO, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -218,6 +219,7 @@ def test_a_signal_ends_the_demo_and_everything_that_it_started(
     demo.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_killed_leaves_nothing_behind(demo: Demo) -> None:
     process = demo.started(*DEMO, "--keep")
     demo.wait_for("kubectl label node")
@@ -244,6 +246,7 @@ def test_a_demo_of_five_nodes_plays_rollout_undo_and_partitioner(demo: Demo) -> 
     demo.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_the_demo_and_everything_that_it_started(demo: Demo) -> None:
     window, terminal = os.openpty()
     command = [sys.executable, "-c", ON_A_TERMINAL, *DEMO, "--keep"]
@@ -280,6 +283,7 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
     assert removed == [True]
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_written_are_no_bug(demo: Demo) -> None:
     limited = ("sh", "-c", 'ulimit -f 4; exec "$@"', "sh", *DEMO)
 

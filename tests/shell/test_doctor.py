@@ -39,6 +39,7 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
     assert list(result.findings) == [check.name for check in doctor_examination.CHECKS]
 
 
+@pytest.mark.slow
 def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shell) -> None:
     patient.born(driver_version="440.33.01")
 

@@ -82,6 +82,7 @@ def is_published(kube: api.KubeApi) -> bool:
     return bool(shown.get("nvidia.com/gpu"))
 
 
+@pytest.mark.slow
 def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
     result = cluster_rig.examine()
 
@@ -91,6 +92,7 @@ def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
     assert "is ready" in result.text("device-plugin")
 
 
+@pytest.mark.slow
 def test_phantom_devices_are_named_with_the_command_that_removes_them(
     cluster_rig: Cluster,
 ) -> None:
@@ -120,6 +122,7 @@ def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig
     ]
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
     labels = {f"{well_known.DEPLOY_LABEL_PREFIX}dcgm": well_known.PAUSED_VALUE}
     annotations = {
@@ -138,6 +141,7 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
     assert under_way.verdict("interrupted-run") is WARN
 
 
+@pytest.mark.slow
 def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: Cluster) -> None:
     snapshot = tuple(gpu.snapshot for gpu in samples.balanced())
     journal = journals.Journal(config="all-1g.5gb", snapshot=snapshot).to_json()
@@ -169,6 +173,7 @@ def test_journal_of_persistence_mode_is_no_interrupted_run(
     assert "nvidia-smi -pm 1" in result.remedies("interrupted-run")
 
 
+@pytest.mark.slow
 def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> None:
     patient.born()
     missing = patient.examine(

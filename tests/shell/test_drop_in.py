@@ -161,6 +161,7 @@ def test_every_flag_of_apply_and_assert_does_what_it_says(
     assert [each["profile"] for each in gpu(shell)["gpu_instances"]] == instances
 
 
+@pytest.mark.slow
 def test_the_mode_alone_is_applied_and_asserted(shell: Shell, layouts: str) -> None:
     line = ("-f", layouts, "-c", "mine", *SPEC)
 
@@ -181,6 +182,7 @@ def test_the_exported_layout_has_the_requested_name(shell: Shell) -> None:
     assert "current" in shell("export", *SPEC).out
 
 
+@pytest.mark.slow
 def test_exported_mixed_nodes_are_merged_as_mig_parted_merges_them(shell: Shell) -> None:
     node = ("--simulate", "2xA30+2xA100-SXM4-40GB")
     text = """
@@ -250,6 +252,7 @@ def test_options_go_before_variables_and_these_before_defaults(shell: Shell, lay
     assert shell("assert", "-a", "-c", "mine", **environ).status == 2
 
 
+@pytest.mark.slow
 def test_a_link_named_nvidia_mig_parted_serves_its_scripts(
     tmp_path: pathlib.Path, layouts: str
 ) -> None:

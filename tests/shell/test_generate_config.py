@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+import pytest
+
 from tests.shell.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")
@@ -17,6 +19,7 @@ def test_a_node_and_its_products_give_the_same_document(shell: Shell) -> None:
     assert named.err == ""
 
 
+@pytest.mark.slow
 def test_mixed_layouts_come_on_request_and_can_be_applied(shell: Shell) -> None:
     plain = shell("generate-config", *SPEC)
     mixed = shell("generate-config", "--all-maximal", *SPEC)

@@ -56,6 +56,7 @@ def hooked(tmp_path: pathlib.Path) -> Hooked:
     return Hooked(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked: Hooked) -> None:
     answer = hooked.node.run(*hooked.argv, "--skip-reset")
 
@@ -135,6 +136,7 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
     assert not hooked.node.journal.exists()
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
     hooked.write(
         at="apply-exit", script="while [ ! -e go ]; do sleep 0.05; done; echo done >> log"

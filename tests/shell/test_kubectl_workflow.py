@@ -75,6 +75,7 @@ def test_kubectl_and_plugin_show_a_change_of_the_agent(
     assert re.search("Draining .*1 pod to evict: default/train", described)
 
 
+@pytest.mark.slow
 def test_unknown_layout_ends_in_a_warning_and_the_old_one_stays(
     stage: agent_stage.Stage, kubectl: Kubectl
 ) -> None:

@@ -33,6 +33,7 @@ def viewed(
     return terminal.started(argv, columns=columns, environ=ENVIRON, **options)
 
 
+@pytest.mark.slow
 def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
     with viewed(node, columns=100) as session:
         before = termios.tcgetattr(session.fd)
@@ -125,6 +126,7 @@ def test_without_a_keyboard_the_view_stays_until_a_signal(node: Node) -> None:
         assert session.end() == 130
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) -> None:
     with node.started("status", "--watch") as process:
         assert process.stdout is not None

@@ -12,6 +12,7 @@ from mig_manager.core import model
 from tests.shell import plugin_rig as rig
 
 
+@pytest.mark.slow
 def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(viewer: rig.Viewer) -> None:
     completed = viewer.kubectl("__complete", "mig", "history", "gpu-2")
 

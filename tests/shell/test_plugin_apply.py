@@ -89,6 +89,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     assert user.server.store.version == watched + 1
 
 
+@pytest.mark.slow
 def test_a_second_request_of_the_same_layout_is_a_new_one(user: rig.Viewer) -> None:
     add_node(user.server)
     texts = set()
@@ -98,6 +99,7 @@ def test_a_second_request_of_the_same_layout_is_a_new_one(user: rig.Viewer) -> N
     assert len(texts) == 2
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_the_change_and_writes_nothing(user: rig.Viewer) -> None:
     add_node(user.server)
     before = user.server.store.version
@@ -184,6 +186,7 @@ def test_node_that_may_not_take_the_layout_is_noted(
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matters", [True, False])
 def test_apply_reads_a_node_changed_in_between_again(
     user: rig.Viewer, monkeypatch: pytest.MonkeyPatch, *, matters: bool
@@ -236,6 +239,7 @@ def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str =
     server.store.write(KEY, node)
 
 
+@pytest.mark.slow
 def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) -> None:
     add_custom(user.server, MINE)
     assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "applied"
@@ -249,6 +253,7 @@ def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) 
     assert "an earlier annotation" in " ".join(answer["notes"])
 
 
+@pytest.mark.slow
 def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer) -> None:
     add_custom(user.server, OTHER)
     answer = user.alone("plan", "custom", "gpu-1")
@@ -257,6 +262,7 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer) 
     assert "3g.20gb" in answer.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -65,6 +65,7 @@ def test_no_tags_are_printed_that_no_node_would_have(
     assert message in answer.err
 
 
+@pytest.mark.slow
 def test_device_classes_are_a_list_that_kubectl_applies(user: rig.Viewer) -> None:
     user.server.create(rig.node("gpu-1", gpus=rig.gpus("1xH100-SXM5-80GB")))
     answer = user.real("device-classes", "-o", "yaml")
@@ -91,6 +92,7 @@ def test_device_classes_are_a_list_that_kubectl_applies(user: rig.Viewer) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_no_device_class_is_made_beside_one_of_another_name(user: rig.Viewer) -> None:
     own = {"extendedResourceName": "nvidia.com/mig-7g.40gb", "selectors": []}
     other = {"extendedResourceName": "nvidia.com/gpu", "selectors": []}

@@ -55,6 +55,7 @@ def test_each_layout_is_drawn_with_its_origin(user: rig.Viewer) -> None:
     assert max(map(len, answer.out.splitlines())) <= bar.WIDTH
 
 
+@pytest.mark.slow
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     user: rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     assert user.alone("layouts", "gpu-1", "-f", "missing.yaml").status == 2
 
 
+@pytest.mark.slow
 def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(user: rig.Viewer) -> None:
     add_node(user.server, served.to_json(entries()))
     user.server.store.create(
@@ -96,6 +98,7 @@ mig-configs:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "origin"),
     [
@@ -118,6 +121,7 @@ def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
     assert user.alone("plan", "all-7g.80gb", "gpu-1").status == 2
 
 
+@pytest.mark.slow
 def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(user: rig.Viewer) -> None:
     add_node(user.server, served.to_json(entries()))
 

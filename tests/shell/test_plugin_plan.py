@@ -36,6 +36,7 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
     assert "ml/serve" not in answer.out
 
 
+@pytest.mark.slow
 def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Viewer) -> None:
     viewer.server.log.clear()
 
@@ -56,6 +57,7 @@ def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Vi
     assert {each.verb for each in viewer.server.log.requests()} <= {"get", "list", ""}
 
 
+@pytest.mark.slow
 def test_a_layout_may_come_from_a_file_or_from_a_pipe(
     viewer: rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
     viewer.server.store.remove(("nodes", "", "odd"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("published", "expected"),
     [
@@ -124,6 +127,7 @@ def test_both_previews_give_the_same_verdict(
             assert (plan["why_not"] or "") == (preview["message"] if fits is False else "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_config_map", [False, True])
 def test_content_that_only_the_agent_has_is_unknown(
     tmp_path: pathlib.Path,
@@ -155,6 +159,7 @@ def test_content_that_only_the_agent_has_is_unknown(
     assert own["notes"] == ["its agent has another layout named all-balanced"]
 
 
+@pytest.mark.slow
 def test_a_plan_as_json(viewer: rig.Viewer) -> None:
     answer = viewer.alone("plan", "all-1g.5gb", "gpu-1", "gpu-2", "-o", "json")
 
@@ -184,6 +189,7 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: ri
     assert note in answer.err
 
 
+@pytest.mark.slow
 def test_validate_without_a_name_checks_all_layouts(viewer: rig.Viewer) -> None:
     answer = viewer.alone("validate", "-l", "pool=train", "-o", "json")
 

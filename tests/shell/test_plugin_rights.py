@@ -53,6 +53,7 @@ def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
     return server
 
 
+@pytest.mark.slow
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
     with apiserver.serve(populated(limited(rules()))) as server:
         viewer = rig.viewer(server, tmp_path)
@@ -63,6 +64,7 @@ def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Pa
     assert not any("not known" in each.out or "forbidden" in each.err for each in answers)
 
 
+@pytest.mark.slow
 def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
     layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
     with apiserver.serve(populated(limited(rules()))) as server:
@@ -75,6 +77,7 @@ def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path
     assert "docs/kubectl-plugin.md" in requested.err
 
 
+@pytest.mark.slow
 def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
     with apiserver.serve(populated(limited(without("pods", "events")))) as server:
         viewer = rig.viewer(server, tmp_path)
@@ -104,6 +107,7 @@ def test_missing_rights_are_an_error_with_a_remedy(
     assert "viewer's rights" in answer.err
 
 
+@pytest.mark.slow
 def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> None:
     gpus = rig.gpus("1xA100-SXM4-40GB")
     thing = rig.node("n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)

@@ -47,6 +47,7 @@ def test_many_nodes_are_a_line_each_with_explanations_below(viewer: rig.Viewer) 
     assert "cpu" not in answer.out
 
 
+@pytest.mark.slow
 def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status", "-l", "pool=train", "-o", "wide")
     coloured = viewer.alone("status", "gpu-2", "--color", "always")
@@ -89,6 +90,7 @@ def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:
     assert 'nodes "gpu-9" not found' in answer.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -104,6 +106,7 @@ def test_yaml_has_what_json_has(viewer: rig.Viewer, words: Sequence[str]) -> Non
     assert yaml.safe_load(as_yaml.out) == as_json.data
 
 
+@pytest.mark.slow
 def test_json_has_everything(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status", "-o", "json").data
 
@@ -121,6 +124,7 @@ def test_json_has_everything(viewer: rig.Viewer) -> None:
     }
 
 
+@pytest.mark.slow
 def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> None:
     answer = viewer.alone("history", "gpu-1", "-o", "json").data
     good, bad = viewer.alone("history", "gpu-1"), viewer.alone("history", "gpu-2")

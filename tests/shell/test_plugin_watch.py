@@ -50,6 +50,7 @@ def test_view_shows_the_nodes_until_q(
         assert ("WHAT" in session.shown) is has_history
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> None:
     with watched(viewer, "gpu-1", "gpu-2") as process:
         assert process.stdout is not None
@@ -73,6 +74,7 @@ def another_node(viewer: rig.Viewer) -> Iterator[None]:
     viewer.server.store.remove(("nodes", "", "gpu-9"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
 def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
     with watched(viewer, "gpu-1", "gpu-9") as process:
@@ -93,6 +95,7 @@ def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("another_node")
 def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: rig.Viewer) -> None:
     with watched(viewer, "gpu-9") as process:
@@ -126,6 +129,7 @@ def _hanging(viewer: rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Sessio
         yield session
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_view_whose_refresh_hangs(
     viewer: rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
@@ -149,6 +153,7 @@ def listing_node(viewer: rig.Viewer) -> Iterator[None]:
     viewer.server.store.remove(("nodes", "", "gpu-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listing_node")
 def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> None:
     with terminal.started(
@@ -177,6 +182,7 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> Non
     assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-1g.5gb"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listing_node", "another_node")
 def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) -> None:
     def select(thing: rig.Object) -> None:
@@ -206,6 +212,7 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) 
         assert session.end() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listing_node")
 def test_top_does_not_request_a_layout_that_does_not_fit(viewer: rig.Viewer) -> None:
     with terminal.started(

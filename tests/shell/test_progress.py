@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def shown_by(node: Node, *argv: str, columns: int = 80) -> list[str]:
     return _FRAME.findall(written)
 
 
+@pytest.mark.slow
 def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) -> None:
     node = Node(tmp_path, "2xA100-SXM4-40GB", active="before")
 
@@ -36,6 +38,7 @@ def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) 
     assert max(map(len, frames)) < 80
 
 
+@pytest.mark.slow
 def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
     node = Node(tmp_path, "1xA100-SXM4-40GB", active="before")
     file = str(tmp_path / "checkpoint.json")
@@ -45,6 +48,7 @@ def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
     assert any("GPU 0 1/" in frame for frame in shown_by(node, "restore", "-f", file))
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
     answer = Node(tmp_path, "1xA100-SXM4-40GB", active="before").run_process("apply", "wanted")
 

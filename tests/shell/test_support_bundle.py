@@ -272,6 +272,7 @@ def test_an_api_that_refuses_costs_its_files_and_not_the_bundle(
     assert "/nonexistent" in missing(files)["node.json"]
 
 
+@pytest.mark.slow
 def test_of_a_log_that_is_too_long_the_end_is_kept(
     cluster: Cluster,
     shell: commandline.Shell,
@@ -311,6 +312,7 @@ def test_the_default_name_has_the_node_and_the_time(
     assert unpacked(path.read_bytes()).keys() == ALWAYS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_file", [True, False], ids=["file", "pipe"])
 def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_file: bool) -> None:
     path = tmp_path / "redirected"

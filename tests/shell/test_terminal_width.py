@@ -54,11 +54,13 @@ def assert_fits(run: Callable[..., commandline.Answer], argv: Sequence[str]) -> 
             assert len(line) <= columns or len(line.rsplit(maxsplit=1)[-1]) > 20, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", _ANSWERS, ids=" ".join)
 def test_answer_fits_the_terminal(partitioned: commandline.Shell, argv: Sequence[str]) -> None:
     assert_fits(partitioned, argv)
 
 
+@pytest.mark.slow
 def test_paths_and_labels_are_never_broken(partitioned: commandline.Shell) -> None:
     wide, narrow = (
         partitioned("doctor", *_H100, COLUMNS=columns).out.split() for columns in ("500", "60")
@@ -75,6 +77,7 @@ def test_quoted_commands_are_never_broken() -> None:
         assert text.count("\n") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", _OF_THE_PLUGIN, ids=" ".join)
 def test_answer_of_the_plugin_fits_the_terminal(viewer: rig.Viewer, words: Sequence[str]) -> None:
     assert_fits(viewer.alone, words)
@@ -105,6 +108,7 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     assert "training/worker-0" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 200])
 def test_answer_and_remedy_fit_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}

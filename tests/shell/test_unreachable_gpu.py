@@ -124,6 +124,7 @@ def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
     assert [shapes(node.state)[index] for index in (0, 1, 7)] == [(True, 7), (True, 2), (True, 7)]
 
 
+@pytest.mark.slow
 def test_gpu_lost_during_execute_leaves_the_others_the_layout(node: shell_node.Node) -> None:
     node.state.add_fault(LOSE_AT_CREATION)
 

@@ -221,6 +221,7 @@ def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
     assert "--files: name the layout files to check" in none.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: str(hook["id"]))
 def test_the_hooks_take_good_documents_and_refuse_bad_ones(
     shell: Shell, hook: dict[str, Any]
@@ -283,6 +284,7 @@ TWICE = f"4:{DUBIOUS.splitlines()[3].rindex('1g.6gb') + 1}"
 SPEC = ("--simulate", "1xA30")
 
 
+@pytest.mark.slow
 def test_what_mig_parted_ignores_is_refused_unless_lenient(shell: Shell) -> None:
     file = shell.file(DUBIOUS)
 
@@ -296,6 +298,7 @@ def test_what_mig_parted_ignores_is_refused_unless_lenient(shell: Shell) -> None
     assert "names GPU 7, and this node has 1, counted from 0 (it matches no GPU)" in lenient.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan x", "apply x", "assert x", "validate x", "boot -c x"])
 def test_a_variable_makes_every_command_lenient_and_the_doctor_warns(
     shell: Shell, command: str
@@ -340,6 +343,7 @@ def test_a_profile_the_gpus_do_not_have_is_reported_with_its_position(
 # Placements
 
 
+@pytest.mark.slow
 def test_a_layout_with_placements_is_planned_applied_asserted_and_exported(shell: Shell) -> None:
     spec = ("--simulate", "2xA100-SXM4-40GB")
     uuid = json.loads(shell("status", *spec, "-o", "json").out)["gpus"][0]["uuid"]

@@ -27,6 +27,7 @@ def pending(node: Node) -> list[bool]:
     return [each.is_pending for each in node.state.read().gpus]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "argv"),
     [
@@ -56,6 +57,7 @@ def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
     assert gpus.run("apply", "mine").status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [FOR_A_RESET, FOR_A_REBOOT], ids=["reset", "reboot"])
 def test_without_its_mode_a_layout_is_not_applied(
     tmp_path: pathlib.Path, options: states.Options
@@ -72,6 +74,7 @@ def test_without_its_mode_a_layout_is_not_applied(
     assert pending(gpus) == [False, False]
 
 
+@pytest.mark.slow
 def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(tmp_path: pathlib.Path) -> None:
     answer = node(tmp_path, states.Options()).run("apply", "--skip-reset", "mine")
 
@@ -79,6 +82,7 @@ def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(tmp_path: pat
     assert "waits" not in answer.err
 
 
+@pytest.mark.slow
 def test_a_failure_of_another_kind_is_one_although_modes_may_wait(tmp_path: pathlib.Path) -> None:
     gpus = node(tmp_path, states.Options())
     gpus.state.add_client(gpus.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)

@@ -169,6 +169,7 @@ def agent(stage: agent_stage.Stage) -> int:
     return stage.machine.agent.pid
 
 
+@pytest.mark.slow
 def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
     modules_file: pathlib.Path, rested: agent_stage.Stage
 ) -> None:

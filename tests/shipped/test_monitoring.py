@@ -117,6 +117,7 @@ def family(sample: str) -> str:
     return re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", sample)
 
 
+@pytest.mark.slow
 def test_every_metric_has_a_series_after_a_life(scrape: Scrape) -> None:
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
 

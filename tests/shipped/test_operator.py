@@ -48,6 +48,7 @@ def running(command: list[str], log: pathlib.Path, environ: Mapping[str, str]) -
         agent.terminate()
 
 
+@pytest.mark.slow
 def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib.Path) -> None:
     simulated = overlay("simulated")
     command = [sys.executable, "-m", "mig_manager", *simulated.container["args"]]
@@ -189,6 +190,7 @@ def image_commands(folder: pathlib.Path) -> None:
         (folder / name).chmod(0o755)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["CONFIG_FILE", "DEFAULT_CONFIG_FILE"])
 def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
     variable: str, tmp_path: pathlib.Path

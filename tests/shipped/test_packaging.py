@@ -59,6 +59,7 @@ def test_wheel_has_modules_data_and_metadata_alone(wheel: pathlib.Path) -> None:
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_wheel_has_the_schemas_and_pages_of_its_source_and_no_old_ones(
     unpacked: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_lock_files_that_meet_in_one_place_agree_on_versions() -> None:
     assert versions["build"] < versions["tools"]
 
 
+@pytest.mark.slow
 def test_no_module_imports_omitted_parts_of_libraries() -> None:
     program = """
 import importlib, pkgutil, sys, mig_manager

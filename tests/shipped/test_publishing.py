@@ -191,6 +191,7 @@ def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> No
     assert urls(wheel) == []
 
 
+@pytest.mark.slow
 def test_wheel_has_the_urls_of_its_source_archive(tmp_path: pathlib.Path) -> None:
     archive = build(ROOT, "sdist", tmp_path / "sdist", PROJECT_URL=f"{ADDRESS}/")
     (source,) = programs.unpacked(archive, tmp_path / "unpacked").iterdir()

@@ -118,6 +118,7 @@ def test_unit_reaches_every_device_of_the_driver(unit: str) -> None:
     assert denying.isdisjoint(directives(unit))
 
 
+@pytest.mark.slow
 def test_the_agents_unit_restarts_unless_its_input_is_unusable(tmp_path: pathlib.Path) -> None:
     section = directives(UNITS[0])
     command = (sys.executable, "-m", "mig_manager", *unit_command_line())
