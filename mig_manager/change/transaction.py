@@ -245,28 +245,35 @@ class Transaction:
                 # The reset removes the instances that the fault kept the driver from destroying.
                 _log.warning("reset_with_instances", error=error.message)
                 return self._repair(plan, observed), True
-            if self.may_stay_pending and error.reason.is_mode_pending:
-                return self._observe_again(plan, observed), False
-            is_in_use = error.reason is errors.Reason.IN_USE
-            may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
-            if self.reset is None or not may_help:
-                raise
-            uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.takes_whole_gpu}
-            pending = tuple(
-                gpu for gpu in self.gpus.observe() if gpu.uuid in uuids and gpu.has_pending_mode
-            )
-            if is_in_use and not pending:
-                raise
-            _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
-            try:
-                if pending:
-                    self.reset.reset(pending, self.note_persistence)
-            except errors.HostError as refused:
-                if not is_in_use:
-                    raise
-                error.add(f"the reset failed as well: {refused.message}")
-                raise error from refused
+            is_put_off = error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
+            if self.may_stay_pending and is_put_off:
+                now = self._observe_again(plan, observed)
+                if _has_modes(plan, now):
+                    return now, False
+            self._reset_pending(plan, error)
             return self._observe_again(plan, observed), True
+
+    def _reset_pending(self, plan: steps.Plan, error: errors.HardwareError) -> None:
+        """Reset the GPUs of a plan whose mode is pending; raise its error if that cannot help."""
+        is_in_use = error.reason is errors.Reason.IN_USE
+        may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
+        if self.reset is None or not may_help:
+            raise error
+        uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.takes_whole_gpu}
+        pending = tuple(
+            gpu for gpu in self.gpus.observe() if gpu.uuid in uuids and gpu.has_pending_mode
+        )
+        if is_in_use and not pending:
+            raise error
+        _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
+        try:
+            if pending:
+                self.reset.reset(pending, self.note_persistence)
+        except errors.HostError as refused:
+            if not is_in_use:
+                raise
+            error.add(f"the reset failed as well: {refused.message}")
+            raise error from refused
 
     def _observe_again(self, plan: steps.Plan, observed: Observed) -> Observed:
         return observed.updated(self.gpus.observe().only(plan.gpu_uuids))
@@ -492,6 +499,12 @@ def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:
         "create it",
         foreign=foreign,
     )
+
+
+def _has_modes(plan: steps.Plan, gpus: Observed) -> bool:
+    """Return whether the modes that a plan sets are active or pending."""
+    modes = {gpu.uuid: gpu.pending_mode for gpu in gpus}
+    return all(modes.get(step.gpu_uuid) is step.mode for step in plan.of(steps.SetMode))
 
 
 def _describe(gpu: model.GpuSnapshot) -> str:

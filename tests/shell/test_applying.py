@@ -322,6 +322,30 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
     assert node.has("wanted")
 
 
+@pytest.mark.parametrize("reason", ["waits", "in-use"])
+def test_mode_only_without_resets_leaves_the_mode_pending(reason: str) -> None:
+    """A persistence daemon uses the GPU, so the driver answers IN_USE."""
+    node = Node("off")
+    node.driver.mode_waits = reason == "waits"
+
+    def put_off(step: steps.Step) -> None:
+        if reason == "in-use" and isinstance(step, steps.SetMode):
+            node.gpus = tuple(
+                dataclasses.replace(gpu, pending_mode=step.mode)
+                if gpu.uuid == step.gpu_uuid
+                else gpu
+                for gpu in node.gpus
+            )
+
+    node.on_step = put_off
+    node.fails = lambda _step: reason == "in-use"
+
+    assert node.change_to("bare", is_mode_only=True, may_reset=False).is_changed
+
+    assert {gpu.pending_mode for gpu in node.gpus} == {model.MigMode.ENABLED}
+    assert node.journal.text is None
+
+
 def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
     node.exclusion.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
