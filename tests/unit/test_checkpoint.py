@@ -41,6 +41,15 @@ INSTANCE = {
 SMALLEST = {"ProfileID": 0, "EngProfileID": 0}
 
 
+def with_media(start: int) -> dict[str, object]:
+    """Return a ``1g.5gb+me``, of which a GPU has at most one."""
+    return {
+        "ProfileID": 7,
+        "Placement": {"Start": start, "Size": 1},
+        "ComputeInstances": [SMALLEST],
+    }
+
+
 TWO = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), index) for index in range(2))
 GUEST = dataclasses.replace(TWO[0], virtualization=model.Virtualization.VGPU)
 
@@ -214,6 +223,10 @@ def test_an_invalid_file_is_refused_with_its_location(text: str, why: str) -> No
                 ", ".join(['{"ProfileID": 1, "EngProfileID": 0}'] * 2),
             ),
             "compute instances of 2c, 2c do not fit 3g.20gb",
+        ),
+        (
+            text_of(device(GpuInstances=[with_media(start) for start in (0, 4)])),
+            "needs 2 x JPEG engine (NVJPG) and the GPU has 1",
         ),
         # Packing so many would take too long.
         (

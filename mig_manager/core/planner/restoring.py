@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import packing, placement, search
+from mig_manager.core.planner import misfits, packing, placement, search
 from mig_manager.core.records import checkpoint
 
 
@@ -213,6 +213,7 @@ def snapshots(
             instances = gpu.gpu_instances if gpu.current_mode is device.mode else ()
         elif gpu.profiles is not None:
             instances = tuple(_instances(device, gpu))
+            _require_engines(device, gpu, [gi.profile for gi in instances])
         restored.append(
             model.GpuSnapshot(
                 uuid=gpu.uuid,
@@ -253,6 +254,15 @@ def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuI
                 )
             ),
         )
+
+
+def _require_engines(
+    device: checkpoint.Device, gpu: model.Gpu, instances: Sequence[model.Profile]
+) -> None:
+    live = [gi.profile for gi in gpu.gpu_instances]
+    capacity = placement.Capacity(gpu.profiles or (), live=live)
+    if why := misfits.missing_engines(collections.Counter(instances), capacity):
+        _refuse(device, f"its instances do not fit {gpu}: {'; '.join(why)}")
 
 
 def _spans(
