@@ -2,9 +2,6 @@
 
 Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ before and after
 it, and in where they keep the journal (``ChangeJournal``): in a file or on the Node.
-
-A rollback removes only instances that the change created. It names and keeps instances of other
-programs.
 """
 
 import contextlib
@@ -15,7 +12,7 @@ from typing import Any, Protocol
 import structlog
 
 from mig_manager import errors
-from mig_manager.change import hook_points
+from mig_manager.change import execution, hook_points, rollback
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.planner import planner, vgpus
 from mig_manager.core.records import journals
@@ -28,9 +25,6 @@ Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
 """The mode, then instances whose profiles are known only then, and one to spare."""
-_ROLLBACK_PAUSES_S = (1.0, 2.0)
-"""Before the second and third attempt, however long the previous one took: the driver may need
-time to recover."""
 
 
 class ChangeJournal(Protocol):
@@ -61,17 +55,6 @@ class ChangeJournal(Protocol):
 
     def announce(self, **entries: Any) -> object:
         """Change entries and write them now; must not raise ``MigManagerError``."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
-    """The outcome of a rollback."""
-
-    is_complete: bool  # whether the reachable GPUs have exactly their former instances
-    message: str  # as a part of a sentence
-    foreign: tuple[str, ...] = ()
-    """Instances that were kept because the change did not create them."""
-    unrestored: Snapshots = ()  # snapshots of unreachable GPUs, to be restored once they are back
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +149,10 @@ class Transaction:
         self.journal.note(snapshot=(*self.elsewhere, *unrestored(after)), stale_files=True)
         return after, tuple(rounds.executed)
 
-    def _give_up(self, rounds: "_Rounds") -> Rollback:
-        if not rounds.refusal:
+    def _give_up(self, rounds: "_Rounds") -> rollback.Rollback:
+        if not rounds.is_refused:
             return self.roll_back(rounds.before)
-        nothing = Rollback(is_complete=True, message="nothing was changed")
+        nothing = rollback.Rollback(is_complete=True, message="nothing was changed")
         snapshot = (*self.elsewhere, *rounds.earlier)
         result = _with_failure(nothing, lambda: self.journal.note(snapshot=snapshot))
         if not rounds.earlier:
@@ -179,7 +162,7 @@ class Transaction:
 
     def _give_up_keeping_modes(
         self, rounds: "_Rounds", plan: steps.Plan, observed: Observed
-    ) -> Rollback:
+    ) -> rollback.Rollback:
         """Roll back, but leave an older change of a mode that the plan keeps to a later rollback.
 
         Else the reset or reboot that activates the pending modes would activate the old one too.
@@ -203,14 +186,20 @@ class Transaction:
 
     def roll_back(
         self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
-    ) -> Rollback:
+    ) -> rollback.Rollback:
         """Restore a snapshot, and retry if the failure is transient."""
         self.journal.begin_rollback()
-        restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
+        restore = rollback.Restore(
+            executing=self.execution,
+            clock=self.clock,
+            before=before,
+            keep_pending=keep_pending,
+            requires_idle=requires_idle,
+        )
         result = restore.run()
         return self.conclude(result) if restore.is_begun or result.is_complete else result
 
-    def conclude(self, result: Rollback) -> Rollback:
+    def conclude(self, result: rollback.Rollback) -> rollback.Rollback:
         """Note the end of a rollback and refresh device files; return it with their failures."""
         entries = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
         result = _with_failure(result, lambda: self.journal.note(stale_files=True, **entries))
@@ -222,76 +211,15 @@ class Transaction:
             self.refresh_files()
             self.journal.note(stale_files=False)
 
-    def execute(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
-        """Execute a plan, and reset its GPUs with a pending mode, or to be repaired.
-
-        A mode that the driver reports as in use is pending as well: ``nvidia-persistenced`` and
-        the kernel's persistence mode keep an Ampere GPU open. They close it only for a reset by
-        nvidia-smi (gpu-operator#118). The reset names any other process that blocks it, and kills
-        none. Raises as ``run``.
-
-        Returns:
-            The GPUs afterwards, and whether the rest of the plan remains after a reset. GPUs
-            without steps are not observed again.
-        """
-        is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
-        try:
-            after = observed.updated(self.gpus.execute(plan, observed))
-            return (self._repair(plan, observed), True) if is_repair else (after, False)
-        except errors.GpuInUseError:
-            raise
-        except errors.HardwareError as error:
-            if is_repair and error.reason is not errors.Reason.IN_USE:
-                # The reset removes the instances that the fault kept the driver from destroying.
-                _log.warning("reset_with_instances", error=error.message)
-                return self._repair(plan, observed), True
-            is_put_off = error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
-            if self.may_stay_pending and is_put_off:
-                now = self._observe_again(plan, observed)
-                if _has_modes(plan, now):
-                    return now, False
-            self._reset_pending(plan, error)
-            return self._observe_again(plan, observed), True
-
-    def _reset_pending(self, plan: steps.Plan, error: errors.HardwareError) -> None:
-        """Reset the GPUs of a plan whose mode is pending; raise its error if that cannot help."""
-        is_in_use = error.reason is errors.Reason.IN_USE
-        may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
-        if self.reset is None or not may_help:
-            raise error
-        uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.takes_whole_gpu}
-        pending = tuple(
-            gpu for gpu in self.gpus.observe() if gpu.uuid in uuids and gpu.has_pending_mode
+    @property
+    def execution(self) -> execution.Execution:
+        """The execution of its plans."""
+        return execution.Execution(
+            gpus=self.gpus,
+            reset=self.reset,
+            note_persistence=self.note_persistence,
+            may_stay_pending=self.may_stay_pending,
         )
-        if is_in_use and not pending:
-            raise error
-        _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
-        try:
-            if pending:
-                self.reset.reset(pending, self.note_persistence)
-        except errors.HostError as refused:
-            if not is_in_use:
-                raise
-            error.add(f"the reset failed as well: {refused.message}")
-            raise error from refused
-
-    def _observe_again(self, plan: steps.Plan, observed: Observed) -> Observed:
-        return observed.updated(self.gpus.observe().only(plan.gpu_uuids))
-
-    def _repair(self, plan: steps.Plan, observed: Observed) -> Observed:
-        uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair}
-        remembered = {gpu.uuid: gpu for gpu in observed.only(uuids) if gpu.is_remembered}
-        now = self.gpus.observe()
-        # One that answers again has been reset by a person, and may have new pods.
-        silent = [
-            remembered[gpu.uuid]
-            for gpu in now.unreachable
-            if gpu.requires_reset and gpu.uuid in remembered
-        ]
-        faulty = (*now.only(uuids - remembered.keys()), *silent)
-        if self.reset is not None and faulty:
-            self.reset.reset(faulty, self.note_persistence, is_repair=True)
-        return self._observe_again(plan, observed)
 
     def note_persistence(self, uuids: Collection[str], *, is_on: bool) -> None:
         """Note that the persistence mode of GPUs will be switched off, or is on again."""
@@ -310,8 +238,7 @@ class _Rounds:
     """``before`` without the present plan: the rollback if that is refused. The instances that a
     stale plan would create belong to another program."""
     executed: list[Executed] = dataclasses.field(default_factory=list)
-    refusal: errors.GpuInUseError | errors.StalePlanError | None = None
-    """Why the executor refused to begin the present plan."""
+    is_refused: bool = False  # whether the executor refused to begin the present plan
 
     def begin(self, plan: steps.Plan, now: Observed) -> None:
         """Write the snapshot that a rollback restores once a plan is executed."""
@@ -362,114 +289,18 @@ class _Rounds:
         )
 
         def attempt() -> tuple[Observed, bool]:
-            self.refusal = None
+            self.is_refused = False
             try:
-                return self.transaction.execute(guarded, observed)
-            except (errors.GpuInUseError, errors.StalePlanError) as error:
-                self.refusal = error
+                return self.transaction.execution.run(guarded, observed)
+            except execution.REFUSALS:
+                self.is_refused = True
                 raise
 
         wait = self.transaction.idle_wait or timing.Wait(clock=self.transaction.clock)
         return wait.retry(attempt, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
 
 
-@dataclasses.dataclass(slots=True)
-class _Restore:
-    """One rollback."""
-
-    transaction: Transaction
-    before: Snapshots
-    _: dataclasses.KW_ONLY
-    keep_pending: bool
-    requires_idle: bool
-    is_begun: bool = False  # whether a step may have been executed
-    now: Observed = model.NO_GPUS
-
-    @property
-    def foreign(self) -> tuple[str, ...]:
-        """Instances that the change did not create, as last observed."""
-        return planner.unowned_instances(self.now, self.before)
-
-    def run(self) -> Rollback:
-        """Restore the GPUs, and verify them."""
-        pauses_s = iter(_ROLLBACK_PAUSES_S)
-        while True:
-            try:
-                return self._success(self._restore())
-            except errors.MigManagerError as error:
-                pause_s = next(pauses_s, None)
-                # The run itself waits for processes that use instances to be removed. A hung
-                # driver costs a whole deadline for each attempt, so a later run retries.
-                is_retried = error.reason.is_transient and not isinstance(
-                    error, errors.GpuInUseError
-                )
-                is_hung = error.reason is errors.Reason.NVML_TIMEOUT
-                if pause_s is None or is_hung or not is_retried:
-                    return self._failure(error)
-            self.transaction.clock.wait(pause_s)
-
-    def _success(self, message: str) -> Rollback:
-        """Return the success, with the snapshots of unreachable GPUs."""
-        if self.foreign:
-            return _with_foreign(message, self.foreign)
-        unrestored = self.now.unreachable_snapshots(self.before)
-        if unrestored:
-            lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
-            described = "; ".join(map(_describe, unrestored))
-            message += f" on the reachable GPUs; {lost}; to restore once it is back: {described}"
-        return Rollback(is_complete=True, message=message, unrestored=unrestored)
-
-    def _restore(self) -> str:
-        """Restore and verify once; return the outcome as a part of a sentence."""
-        gpus = self.transaction.gpus
-        plan = self._plan(gpus.observe())
-        if plan.is_empty and not self.is_begun:
-            return (
-                "only the new mode stays pending" if self.keep_pending else "nothing was changed"
-            )
-        if not plan.is_empty:
-            requires_idle = self.requires_idle and not self.is_begun
-            guarded = dataclasses.replace(plan, requires_idle=requires_idle)
-            try:
-                now, was_reset = self.transaction.execute(guarded, self.now)
-            except errors.GpuInUseError:
-                raise
-            except BaseException:
-                self.is_begun = True
-                raise
-            self.is_begun = True
-            plan = self._plan(now)
-            if was_reset and not plan.is_empty:
-                plan = self._plan(now.updated(gpus.execute(plan, now)))
-        if plan.is_empty:
-            return "the former instances are restored"
-        raise errors.HardwareError(
-            "every step succeeded, but the former instances are not restored",
-            reason=errors.Reason.VERIFY_FAILED,
-        )
-
-    def _failure(self, error: errors.MigManagerError) -> Rollback:
-        """Return the failure, with the remaining steps if the GPUs can be observed."""
-        _log.warning("rollback_failed", reason=error.reason.value, error=error.message)
-        message = f"the rollback failed as well: {error.message}"
-        # A driver that has just hung would hang again.
-        if error.reason is not errors.Reason.NVML_TIMEOUT:
-            with contextlib.suppress(errors.MigManagerError):
-                plan = self._plan(self.transaction.gpus.observe())
-                if remaining := "; ".join(
-                    f"GPU {gpu.gpu_index}: {', '.join(map(steps.describe, gpu.steps))}"
-                    for gpu in plan.gpus
-                    if gpu.steps
-                ):
-                    message += f"; still to do: {remaining}"
-        return Rollback(is_complete=False, message=message, foreign=self.foreign)
-
-    def _plan(self, now: Observed) -> steps.Plan:
-        self.now = now
-        return planner.restore(now, self.before, keep_pending=self.keep_pending)
-
-
-def _with_failure(result: Rollback, act: Callable[[], object]) -> Rollback:
+def _with_failure(result: rollback.Rollback, act: Callable[[], object]) -> rollback.Rollback:
     """Act after a rollback, and add a failure to its outcome.
 
     Raised, it would replace the failure of the change. The journal keeps what ``begin`` wrote.
@@ -481,36 +312,6 @@ def _with_failure(result: Rollback, act: Callable[[], object]) -> Rollback:
             message = messages.join(result.message, error.message)
             return dataclasses.replace(result, message=message)
     return result
-
-
-def verify_without_steps(now: Observed, before: Snapshots) -> Rollback:
-    """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
-    foreign = planner.unowned_instances(now, before)
-    if foreign:
-        return _with_foreign("the former instances are restored", foreign)
-    return Rollback(is_complete=True, message="", unrestored=now.unreachable_snapshots(before))
-
-
-def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:
-    _log.warning("foreign_instances_kept", instances=foreign)
-    return Rollback(
-        is_complete=False,
-        message=f"{message}; {', '.join(foreign)} is new, and is kept because this change did not "
-        "create it",
-        foreign=foreign,
-    )
-
-
-def _has_modes(plan: steps.Plan, gpus: Observed) -> bool:
-    """Return whether the modes that a plan sets are active or pending."""
-    modes = {gpu.uuid: gpu.pending_mode for gpu in gpus}
-    return all(modes.get(step.gpu_uuid) is step.mode for step in plan.of(steps.SetMode))
-
-
-def _describe(gpu: model.GpuSnapshot) -> str:
-    mode = gpu.current_mode.value if gpu.current_mode else "unsupported"
-    instances = ", ".join(f"{each.profile} at {each.placement}" for each in gpu.gpu_instances)
-    return f"{gpu.uuid}: MIG {mode}, {instances or 'no instance'}"
 
 
 @contextlib.contextmanager

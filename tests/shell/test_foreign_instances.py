@@ -133,3 +133,19 @@ def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Node)
     node.driver.clients = ""
     with pytest.raises(errors.LayoutError, match="is undone now"):
         node.change_to("too-much")
+
+
+def test_rollback_checks_users_again_after_a_stale_plan(node: Node) -> None:
+    assert node.cut_off("wanted", at=4)
+    interrupted = node.shape
+
+    def use() -> None:
+        if node.log[-1] == "gpus.execute" and not node.is_stale:
+            node.driver.clients = "train (pid 7)"
+
+    node.on_call = use
+    node.is_stale = True
+
+    with pytest.raises(errors.LayoutError, match="in use by train"):
+        node.change_to("too-much")
+    assert node.shape == interrupted

@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.agent.steps import host
-from mig_manager.change import transaction
+from mig_manager.change import rollback
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.planner import planner
@@ -191,7 +191,7 @@ def roll_back(job: jobs.Job) -> str:
         change = job.transaction()
         plan, cancel = planner.restore(now, snapshot), Uninterrupted(job.deps)
         if plan.is_empty:
-            result = transaction.verify_without_steps(now, snapshot)
+            result = rollback.verify_without_steps(now, snapshot)
             return change.conclude(result).message if result.is_complete else result.message
         _require_unused(job.deps, plan, now, cancel)
         job.journal.begin_rollback()

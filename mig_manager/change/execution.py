@@ -1,0 +1,109 @@
+"""Execute one plan, and reset its GPUs with a pending mode, or to be repaired."""
+
+import dataclasses
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.core import model, ports, steps
+
+_log = structlog.get_logger()
+
+REFUSALS = (errors.GpuInUseError, errors.StalePlanError)
+"""Raised before the first step of a plan."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Executes plans, one after the other."""
+
+    gpus: ports.Gpus
+    reset: ports.GpuReset | None
+    """None: a mode stays pending, and no GPU is repaired."""
+    note_persistence: ports.NotePersistence
+    may_stay_pending: bool  # whether a mode may stay pending until a reset or a reboot
+
+    def run(
+        self, plan: steps.Plan, observed: model.ObservedGpus
+    ) -> tuple[model.ObservedGpus, bool]:
+        """Execute a plan, and reset its GPUs with a pending mode, or to be repaired.
+
+        A mode that the driver reports as in use is pending as well: ``nvidia-persistenced`` and
+        the kernel's persistence mode keep an Ampere GPU open. They close it only for a reset by
+        nvidia-smi (gpu-operator#118). The reset names any other process that blocks it, and kills
+        none.
+
+        Returns:
+            The GPUs afterwards, and whether the rest of the plan remains after a reset. GPUs
+            without steps are not observed again.
+
+        Raises:
+            GpuInUseError: Processes use instances to be destroyed; nothing was touched.
+            StalePlanError: An instance that the plan creates exists; nothing was touched.
+            HardwareError: A step failed; RESET_REQUIRED: a mode stays pending.
+            HostError: A reset was refused.
+        """
+        is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
+        try:
+            after = observed.updated(self.gpus.execute(plan, observed))
+            return (self._repair(plan, observed), True) if is_repair else (after, False)
+        except REFUSALS:
+            raise
+        except errors.HardwareError as error:
+            if is_repair and error.reason is not errors.Reason.IN_USE:
+                # The reset removes the instances that the fault kept the driver from destroying.
+                _log.warning("reset_with_instances", error=error.message)
+                return self._repair(plan, observed), True
+            is_put_off = error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
+            if self.may_stay_pending and is_put_off:
+                now = self._observe_again(plan, observed)
+                if _has_modes(plan, now):
+                    return now, False
+            self._reset_pending(plan, error)
+            return self._observe_again(plan, observed), True
+
+    def _reset_pending(self, plan: steps.Plan, error: errors.HardwareError) -> None:
+        """Reset the GPUs of a plan whose mode is pending; raise its error if that cannot help."""
+        is_in_use = error.reason is errors.Reason.IN_USE
+        may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
+        if self.reset is None or not may_help:
+            raise error
+        uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.takes_whole_gpu}
+        pending = tuple(
+            gpu for gpu in self.gpus.observe() if gpu.uuid in uuids and gpu.has_pending_mode
+        )
+        if is_in_use and not pending:
+            raise error
+        _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
+        try:
+            if pending:
+                self.reset.reset(pending, self.note_persistence)
+        except errors.HostError as refused:
+            if not is_in_use:
+                raise
+            error.add(f"the reset failed as well: {refused.message}")
+            raise error from refused
+
+    def _observe_again(self, plan: steps.Plan, observed: model.ObservedGpus) -> model.ObservedGpus:
+        return observed.updated(self.gpus.observe().only(plan.gpu_uuids))
+
+    def _repair(self, plan: steps.Plan, observed: model.ObservedGpus) -> model.ObservedGpus:
+        uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair}
+        remembered = {gpu.uuid: gpu for gpu in observed.only(uuids) if gpu.is_remembered}
+        now = self.gpus.observe()
+        # One that answers again has been reset by a person, and may have new pods.
+        silent = [
+            remembered[gpu.uuid]
+            for gpu in now.unreachable
+            if gpu.requires_reset and gpu.uuid in remembered
+        ]
+        faulty = (*now.only(uuids - remembered.keys()), *silent)
+        if self.reset is not None and faulty:
+            self.reset.reset(faulty, self.note_persistence, is_repair=True)
+        return self._observe_again(plan, observed)
+
+
+def _has_modes(plan: steps.Plan, gpus: model.ObservedGpus) -> bool:
+    """Return whether the modes that a plan sets are active or pending."""
+    modes = {gpu.uuid: gpu.pending_mode for gpu in gpus}
+    return all(modes.get(step.gpu_uuid) is step.mode for step in plan.of(steps.SetMode))
