@@ -201,8 +201,10 @@ class Transaction:
 
     def conclude(self, result: rollback.Rollback) -> rollback.Rollback:
         """Note the end of a rollback and refresh device files; return it with their failures."""
-        entries = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
-        result = _with_failure(result, lambda: self.journal.note(stale_files=True, **entries))
+        snapshot = (*self.elsewhere, *result.unrestored)
+        result = _with_failure(
+            result, lambda: self.journal.note(snapshot=snapshot, stale_files=True)
+        )
         return _with_failure(result, self.refresh)
 
     def refresh(self) -> None:
@@ -245,7 +247,7 @@ class _Rounds:
         before = planner.baseline(plan, now, self.before)
         if before != self.before or not self.executed:
             self.transaction.journal.begin((*self.transaction.elsewhere, *before), plan)
-        self.earlier, self.before = self.before, before
+        self.earlier, self.before = planner.trimmed(now, self.before), before
 
     def run(
         self, plan: steps.Plan, first: steps.Plan, observed: Observed, replan: Replan

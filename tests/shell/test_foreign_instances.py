@@ -149,3 +149,16 @@ def test_rollback_checks_users_again_after_a_stale_plan(node: Node) -> None:
     with pytest.raises(errors.LayoutError, match="in use by train"):
         node.change_to("too-much")
     assert node.shape == interrupted
+
+
+def test_failed_rollback_forgets_instances_that_were_never_created(node: Node) -> None:
+    node.fails = lambda _step: node.steps > 4
+    with pytest.raises(errors.HardwareError, match="the rollback failed as well"):
+        node.change_to("small")
+    node.fails = lambda _step: False
+    place = with_foreign(node, start=3)
+
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
+        node.change_to("too-much")
+
+    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}

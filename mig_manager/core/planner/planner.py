@@ -127,13 +127,26 @@ def baseline(
             before = restoring.adopted(gpu, known[gpu.uuid])
         else:
             before = dataclasses.replace(gpu.snapshot, created=())
+        before = restoring.trimmed(gpu, before)
         if before.created is not None:
-            # Missing creations are dropped, so that a journal does not grow over interrupted runs.
-            present = restoring.present(gpu, before.created)
-            created = dict.fromkeys((*present, *_creations(each)))
+            created = dict.fromkeys((*before.created, *_creations(each)))
             before = dataclasses.replace(before, created=tuple(created))
         known[gpu.uuid] = before
     return tuple(known.values())
+
+
+def trimmed(
+    gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
+) -> tuple[model.GpuSnapshot, ...]:
+    """Return the snapshots without creations that do not exist on the observed GPUs.
+
+    Another program may create such an instance later, and a rollback must keep that one.
+    """
+    live = {gpu.uuid: gpu for gpu in gpus}
+    return tuple(
+        restoring.trimmed(live[each.uuid], each) if each.uuid in live else each
+        for each in snapshot
+    )
 
 
 def _creations(plan: steps.GpuPlan) -> Iterator[model.Creation]:

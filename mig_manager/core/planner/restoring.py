@@ -79,8 +79,8 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     )
 
 
-def present(gpu: model.Gpu, created: Sequence[model.Creation]) -> Iterator[model.Creation]:
-    """Yield the creations whose instances exist on a GPU."""
+def trimmed(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
+    """Return the snapshot without the creations whose instances do not exist on its GPU."""
     here: set[model.Creation] = set()
     for gi in gpu.gpu_instances:
         here.add(model.Creation(gi.profile, gi.placement))
@@ -89,9 +89,12 @@ def present(gpu: model.Gpu, created: Sequence[model.Creation]) -> Iterator[model
             for ci in gi.compute_instances
         )
     unclear = {gi.placement for gi in gpu.gpu_instances if _lacks_placements(gi)}
-    for each in created:
-        if each in here or (each.span and each.gpu_instance in unclear):
-            yield each
+    existing = tuple(
+        each
+        for each in before.created or ()
+        if each in here or (each.span and each.gpu_instance in unclear)
+    )
+    return before if before.created is None else dataclasses.replace(before, created=existing)
 
 
 def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuInstance]:
