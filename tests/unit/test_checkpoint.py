@@ -42,7 +42,7 @@ SMALLEST = {"ProfileID": 0, "EngProfileID": 0}
 
 
 def with_media(start: int) -> dict[str, object]:
-    """Return a ``1g.5gb+me``, of which a GPU has at most one."""
+    """Return a ``1g.5gb+me``; a GPU has one at most."""
     return {
         "ProfileID": 7,
         "Placement": {"Start": start, "Size": 1},
