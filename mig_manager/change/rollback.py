@@ -30,7 +30,8 @@ class Rollback:
     foreign: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them."""
     unrestored: tuple[model.GpuSnapshot, ...] = ()
-    """Snapshots to restore later: of unreachable GPUs; of all if it is not complete."""
+    """Snapshots of unreachable GPUs, to be restored once they are back."""
+    gpus: model.ObservedGpus = model.NO_GPUS  # as last observed
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class Restore:
     def _success(self, message: str) -> Rollback:
         """Return the success, with the snapshots of unreachable GPUs."""
         if self.foreign:
-            return _with_foreign(message, self.foreign, self._remaining)
+            return _with_foreign(message, self.foreign, self.now)
         unrestored = self.now.unreachable_snapshots(self.before)
         if unrestored:
             lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
@@ -120,13 +121,7 @@ class Restore:
                     if gpu.steps
                 ):
                     message += f"; still to do: {remaining}"
-        return Rollback(
-            is_complete=False, message=message, foreign=self.foreign, unrestored=self._remaining
-        )
-
-    @property
-    def _remaining(self) -> tuple[model.GpuSnapshot, ...]:
-        return planner.trimmed(self.now, self.before)
+        return Rollback(is_complete=False, message=message, foreign=self.foreign, gpus=self.now)
 
     def _plan(self, now: model.ObservedGpus) -> steps.Plan:
         self.now = now
@@ -139,21 +134,18 @@ def verify_without_steps(
     """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
     foreign = planner.unowned_instances(now, before)
     if foreign:
-        remaining = planner.trimmed(now, before)
-        return _with_foreign("the former instances are restored", foreign, remaining)
+        return _with_foreign("the former instances are restored", foreign, now)
     return Rollback(is_complete=True, message="", unrestored=now.unreachable_snapshots(before))
 
 
-def _with_foreign(
-    message: str, foreign: tuple[str, ...], unrestored: tuple[model.GpuSnapshot, ...]
-) -> Rollback:
+def _with_foreign(message: str, foreign: tuple[str, ...], now: model.ObservedGpus) -> Rollback:
     _log.warning("foreign_instances_kept", instances=foreign)
     return Rollback(
         is_complete=False,
         message=f"{message}; {', '.join(foreign)} is new, and is kept because this change did not "
         "create it",
         foreign=foreign,
-        unrestored=unrestored,
+        gpus=now,
     )
 
 

@@ -201,7 +201,11 @@ class Transaction:
 
     def conclude(self, result: rollback.Rollback) -> rollback.Rollback:
         """Note the end of a rollback and refresh device files; return it with their failures."""
-        snapshot = (*self.elsewhere, *result.unrestored)
+        snapshot = (
+            (*self.elsewhere, *result.unrestored)
+            if result.is_complete
+            else planner.trimmed(result.gpus, self.journal.entries.snapshot)
+        )
         result = _with_failure(
             result, lambda: self.journal.note(snapshot=snapshot, stale_files=True)
         )
