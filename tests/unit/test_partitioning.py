@@ -73,6 +73,15 @@ DECISIONS: dict[
         {"max_unavailable": "1"},
         ["b: 1x 2g.10gb instead of 1x 3g.20gb for p"],
     ),
+    "a GPU that a large pod can have whole is begun last": (
+        [
+            node("a", ["7g.40gb@0"]),
+            node("b", ["3g.20gb@0*", "1g.5gb@4", "1g.5gb@5", "1g.5gb@6"]),
+        ],
+        [pod("p", "2g.10gb")],
+        {"max_unavailable": "1"},
+        ["b: 1x 2g.10gb instead of 2x 1g.5gb for p"],
+    ),
     "idle instances serve where they can": (
         [node("a", ["3g.20gb@0"], ["3g.20gb@0"])],
         [pod("p", "3g.20gb", "4g.20gb")],

@@ -271,6 +271,11 @@ class NodeRoom:
         """How many idle instances the changes destroy."""
         return sum(way.destroyed for way in self.ways.values())
 
+    @property
+    def begun(self) -> int:
+        """On how many GPUs without an instance in use the changes make room."""
+        return sum(not self._gpus.states[index].fixed for index in self.ways)
+
     def add(self, devices: model.Devices, *, without: frozenset[int] = frozenset()) -> bool:
         """Make room for one pod; return False, and change nothing, if it has no room.
 

@@ -26,8 +26,9 @@ class Offer:
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """Lower is better: the first pod in order, then most pods, then least destruction."""
-        return self.pods[0], -len(self.pods), self.room.destroyed, self.node.name
+        """Lower is better: the first pod, most pods, fewest idle GPUs begun, least destruction."""
+        begun, destroyed = self.room.begun, self.room.destroyed
+        return self.pods[0], -len(self.pods), begun, destroyed, self.node.name
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

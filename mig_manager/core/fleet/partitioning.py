@@ -5,7 +5,8 @@ it acts (``disruption: none``).
 
 Pods are served by priority, then by age. Idle instances that serve a pod stay for it. For the
 other pods the decision chooses nodes one by one. It prefers the node that serves the first pod in
-order, then the node that serves most pods, then the node that destroys the fewest instances.
+order, then the node that serves most pods, then the node that begins the fewest idle GPUs, so that
+they stay for large pods, then the node that destroys the fewest instances.
 
 For a large pod that no change can serve, the decision holds GPUs (``holds``): they get no new
 instances for pods behind it.
