@@ -73,7 +73,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
         one.stop()
 
 
-def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.Service:
+def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.AgentService:
     kube = api.KubeApi.connect(kubeconfig=kubeconfig)
     rig = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
     agent = agents.assembled(

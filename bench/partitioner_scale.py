@@ -195,7 +195,7 @@ class Watched:
         self.read_s = 0.0
         self.bytes = 0
         self.nodes: dict[str, partitioned.PartitionedNode] = {}
-        self.bound: dict[str, list[demand.Bound]] = {}
+        self.bound: dict[str, list[demand.BoundPod]] = {}
         self.requests = partitioned.Requests()
         self.pending: list[demand.Pending] = []
         self.arrivals = arrivals.Arrivals()
@@ -217,7 +217,7 @@ class Watched:
         for before in self.bound.get(node.name, ()):
             self.requests.replace(before, None)
         bound = [demand.parse(json.loads(each)) for each in pods]
-        self.bound[node.name] = [each for each in bound if isinstance(each, demand.Bound)]
+        self.bound[node.name] = [each for each in bound if isinstance(each, demand.BoundPod)]
         for pod in self.bound[node.name]:
             self.requests.replace(None, pod)
         self.read_s += time.process_time() - began_s

@@ -96,8 +96,8 @@ def _follow(stage: stages.Stage, layout: str, latency: states.Latency) -> Course
     first: dict[str, float] = {}
     waits = _Waits(stage.cluster, _RESOURCES[layout])
 
-    def note(kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
-        if kind is cluster_view.Kind.NODE:
+    def note(kind: cluster_view.WatchedKind, obj: objects.JsonObject) -> None:
+        if kind is cluster_view.WatchedKind.NODE:
             now = time.monotonic()
             status_text = objects.annotations(obj).get(well_known.STATUS_ANNOTATION)
             status = json.loads(status_text) if status_text else {}
@@ -151,10 +151,10 @@ class _Waits:
         stops = (self._stopped[uid] - since for uid, since in self._stopping.items())
         return sum(stops) + self._schedulable_at - self._started
 
-    def note(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+    def note(self, kind: cluster_view.WatchedKind, obj: objects.JsonObject) -> None:
         """Receive a new, changed or deleted object."""
         now = time.monotonic()
-        if kind is cluster_view.Kind.POD:
+        if kind is cluster_view.WatchedKind.POD:
             uid = objects.uid(obj)
             if uid not in self._pods():
                 self._stopped.setdefault(uid, now)
@@ -163,7 +163,7 @@ class _Waits:
             elif uid not in self._old and self._started is None:
                 self._started = now
         elif (
-            kind is cluster_view.Kind.NODE
+            kind is cluster_view.WatchedKind.NODE
             and self._started is not None
             and self._schedulable_at is None
         ):
@@ -172,7 +172,7 @@ class _Waits:
                 self._schedulable_at = now
 
     def _pods(self) -> frozenset[str]:
-        return frozenset(map(objects.uid, self._cluster.list(cluster_view.Kind.POD)))
+        return frozenset(map(objects.uid, self._cluster.list(cluster_view.WatchedKind.POD)))
 
 
 def _processor_s(stage: stages.Stage) -> float:

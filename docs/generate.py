@@ -38,7 +38,7 @@ def manual() -> Mapping[str, str]:
     }
 
 
-def _title(of: program.Program, command: str) -> str:
+def _title(of: program.CommandLine, command: str) -> str:
     return "-".join(filter(None, (*of.name.split(), command)))
 
 
@@ -53,7 +53,7 @@ def _meaning(option: options.Option) -> str:
     return f"{option.help}{default}"
 
 
-def _listed(command: str, of: program.Program = registry.PROGRAM) -> list[options.Option]:
+def _listed(command: str, of: program.CommandLine = registry.PROGRAM) -> list[options.Option]:
     """Return the options with a flag that a page about a command lists."""
     return [each for each in of.flagged(command) if not (command and each is program.HELP)]
 
@@ -180,7 +180,7 @@ def _cell(text: str) -> str:
 # -- man(7) --------------------------------------------------------------------------------------
 
 
-def _man(of: program.Program, command: str) -> str:
+def _man(of: program.CommandLine, command: str) -> str:
     text, title = of.text(command), _title(of, command)
     blocks = [
         f'.\\" {MADE_BY}',
@@ -205,7 +205,7 @@ def _man(of: program.Program, command: str) -> str:
     return "\n".join(blocks) + "\n"
 
 
-def _man_options(of: program.Program, command: str) -> Iterator[str]:
+def _man_options(of: program.CommandLine, command: str) -> Iterator[str]:
     operands, groups = of.operands_of(command), _by_group(_listed(command, of))
     if operands:
         yield ".SH ARGUMENTS"

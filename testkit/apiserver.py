@@ -279,7 +279,7 @@ class _Middleware:
         if fault.is_carried_out and not call.is_watch:
             await call.answer()
         if fault.status is not None:
-            error = resources.ApiError(
+            error = resources.StatusError(
                 fault.status, fault.message, retry_after_s=fault.retry_after_s
             )
             await server.status_response(error)(call.http.scope, call.receive, call.send)
@@ -328,7 +328,7 @@ class _Middleware:
             case Break.CLOSE:
                 await call.write(b"", is_last=True)
             case Break.EXPIRE:
-                error = resources.ApiError(410, "The resourceVersion for the watch is too old.")
+                error = resources.StatusError(410, "The resourceVersion for the watch is too old.")
                 line = json.dumps({"type": "ERROR", "object": error.to_status()}) + "\n"
                 await call.write(line.encode(), is_last=True)
             case Break.RESET:
@@ -419,7 +419,7 @@ class _Call:
 def _logged(http: requests.Request) -> LoggedRequest:
     try:
         info = request.parse(http.method, http.url.path, http.query_params)
-    except resources.ApiError:
+    except resources.StatusError:
         info = None
     target = info.target if info else None
     return LoggedRequest(

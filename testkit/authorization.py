@@ -56,11 +56,11 @@ class Authorized:
         app = self._app if error is None else server.status_response(error)
         await app(scope, receive, send)
 
-    def _refusal(self, http: requests.Request, token: str) -> resources.ApiError | None:
+    def _refusal(self, http: requests.Request, token: str) -> resources.StatusError | None:
         """Return 403 with the message of the real server's RBAC; None for an allowed request."""
         try:
             info = request.parse(http.method, http.url.path, http.query_params)
-        except resources.ApiError:
+        except resources.StatusError:
             return None
         if info is None:
             return None
@@ -80,7 +80,7 @@ class Authorized:
         what = f'{kind.qualified} "{name}"' if name else kind.qualified
         user = "system:serviceaccount:sandbox:client" if token else "system:anonymous"
         where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-        return resources.ApiError(
+        return resources.StatusError(
             403,
             f'{what} is forbidden: User "{user}" cannot {info.verb} resource '
             f'"{access.full_resource}" in API group "{kind.group}" {where}',

@@ -135,7 +135,7 @@ def cluster(
     *,
     seed: int,
     product: str = day.PRODUCT,
-) -> simulated_cluster.Cluster:
+) -> simulated_cluster.SimulatedCluster:
     """Return a cluster whose GPUs have these layouts, node by node."""
     nodes: list[partitioned.PartitionedNode] = []
     for first in range(0, len(layouts), day.GPUS_EACH):
@@ -155,13 +155,15 @@ def cluster(
                 gpus=gpus,
             )
         )
-    return simulated_cluster.Cluster(nodes=nodes, scheduler=scheduler, seed=seed, begin=_EPOCH)
+    return simulated_cluster.SimulatedCluster(
+        nodes=nodes, scheduler=scheduler, seed=seed, begin=_EPOCH
+    )
 
 
-def pods(jobs: Iterable[day.Job]) -> list[simulated_cluster.Job]:
+def pods(jobs: Iterable[day.Job]) -> list[simulated_cluster.SimulatedPod]:
     """Return the pods of a day for the simulated cluster; their names are their UIDs."""
     return [
-        simulated_cluster.Job(
+        simulated_cluster.SimulatedPod(
             pod=demand.Pending(
                 namespace="day",
                 name=job.name,

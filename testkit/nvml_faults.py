@@ -196,7 +196,7 @@ class InstrumentedLibrary(library.SimulatedLibrary):
     def __init__(self, state: state_file.SharedState) -> None:
         super().__init__(state if isinstance(state, SharedState) else SharedState(state.path))
 
-    def _answer(self, attempt: library.Attempt) -> int:
+    def _answer(self, attempt: library.RunningCall) -> int:
         code = super()._answer(attempt)
         self.state.log(
             Call(
@@ -212,7 +212,7 @@ class InstrumentedLibrary(library.SimulatedLibrary):
         )
         return code
 
-    def _run(self, attempt: library.Attempt) -> None:
+    def _run(self, attempt: library.RunningCall) -> None:
         """Strike a call with the faults that match it: hangs up to the first crash or code.
 
         As in the driver, it has the GPU's lock if the call changes the GPU.

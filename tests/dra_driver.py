@@ -64,7 +64,7 @@ class Driver:
 
     def play(self) -> bool:
         """Publish if a new pod is ready; return whether one has."""
-        for pod in self._cluster.list(cluster_view.Kind.POD):
+        for pod in self._cluster.list(cluster_view.WatchedKind.POD):
             is_driver = any(each["name"] == "gpus" for each in pod["spec"]["containers"])
             uid = objects.uid(pod)
             if not is_driver or objects.node_name(pod) != self._node:

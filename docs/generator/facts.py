@@ -26,12 +26,12 @@ class Metric:
 
 def agent_metrics() -> list[Metric]:
     """Return the agent's metrics by name."""
-    return _metrics(metrics.Metrics(contact_age_s=lambda: 0.0).registry)
+    return _metrics(metrics.AgentMetrics(contact_age_s=lambda: 0.0).registry)
 
 
 def partitioner_metrics() -> list[Metric]:
     """Return the partitioner's metrics by name."""
-    return _metrics(partitioner.Metrics(contact_age_s=lambda: 0.0).registry)
+    return _metrics(partitioner.PartitionerMetrics(contact_age_s=lambda: 0.0).registry)
 
 
 def _metrics(registry: prometheus_client.CollectorRegistry) -> list[Metric]:

@@ -85,7 +85,9 @@ def top() -> str:
     text = process.packaged_config().read_text(encoding="utf-8")
     document = layouts.parse(text, source="config.yaml")
 
-    def node(name: str, layout: str, requested: str = "", **status: str) -> node_reports.Report:
+    def node(
+        name: str, layout: str, requested: str = "", **status: str
+    ) -> node_reports.NodeReport:
         (fit,) = served.fitting([document.layout(layout)], idle)
         run = {"config": requested or layout, "phase": "Done", "startedAt": _AT, **status}
         item = {

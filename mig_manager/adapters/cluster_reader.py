@@ -36,10 +36,10 @@ _Event = TypeVar("_Event")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class NodeSearch:
     """The nodes that a command searched for."""
 
-    reports: tuple[node_reports.Report, ...]  # by name, never empty
+    reports: tuple[node_reports.NodeReport, ...]  # by name, never empty
     missing: tuple[str, ...]  # why named nodes are not in ``reports``
 
     @property
@@ -85,7 +85,7 @@ class ClusterReader:
     def __init__(self, get: Get) -> None:
         self._get = get
 
-    def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> Search:
+    def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> NodeSearch:
         """Report on the named nodes, or else on the nodes that ``selected`` returns.
 
         Raises:
@@ -115,7 +115,7 @@ class ClusterReader:
             )
         ordered = sorted(nodes, key=lambda node: node.name)
         reports = tuple(node_reports.of(node, now) for node in ordered)
-        return Search(reports=reports, missing=tuple(missing))
+        return NodeSearch(reports=reports, missing=tuple(missing))
 
     def _remedy(self) -> str:
         """Return the names to choose from, for a node that does not exist."""
@@ -127,7 +127,7 @@ class ClusterReader:
             return "See all nodes with 'kubectl get nodes'."
         return f"Name a node with NVIDIA GPUs: {messages.listed(names)}."
 
-    def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
+    def selected(self, selector: str | None) -> list[fleet_nodes.FleetNode]:
         """Return the nodes that a selector matches; None: all nodes with GPUs."""
         query = {"labelSelector": selector} if selector else {}
         nodes = rest.listed(self._get, _NODES, query, fleet_nodes.parse)

@@ -32,17 +32,19 @@ class Attempts:
         self._shared = shared
         self._on_gpus = on_gpus
         """Called after each attempt, with the GPUs as last observed in it."""
-        self._record: requests.Request | None = None
+        self._record: requests.RequestRecord | None = None
         """None: not read yet."""
         self.journal = journals.NONE
         """The journal of earlier runs, from which the next run resumes."""
 
     @property
-    def record(self) -> requests.Request:
+    def record(self) -> requests.RequestRecord:
         """The current request and its results."""
         return self._record or requests.NONE
 
-    def record_request(self, current: requests.Request, *, is_new: bool) -> requests.Request:
+    def record_request(
+        self, current: requests.RequestRecord, *, is_new: bool
+    ) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
         now_s = self._shared.deps.clock.unix_s()
         self._record = self.record.continued_as(current, is_new=is_new, now_s=now_s)
@@ -106,7 +108,7 @@ class Attempts:
     @contextlib.contextmanager
     def begin(
         self,
-        request: jobs.Request,
+        request: jobs.LayoutRequest,
         cancel: ports.Cancellation | None = None,
         *,
         retry_after_s: float = 0.0,
@@ -157,7 +159,7 @@ class Attempts:
         Raises:
             LockedError: Another manager is at work; nothing was undone.
         """
-        with self.begin(jobs.Request(config=self.journal.config)) as job:
+        with self.begin(jobs.LayoutRequest(config=self.journal.config)) as job:
             run.undo_interrupted(job)
 
     def end_pending(self, why: str, *, config: str = "", annotation_hash: str = "") -> None:
@@ -169,7 +171,7 @@ class Attempts:
         Raises:
             LockedError: Another manager is at work; nothing was restored.
         """
-        request = jobs.Request(config=config, annotation_hash=annotation_hash)
+        request = jobs.LayoutRequest(config=config, annotation_hash=annotation_hash)
         with self.begin(request) as job, job.hold_lock(why):
             job.journal.take_over()
             job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
@@ -187,8 +189,8 @@ def _supersede(job: jobs.Job, end: errors.Superseded) -> None:
 
 def _new_job(
     shared: jobs.Shared,
-    request: jobs.Request,
-    record: requests.Request,
+    request: jobs.LayoutRequest,
+    record: requests.RequestRecord,
     journal: journals.Journal,
     cancel: ports.Cancellation,
     *,
@@ -200,7 +202,7 @@ def _new_job(
     rebooted = record.rebooted_hash if record.config == request.config else None
     custom = request.custom
     annotation_hash = custom.annotation_hash if custom else request.annotation_hash
-    first = status.Status(
+    first = status.RunStatus(
         config=request.config,
         config_hash=rebooted or "",
         state=model.State.PENDING,

@@ -105,7 +105,7 @@ def observe(job: jobs.Job) -> Observation:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class DriftMemory:
     """Observations since the last run ended."""
 
     outcome: outcomes.Outcome | None = None
@@ -118,11 +118,11 @@ class Memory:
 
 def act(
     job: jobs.Job,
-    memory: Memory,
+    memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: Observation,
     node: node_object.NodeView | None,
-) -> tuple[Action, Memory]:
+) -> tuple[Action, DriftMemory]:
     """Publish changes since the last run; return the action and the new memory.
 
     ``node`` is the Node as last watched; None: not yet.
@@ -136,7 +136,7 @@ def act(
     if outcome is not memory.outcome:
         is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.gpus_after_failure
         baseline = fingerprint if last is None else tuple(map(_fingerprint, last))
-        memory = Memory(outcome=outcome, baseline=baseline, is_drifted=is_drifted)
+        memory = DriftMemory(outcome=outcome, baseline=baseline, is_drifted=is_drifted)
     is_success = outcome.state is model.State.SUCCESS
     if _has_changed(memory, outcome, observation, fingerprint):
         _log.info("hardware_changed", config=job.request.config)
@@ -175,7 +175,7 @@ def act(
 
 
 def _has_changed(
-    memory: Memory, outcome: outcomes.Outcome, observation: Observation, fingerprint: Hashable
+    memory: DriftMemory, outcome: outcomes.Outcome, observation: Observation, fingerprint: Hashable
 ) -> bool:
     """Check whether a failed run may now succeed, or a GPU was lost or is back."""
     if outcome.state is model.State.SUCCESS:
@@ -188,8 +188,8 @@ def _has_changed(
 
 
 def _count_failure(
-    job: jobs.Job, memory: Memory, observation: Observation, *, is_success: bool
-) -> Memory:
+    job: jobs.Job, memory: DriftMemory, observation: Observation, *, is_success: bool
+) -> DriftMemory:
     """Count a check that observed no GPU; publish that readiness is unknown after several."""
     if observation.error is None or observation.gpus:
         return memory
@@ -227,7 +227,7 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
 
 
 def _withdraw_phantoms(
-    job: jobs.Job, memory: Memory, observation: Observation, node: node_object.NodeView | None
+    job: jobs.Job, memory: DriftMemory, observation: Observation, node: node_object.NodeView | None
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
     refused = device_plugin.withdraw_phantoms(job, observation.gpus, node)

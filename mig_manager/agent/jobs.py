@@ -20,7 +20,7 @@ _REFUSAL_PAUSE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LayoutRequest:
     """The requested layout, and the results of earlier attempts."""
 
     config: str
@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclasses.dataclass(slots=True)
-class Memory:
+class AttemptMemory:
     """What attempts on one node remember of earlier ones, besides the journal."""
 
     stuck_uids: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class Shared:
     deps: ports.Dependencies
     limits: settings.Limits
     publisher: publish.Publisher
-    memory: "Memory"
+    memory: "AttemptMemory"
 
     @property
     def saved_layout(self) -> boot_layouts.BootLayout:
@@ -110,14 +110,14 @@ class Shared:
 class Job(Shared):
     """One attempt at a request; its fields never change."""
 
-    request: Request
+    request: LayoutRequest
     cancel: ports.Cancellation
     """Can cancel the attempt until GPUs are touched."""
     journal: run_journal.RunJournal
     hooks: hook_points.HookPoints
 
     @property
-    def status(self) -> status.Status:
+    def status(self) -> status.RunStatus:
         """The status, with the GPUs as last observed in this attempt; empty before."""
         return self.journal.status
 

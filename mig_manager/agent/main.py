@@ -38,14 +38,14 @@ class Overrides:
         default_factory=lambda: liveness.Pulse(host.SystemClock().monotonic)
     )
     inbox: intake.Inbox = dataclasses.field(default_factory=intake.Inbox)
-    watch_times: watch.Times | None = None
+    watch_times: watch.WatchTimes | None = None
     watches_files: bool = True
     """False if one process has many agents: the kernel allows a user few inotify instances."""
     watches_pods: bool = True
     """False if the API server has no pods."""
 
 
-class Service:
+class AgentService:
     """The agent of one node, assembled and not yet started."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Service:
         def contact_age_s() -> float:
             return self._watch.last_contact_s
 
-        counts = metrics.Metrics(contact_age_s=contact_age_s, on_progress=pulse.beat)
+        counts = metrics.AgentMetrics(contact_age_s=contact_age_s, on_progress=pulse.beat)
         longest_operation_s = max(
             settings.gpu_timeout_s,
             host_settings.service_stop_timeout_s,
@@ -197,7 +197,7 @@ def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
         kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None
     )
     with contextlib.closing(kube):
-        service = Service(settings, kube, boot_id=boot_id)
+        service = AgentService(settings, kube, boot_id=boot_id)
         host.end_on_signals(service.stop)
         service.serve()
     return 0

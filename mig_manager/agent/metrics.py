@@ -25,7 +25,7 @@ _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _log = structlog.get_logger()
 
 
-def _contain_errors(cls: type["Metrics"]) -> type["Metrics"]:
+def _contain_errors(cls: type["AgentMetrics"]) -> type["AgentMetrics"]:
     """Log errors of ``Telemetry``'s methods instead of raising: a metric must not fail a run."""
 
     def contain(method: Callable[..., None]) -> Callable[..., None]:
@@ -45,7 +45,7 @@ def _contain_errors(cls: type["Metrics"]) -> type["Metrics"]:
 
 
 @_contain_errors
-class Metrics(ports.Telemetry):
+class AgentMetrics(ports.Telemetry):
     """Counts what is reported, in its own registry."""
 
     def __init__(

@@ -74,7 +74,7 @@ class Publisher:
         """Write annotations."""
         self.patch(node_object.NodePatch(annotations=annotations))
 
-    def save_on_host(self, record: requests.Request, journal: journals.Journal) -> None:
+    def save_on_host(self, record: requests.RequestRecord, journal: journals.Journal) -> None:
         """Copy a published record and journal to the host; the next call repeats a failed save."""
         text = requests.to_saved(record, journal)
         if self._request_file is None or text == self._on_host:
@@ -101,7 +101,7 @@ class Publisher:
         self._written = _steady(node)
 
 
-def of_record(record: requests.Request) -> dict[str, str | None]:
+def of_record(record: requests.RequestRecord) -> dict[str, str | None]:
     """Return the annotation with the record of a request; an empty record removes it."""
     return {well_known.REQUEST_ANNOTATION: record.to_json() if record.config else None}
 

@@ -42,16 +42,16 @@ class Reconciler:
             deps=deps,
             limits=limits,
             publisher=publish.Publisher(deps.node, deps.request_file),
-            memory=jobs.Memory(),
+            memory=jobs.AttemptMemory(),
         )
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._watched_node: node_object.NodeView | None = None
         """The Node as last watched."""
-        self._drift = drift.Memory()
+        self._drift = drift.DriftMemory()
         self.node = deps.node
         self.capacity = capacity.CapacityReport(self._shared)
         self._attempts = attempts.Attempts(self._shared, self.capacity.note_gpus)
-        is_reported = limits.repair is not settings.Repair.OFF
+        is_reported = limits.repair is not settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, self._shared.publisher, is_on=is_reported)
 
     def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> bool:
@@ -99,7 +99,7 @@ class Reconciler:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
                 self._attempts.publish_record()
-        request = jobs.Request(
+        request = jobs.LayoutRequest(
             config=name,
             custom=custom,
             may_evict=may_evict,
@@ -140,7 +140,7 @@ class Reconciler:
             ClusterError: No outcome was published; the journal is still there.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        request = jobs.Request(config=name, custom=custom, last_gpus=self.capacity.gpus)
+        request = jobs.LayoutRequest(config=name, custom=custom, last_gpus=self.capacity.gpus)
         return repairing.repair(self._attempts, request, cancel)
 
     def check_drift(
@@ -152,7 +152,7 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             HardwareError: The driver does not list the processes of pods.
         """
-        request = jobs.Request(config=name, custom=custom)
+        request = jobs.LayoutRequest(config=name, custom=custom)
         with self._attempts.begin(request) as job:
             try:
                 observation = drift.observe(job)

@@ -44,7 +44,9 @@ class Decision:
 NOTHING = Decision()
 
 
-def repair(served: attempts.Attempts, request: jobs.Request, cancel: ports.Cancellation) -> bool:
+def repair(
+    served: attempts.Attempts, request: jobs.LayoutRequest, cancel: ports.Cancellation
+) -> bool:
     """Run the repairs that have begun, before the run of the requested layout.
 
     Returns:
@@ -92,14 +94,14 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
 
 
 def decide(
-    shared: jobs.Shared, record: requests.Request, gpus: model.ObservedGpus, why: str
+    shared: jobs.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
 ) -> Decision:
     """Decide which GPUs to repair; none if ``why`` has a reason against it.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    if shared.limits.repair is not settings.Repair.RESET:
+    if shared.limits.repair is not settings.RepairPolicy.RESET:
         return NOTHING
     remembered, unknown = remembering.remember(shared, gpus)
     faulty = tuple(gpu for gpu in remembered if gpu.awaits_reset)
@@ -183,7 +185,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     job.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
-def _with_problems(outcome: outcomes.Outcome, record: requests.Request) -> outcomes.Outcome:
+def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) -> outcomes.Outcome:
     """Return the outcome of an active layout, with the failed repairs of its GPUs."""
     faulty = {gpu.uuid: gpu for gpu in outcome.verified_gpus if gpu.awaits_reset}
     failed = "".join(

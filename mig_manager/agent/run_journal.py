@@ -50,11 +50,11 @@ class RunJournal:
         self,
         deps: ports.Dependencies,
         publisher: publish.Publisher,
-        first: status.Status,
+        first: status.RunStatus,
         *,
         entries: journals.Journal,
         read: Callable[[], journals.Journal],
-        record: requests.Request,
+        record: requests.RequestRecord,
         startup_taints: frozenset[str] = frozenset(),
         retry_after_s: float = 0.0,
     ) -> None:
@@ -98,7 +98,7 @@ class RunJournal:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)
 
-    def note_record(self, record: requests.Request) -> None:
+    def note_record(self, record: requests.RequestRecord) -> None:
         """Replace the record of the request; the next patch publishes it."""
         self.record = record
 

@@ -13,7 +13,7 @@ from mig_manager.core.records import gpu_recovery, requests, status
 _log = structlog.get_logger()
 
 
-def in_phase(before: status.Status, phase: model.Phase, message: str) -> status.Status:
+def in_phase(before: status.RunStatus, phase: model.Phase, message: str) -> status.RunStatus:
     """Return the status in a new phase."""
     is_reboot = phase is model.Phase.REBOOT
     return dataclasses.replace(
@@ -26,8 +26,12 @@ def in_phase(before: status.Status, phase: model.Phase, message: str) -> status.
 
 
 def with_outcome(
-    before: status.Status, outcome: outcomes.Outcome, clock: timing.Clock, *, retry_after_s: float
-) -> status.Status:
+    before: status.RunStatus,
+    outcome: outcomes.Outcome,
+    clock: timing.Clock,
+    *,
+    retry_after_s: float,
+) -> status.RunStatus:
     """Return the status with the outcome of the run."""
     is_success = outcome.state is model.State.SUCCESS
     return dataclasses.replace(
@@ -41,7 +45,7 @@ def with_outcome(
     )
 
 
-def patch(published: status.Status) -> node_object.NodePatch:
+def patch(published: status.RunStatus) -> node_object.NodePatch:
     """Return the label and the annotation with a status."""
     return node_object.NodePatch(
         labels={well_known.STATE_LABEL: published.state.value},
@@ -50,7 +54,7 @@ def patch(published: status.Status) -> node_object.NodePatch:
 
 
 def verification(
-    published: status.Status, boot_id: str, *, is_from_owner: bool
+    published: status.RunStatus, boot_id: str, *, is_from_owner: bool
 ) -> requests.Verified:
     """Return the record that the layout is active."""
     return requests.Verified(
@@ -63,7 +67,7 @@ def verification(
 
 
 def success(
-    published: status.Status,
+    published: status.RunStatus,
     reason: errors.Reason,
     what: str,
     *,
@@ -89,7 +93,7 @@ def success(
 
 def report(
     deps: ports.Dependencies,
-    published: status.Status,
+    published: status.RunStatus,
     outcome: outcomes.Outcome,
     *,
     seconds: float,

@@ -121,7 +121,7 @@ class LayoutList:
         """Return the annotation to write; empty if the layouts are unknown."""
         if fitting is None:
             return {}
-        entries = map(served.Entry.of, fitting)
+        entries = map(served.ServedLayout.of, fitting)
         text = served.to_json(entries, takes_custom=self._limits.has_custom_layouts)
         return {well_known.LAYOUTS_ANNOTATION: text}
 

@@ -26,7 +26,7 @@ class GeneratedLayouts(enum.Enum):
     OFF = "off"
 
 
-class Repair(enum.Enum):
+class RepairPolicy(enum.Enum):
     """What the agent and ``boot`` do about GPUs with a fault."""
 
     OFF = "off"
@@ -40,7 +40,7 @@ REPAIR = options.choosing(
     "GPUs with a fault: report them, also reset them if that helps, or off",
     name="repair",
     metavar="HOW",
-    default=Repair.REPORT,
+    default=RepairPolicy.REPORT,
 )
 
 
@@ -64,7 +64,7 @@ class Limits:
     heals_drift: bool = options.switch(
         "restore the layout after another program changed it", name="heal-drift"
     )
-    repair: Repair = options.declared(REPAIR)
+    repair: RepairPolicy = options.declared(REPAIR)
     generated_layouts: GeneratedLayouts = options.choice(
         "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
         metavar="HOW",
@@ -134,10 +134,10 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         "kubelet's PodResources socket",
         default_text="/var/lib/kubelet/pod-resources/kubelet.sock",
     )
-    drain_policy: policies.Drain = options.choice(
+    drain_policy: policies.DrainPolicy = options.choice(
         "evict the affected pods, all GPU pods of the node, or none",
         metavar="WHO",
-        default=policies.Drain.AFFECTED,
+        default=policies.DrainPolicy.AFFECTED,
     )
     drain_strategy: policies.DrainStrategy = options.choice(
         "if budgets allow only some evictions: rolling starts with these, whole waits for all",
@@ -241,7 +241,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         values["pod_resources_socket"] = values[
             "pod_resources_socket"
         ] or host_settings.pod_resources_socket(source)
-        if values["is_drain_forced"] and values["drain_policy"] is policies.Drain.NONE:
+        if values["is_drain_forced"] and values["drain_policy"] is policies.DrainPolicy.NONE:
             raise errors.UsageError(
                 "--force-drain contradicts --drain-policy none, which evicts no pod"
             )

@@ -17,7 +17,7 @@ from mig_manager.core.records import checkpoint, journals
 
 
 def apply(
-    deps: local.Dependencies,
+    deps: local.LocalDependencies,
     resolve: Callable[[], layouts.Layout],
     *,
     is_mode_only: bool = False,
@@ -64,7 +64,7 @@ def apply(
 
 
 def restore(
-    deps: local.Dependencies,
+    deps: local.LocalDependencies,
     source: ports.ConfigSource,
     *,
     is_mode_only: bool = False,
@@ -112,7 +112,7 @@ class _Target:
 
 
 def _run(
-    deps: local.Dependencies,
+    deps: local.LocalDependencies,
     target: _Target,
     points: hook_points.HookPoints,
     verb: str | None,  # None: the caller holds the lock
@@ -126,7 +126,7 @@ def _run(
     with local.hold_lock(deps, f"{verb} {target.name}") if verb else contextlib.nullcontext():
         observed = local.observe(deps)
         journal = local.open_journal(deps, observed, config=target.name)
-        change = _Change(
+        change = _LockedChange(
             deps=deps,
             target=target,
             points=points,
@@ -138,10 +138,10 @@ def _run(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
+class _LockedChange:
     """One change, under the lock."""
 
-    deps: local.Dependencies
+    deps: local.LocalDependencies
     target: _Target
     points: hook_points.HookPoints
     journal: local.LocalJournal

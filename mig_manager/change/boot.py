@@ -59,7 +59,7 @@ class Restored:
 
 
 def boot(
-    deps: local.Dependencies,
+    deps: local.LocalDependencies,
     fallback: Callable[[], layouts.Layout] | None,
     *,
     driver_timeout_s: float,
@@ -100,7 +100,7 @@ def boot(
     return Restored(layout="", rounds=(), problems=problems)
 
 
-def _is_saved(deps: local.Dependencies) -> bool:
+def _is_saved(deps: local.LocalDependencies) -> bool:
     """Return whether a layout is saved, even an invalid one."""
     try:
         return deps.boot_layout.read() is not None
@@ -109,7 +109,7 @@ def _is_saved(deps: local.Dependencies) -> bool:
 
 
 def _read(
-    deps: local.Dependencies,
+    deps: local.LocalDependencies,
 ) -> tuple[journals.VerifiedLayout | None, tuple[Problem, ...]]:
     """Return the saved layout, or why it is invalid."""
     try:
@@ -127,10 +127,10 @@ def _read(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Boot:
+class _LockedBoot:
     """The restore of one saved layout, under the lock."""
 
-    deps: local.Dependencies
+    deps: local.LocalDependencies
     journal: local.LocalJournal
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
@@ -142,15 +142,15 @@ class _Boot:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
+class _RestoreOutcome:
     """The outcome of a change of some GPUs."""
 
     executed: tuple[transaction.Executed, ...] = ()
     failures: tuple[errors.MigManagerError, ...] = ()
     unreachable: tuple[model.UnreachableGpu, ...] = ()
 
-    def join(self, more: "_Outcome") -> "_Outcome":
-        return _Outcome(
+    def join(self, more: "_RestoreOutcome") -> "_RestoreOutcome":
+        return _RestoreOutcome(
             executed=(*self.executed, *more.executed),
             failures=(*self.failures, *more.failures),
             unreachable=(*self.unreachable, *more.unreachable),
@@ -158,7 +158,7 @@ class _Outcome:
 
 
 def _restore(
-    deps: local.Dependencies, saved: journals.VerifiedLayout, *, repairs: bool
+    deps: local.LocalDependencies, saved: journals.VerifiedLayout, *, repairs: bool
 ) -> Restored:
     observed = local.observe(deps)
     journal = local.open_journal(deps, observed, config=saved.config)
@@ -178,7 +178,7 @@ def _restore(
         except errors.LayoutError as error:
             problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
     with deps.uninterrupted() as check:
-        run = _Boot(
+        run = _LockedBoot(
             deps=deps,
             journal=journal,
             target=target,
@@ -199,7 +199,7 @@ def _restore(
         try:
             journal.refresh_files()
         except errors.HostError as error:
-            outcome = outcome.join(_Outcome(failures=(error,)))
+            outcome = outcome.join(_RestoreOutcome(failures=(error,)))
     lost = {_key(gpu): gpu for gpu in outcome.unreachable}
     reported = {_key(gpu) for gpu in observed.unreachable}
     problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in reported]
@@ -223,16 +223,16 @@ def _restore(
     )
 
 
-def _repair(run: _Boot, gpus: Sequence[model.Gpu]) -> _Outcome:
+def _repair(run: _LockedBoot, gpus: Sequence[model.Gpu]) -> _RestoreOutcome:
     """Reset and restore GPUs with a fault, one after the other: one may be in use."""
-    outcome = _Outcome()
+    outcome = _RestoreOutcome()
     for gpu in gpus:
         run.deps.notify(f"{gpu_recovery.fault(gpu)}: resetting it")
         outcome = outcome.join(_change(run, (gpu.uuid,), planner.repair))
     return outcome
 
 
-def _change_all(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
+def _change_all(run: _LockedBoot, uuids: tuple[str, ...]) -> _RestoreOutcome:
     """Restore all GPUs in one change; if it fails, one GPU after the other."""
     outcome = _change(run, uuids)
     # A hung driver would cost a whole deadline for each GPU.
@@ -247,8 +247,8 @@ def _change_all(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
 
 
 def _change(
-    run: _Boot, uuids: tuple[str, ...], plan_with: _PlanWith = planner.restore
-) -> _Outcome:
+    run: _LockedBoot, uuids: tuple[str, ...], plan_with: _PlanWith = planner.restore
+) -> _RestoreOutcome:
     """Restore GPUs in one change, or roll them back."""
     before = {gpu.uuid: gpu for gpu in run.journal.entries.snapshot}
     interrupted = run.interrupted | before
@@ -259,7 +259,7 @@ def _change(
         plan = _plan(run.target, observed, uuids, plan_with)
         if plan.is_empty:
             run.journal.note(snapshot=elsewhere)
-            return _Outcome(unreachable=observed.unreachable)
+            return _RestoreOutcome(unreachable=observed.unreachable)
         idle_timeout_s = max(0.0, run.idle_by_s - run.deps.clock.monotonic())
         deps = dataclasses.replace(run.deps, idle_timeout_s=idle_timeout_s)
         change = dataclasses.replace(
@@ -277,8 +277,10 @@ def _change(
     except errors.UsageError:
         raise
     except errors.MigManagerError as error:
-        return _Outcome(failures=(error,), unreachable=observed.unreachable)
-    return _Outcome(executed=executed, unreachable=(*observed.unreachable, *after.unreachable))
+        return _RestoreOutcome(failures=(error,), unreachable=observed.unreachable)
+    return _RestoreOutcome(
+        executed=executed, unreachable=(*observed.unreachable, *after.unreachable)
+    )
 
 
 def _plan(

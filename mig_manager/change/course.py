@@ -33,10 +33,10 @@ class _NotTriedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class CourseResult:
     """What the course showed."""
 
-    stages: tuple[stages.Stage, ...]
+    stages: tuple[stages.AcceptanceStage, ...]
     compute_profiles: Mapping[int, tuple[model.ComputeInstanceProfile, ...]]
     """Compute-instance profiles by the enum index of the GPU-instance profile."""
 
@@ -49,7 +49,9 @@ Using = Callable[[str], contextlib.AbstractContextManager[str]]
 does, or an empty text."""
 
 
-def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter, using: Using) -> Result:
+def run(
+    deps: local.LocalDependencies, uuid: str, killing_after: KillingAfter, using: Using
+) -> CourseResult:
     """Play the course on an idle GPU, and restore the GPU whatever happens.
 
     Resets this GPU alone: a reset that would take others along is refused.
@@ -87,7 +89,7 @@ def run(deps: local.Dependencies, uuid: str, killing_after: KillingAfter, using:
                     check()
             finally:
                 course.undo()
-        return Result(stages=tuple(done), compute_profiles=course.compute_profiles)
+        return CourseResult(stages=tuple(done), compute_profiles=course.compute_profiles)
 
 
 def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
@@ -116,7 +118,7 @@ def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
-    deps: local.Dependencies
+    deps: local.LocalDependencies
     journal: local.LocalJournal
     initial: model.GpuSnapshot
     killing_after: KillingAfter
@@ -130,12 +132,14 @@ class _Course:
     def uuid(self) -> str:
         return self.initial.uuid
 
-    def play(self) -> Iterator[stages.Stage]:
+    def play(self) -> Iterator[stages.AcceptanceStage]:
         """Yield the stages as they end."""
         enabled = self._try("enable MIG mode", lambda: self._change(_with_instances()))
         yield enabled
-        if enabled.outcome is not stages.Outcome.DONE:
-            yield stages.Stage(name="instances", outcome=stages.Outcome.NOT_TRIED, why=_NO_MIG)
+        if enabled.outcome is not stages.StageOutcome.DONE:
+            yield stages.AcceptanceStage(
+                name="instances", outcome=stages.StageOutcome.NOT_TRIED, why=_NO_MIG
+            )
             return
         for name, act in self._acts(self.gpu.profiles or ()):
             yield self._try(name, act)
@@ -154,15 +158,19 @@ class _Course:
             yield "restore after kill -9", lambda: self._survive_kill(full[-1][1])
         yield "restore the GPU", self.undo
 
-    def _try(self, name: str, act: Callable[[], object]) -> stages.Stage:
+    def _try(self, name: str, act: Callable[[], object]) -> stages.AcceptanceStage:
         try:
             act()
         except _NotTriedError as reason:
-            return stages.Stage(name=name, outcome=stages.Outcome.NOT_TRIED, why=str(reason))
+            return stages.AcceptanceStage(
+                name=name, outcome=stages.StageOutcome.NOT_TRIED, why=str(reason)
+            )
         except errors.MigManagerError as error:
             self.observed = self.deps.gpus.observe()
-            return stages.Stage(name=name, outcome=stages.Outcome.FAILED, why=_cause(error))
-        return stages.Stage(name=name)
+            return stages.AcceptanceStage(
+                name=name, outcome=stages.StageOutcome.FAILED, why=_cause(error)
+            )
+        return stages.AcceptanceStage(name=name)
 
     @property
     def gpu(self) -> model.Gpu:

@@ -22,7 +22,7 @@ RETRIED_LATER = "the next 'apply' tries again"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Dependencies:
+class LocalDependencies:
     """The ports and settings of a change from the command line."""
 
     gpus: ports.Gpus
@@ -56,7 +56,7 @@ class Dependencies:
         return boot_layouts.BootLayout(self.boot_layout, self.boot_id)
 
 
-def hold_lock(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[None]:
+def hold_lock(deps: LocalDependencies, doing: str) -> contextlib.AbstractContextManager[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
@@ -66,7 +66,7 @@ def hold_lock(deps: Dependencies, doing: str) -> contextlib.AbstractContextManag
     return transaction.hold_lock(deps.lock, doing, new_wait(deps, deps.lock_timeout_s))
 
 
-def observe(deps: Dependencies) -> model.ObservedGpus:
+def observe(deps: LocalDependencies) -> model.ObservedGpus:
     """Observe the GPUs, and wait for a driver that is not loaded yet.
 
     For the first observation only: a driver that is unloaded during a change is an error.
@@ -82,7 +82,7 @@ def observe(deps: Dependencies) -> model.ObservedGpus:
 
 
 def new_wait(
-    deps: Dependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
+    deps: LocalDependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
 ) -> timing.Wait:
     """Return a wait that notifies people when it begins; exceptions of ``check`` end it."""
 
@@ -100,7 +100,7 @@ def new_wait(
 
 
 def new_transaction(
-    deps: Dependencies,
+    deps: LocalDependencies,
     journal: transaction.ChangeJournal,
     *,
     check: Callable[[], object] = lambda: None,
@@ -120,7 +120,7 @@ def new_transaction(
 class LocalJournal:
     """Implements ``transaction.ChangeJournal`` in a file."""
 
-    deps: Dependencies
+    deps: LocalDependencies
     entries: journals.Journal
     config: str = ""  # the layout that the next change applies
 
@@ -184,7 +184,7 @@ class LocalJournal:
         return f"{unfinished}; {result.message}; {RETRIED_LATER}"
 
 
-def describe_interrupted(deps: Dependencies) -> str:
+def describe_interrupted(deps: LocalDependencies) -> str:
     """Say that a killed run left a change unfinished; empty without a valid journal of one."""
     with contextlib.suppress(ValueError, errors.ConfigError):
         entries = journals.Journal.from_json(deps.journal.read() or "")
@@ -196,7 +196,7 @@ def describe_interrupted(deps: Dependencies) -> str:
     return ""
 
 
-def undo_interrupted(deps: Dependencies) -> str:
+def undo_interrupted(deps: LocalDependencies) -> str:
     """Roll back the changes of a killed run; return the outcome, empty if there were none.
 
     Raises:
@@ -213,7 +213,7 @@ def undo_interrupted(deps: Dependencies) -> str:
 
 
 def open_journal(
-    deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
+    deps: LocalDependencies, observed: model.ObservedGpus, *, config: str = ""
 ) -> LocalJournal:
     """Open the journal, with the entries of a killed run if there are any.
 
@@ -267,7 +267,7 @@ def open_journal(
 
 
 def _restore_persistence(
-    deps: Dependencies, journal: journals.Journal, observed: model.ObservedGpus
+    deps: LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> tuple[str, ...]:
     """Switch on the persistence mode that a killed run switched off; return where it stays off."""
     if journal.boot_id != deps.boot_id:
@@ -286,7 +286,7 @@ def _restore_persistence(
 
 
 def _why_outdated(
-    deps: Dependencies, journal: journals.Journal, observed: model.ObservedGpus
+    deps: LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> str:
     """Return why the journal is outdated; empty unless another program set up its GPUs since."""
     # No instance survives a reboot, so another program has created the existing ones.

@@ -87,7 +87,7 @@ _ROWS = (
         notes_variables=False,
     ),
 )
-PROGRAM = program.Program(
+PROGRAM = program.CommandLine(
     name="mig-manager",
     title="mig-manager",
     rows=_ROWS,

@@ -233,7 +233,7 @@ class Validations(TypedDict):
     files: list[Validation]  # readable files
 
 
-DoctorVerdict = Annotated[str, "cli.commands.doctor_report.Verdict"]
+DoctorVerdict = Annotated[str, "cli.commands.doctor_report.CheckResult"]
 
 
 class _Finding(TypedDict):
@@ -348,7 +348,7 @@ class CourseStage(TypedDict):
     """A stage of the course on a GPU."""
 
     name: str
-    outcome: Annotated[str, "core.acceptance.stages.Outcome"]
+    outcome: Annotated[str, "core.acceptance.stages.StageOutcome"]
     why: str  # empty: done
 
 
@@ -448,7 +448,7 @@ class _UnmetPod(TypedDict):
 
 class _WaitingPod(TypedDict):
     pod: str
-    reason: Annotated[str, "core.fleet.waiting.Wait"]
+    reason: Annotated[str, "core.fleet.waiting.WaitReason"]
     message: str
 
 

@@ -30,7 +30,7 @@ _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
 
 class Settings(
-    settings.NodeSettings, takes=f"layout node filename dry-run output {settings.COMMON}"
+    settings.NodeCommandSettings, takes=f"layout node filename dry-run output {settings.COMMON}"
 ):
     """Settings of ``apply``."""
 
@@ -63,7 +63,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class RequestedPlan:
     """The changes of a layout on a node, and whether it was requested."""
 
     plans: plan.Plans
@@ -101,12 +101,12 @@ def select(document: layouts.Document, name: str | None) -> layouts.Layout:
 
 def apply(
     api: kubectl.Kubectl,
-    report: node_reports.Report,
+    report: node_reports.NodeReport,
     layout: layouts.Layout,
     *,
     is_dry_run: bool,
     now: dt.datetime,
-) -> Applied:
+) -> RequestedPlan:
     """Plan a layout for a node's published GPUs, and request it if it fits.
 
     Raises:
@@ -130,12 +130,12 @@ def apply(
     notes = (*plans.nodes[0].notes, *_notes(report.node))
     plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
     if plans.nodes[0].preview.feasibility.fits is False:
-        return Applied(plans=plans, is_requested=False, outcome="Nothing was requested.")
+        return RequestedPlan(plans=plans, is_requested=False, outcome="Nothing was requested.")
     if is_dry_run:
         outcome = "Nothing was requested (--dry-run)."
-        return Applied(plans=plans, is_requested=False, outcome=outcome)
+        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
     _request(api, report, text, now=now)
-    return Applied(
+    return RequestedPlan(
         plans=plans,
         is_requested=True,
         outcome=f"Requested as layout {well_known.CUSTOM_LAYOUT}; 'kubectl mig status "
@@ -149,7 +149,7 @@ def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
 
 
-def _notes(node: nodes.Node) -> list[str]:
+def _notes(node: nodes.FleetNode) -> list[str]:
     notes = []
     if node.takes_custom is False:
         notes.append(
@@ -165,7 +165,7 @@ def _notes(node: nodes.Node) -> list[str]:
 
 
 def _request(
-    api: kubectl.Kubectl, report: node_reports.Report, text: str, *, now: dt.datetime
+    api: kubectl.Kubectl, report: node_reports.NodeReport, text: str, *, now: dt.datetime
 ) -> None:
     node = report.node
     for _ in range(_ATTEMPTS):
@@ -191,11 +191,11 @@ def _request(
     )
 
 
-def _basis(node: nodes.Node) -> tuple[object, ...]:
+def _basis(node: nodes.FleetNode) -> tuple[object, ...]:
     """Return the parts of a node that determine a plan and its notes."""
     return node.view.uid, node.requested, node.gpus, custom_layouts.Custom.of(node.view)
 
 
-def text(result: Applied, *, style: bar.Style) -> str:
+def text(result: RequestedPlan, *, style: bar.Style) -> str:
     """Draw the change, and say whether it was requested."""
     return f"{plan.pictures(result.plans, style=style)}\n\n{style.wrapped(result.outcome)}"

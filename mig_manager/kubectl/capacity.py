@@ -134,7 +134,7 @@ class NodeCapacity:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class ClusterCapacity:
     """The capacity of nodes."""
 
     nodes: tuple[NodeCapacity, ...]
@@ -176,12 +176,12 @@ def _named(counts: Mapping[model.Profile, int]) -> dict[str, int]:
     return {str(profile): count for profile, count in ordered if count}
 
 
-def capacity(reports: Iterable[node_reports.Report], *, now: dt.datetime) -> Capacity:
+def capacity(reports: Iterable[node_reports.NodeReport], *, now: dt.datetime) -> ClusterCapacity:
     """Measure the capacity of nodes from their published status."""
-    return Capacity(nodes=tuple(map(_of_node, reports)), now=now)
+    return ClusterCapacity(nodes=tuple(map(_of_node, reports)), now=now)
 
 
-def _of_node(report: node_reports.Report) -> NodeCapacity:
+def _of_node(report: node_reports.NodeReport) -> NodeCapacity:
     node, notes = report.node, list(report.notes)
     if node.is_ready and node.is_unavailable:
         notes.append("no new pods are scheduled to it: it is cordoned or changing")
@@ -213,7 +213,7 @@ def _of_gpu(gpu: model.Gpu, in_use: frozenset[model.Placement]) -> GpuCapacity |
     return None if measured is None else GpuCapacity(gpu=gpu, in_use=in_use, room=measured)
 
 
-def table(result: Capacity, *, style: bar.Style) -> str:
+def table(result: ClusterCapacity, *, style: bar.Style) -> str:
     """Return a line for every node, a total, and the meaning of the columns."""
     rows = [_row(node, timestamps.age(node.at, result.now)) for node in result.nodes]
     if len(rows) > 1:

@@ -37,23 +37,23 @@ class ClusterCommand:
         """Write the answer in the chosen format, and return the exit status."""
         return self._terminal.answer(self._chosen.output_format, data, text, is_good=is_good)
 
-    def nodes(self, names: Sequence[str] = ()) -> cluster_reader.Search:
+    def nodes(self, names: Sequence[str] = ()) -> cluster_reader.NodeSearch:
         """Return the selected nodes, and name the missing ones on standard error."""
         search = self.find(names)
         for message in search.missing:
             self._terminal.note(message)
         return search
 
-    def find(self, names: Sequence[str]) -> cluster_reader.Search:
+    def find(self, names: Sequence[str]) -> cluster_reader.NodeSearch:
         """Return the selected nodes; without names, all that the selector matches."""
         return self.reader.find(names, self._chosen.selector, now=self.now)
 
-    def node(self, name: str) -> node_reports.Report:
+    def node(self, name: str) -> node_reports.NodeReport:
         """Return one node."""
         (report,) = self.reader.find([name], None, now=self.now).reports
         return report
 
-    def is_drawn(self, search: cluster_reader.Search) -> bool:
+    def is_drawn(self, search: cluster_reader.NodeSearch) -> bool:
         """Return whether nodes are drawn, not listed."""
         return len(search.reports) == 1 or self._chosen.output_format is OutputFormat.WIDE
 

@@ -50,7 +50,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ClassRow:
     """The class of a profile."""
 
     profile: model.Profile
@@ -68,7 +68,7 @@ class Row:
 class DeviceClasses:
     """The classes for the GPUs of nodes, largest profile first."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ClassRow, ...]
 
     def to_data(self) -> dict[str, object]:
         """Return a Kubernetes List, without resources that another class serves.
@@ -84,7 +84,7 @@ class DeviceClasses:
 
 
 def for_nodes(
-    reports: Iterable[node_reports.Report],
+    reports: Iterable[node_reports.NodeReport],
     present: Iterable[device_classes.DeviceClass],
 ) -> DeviceClasses:
     """Return the classes for the nodes' GPUs; ``present`` are the classes of the cluster."""
@@ -95,7 +95,7 @@ def for_nodes(
         counts.update({row.profile for row in rows})
     return DeviceClasses(
         rows=tuple(
-            Row(
+            ClassRow(
                 profile=profile,
                 wanted=wanted,
                 present=serving.get(wanted.resource, ""),

@@ -24,7 +24,7 @@ _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
 """Moments that no Event shows, in chronological order."""
 
 
-class Settings(settings.NodeSettings, takes=f"node output {settings.COMMON}"):
+class Settings(settings.NodeCommandSettings, takes=f"node output {settings.COMMON}"):
     """Settings of ``history``."""
 
 
@@ -36,10 +36,10 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class NodeHistory:
     """The known past of a node."""
 
-    report: node_reports.Report
+    report: node_reports.NodeReport
     moments: tuple[cluster_reader.Moment, ...]  # ascending by time; without a time first
     why_no_events: str  # empty if Events could be read
     now: dt.datetime
@@ -87,8 +87,8 @@ def _title(run: run_status.PublishedStatus) -> str:
 
 
 def history(
-    reader: cluster_reader.ClusterReader, report: node_reports.Report, *, now: dt.datetime
-) -> History:
+    reader: cluster_reader.ClusterReader, report: node_reports.NodeReport, *, now: dt.datetime
+) -> NodeHistory:
     """Collect a node's past from its status and Events.
 
     Raises:
@@ -108,11 +108,11 @@ def history(
         return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
 
     moments = sorted([*events, *_from_node(report, events)], key=order)
-    return History(report=report, moments=tuple(moments), why_no_events=why_not, now=now)
+    return NodeHistory(report=report, moments=tuple(moments), why_no_events=why_not, now=now)
 
 
 def _from_node(
-    report: node_reports.Report, events: Sequence[cluster_reader.Moment]
+    report: node_reports.NodeReport, events: Sequence[cluster_reader.Moment]
 ) -> Iterable[cluster_reader.Moment]:
     node, run = report.node, report.node.status
     if node.requested and node.requested_at:
@@ -141,7 +141,7 @@ def _from_node(
         )
 
 
-def last_run(past: History, *, style: bar.Style) -> list[str]:
+def last_run(past: NodeHistory, *, style: bar.Style) -> list[str]:
     """Return a table of moments since the start of the last run; empty before the first run."""
     run = past.report.node.status
     began = run.started_at if run else None
@@ -158,7 +158,7 @@ def _row(moment: cluster_reader.Moment) -> tables.Row:
     return timestamps.show(moment.at) or "-", (what, tone), moment.message
 
 
-def page(past: History, *, style: bar.Style) -> str:
+def page(past: NodeHistory, *, style: bar.Style) -> str:
     """Return a node's past, one line per moment."""
     lines = [headline(past.report, past.now, style)]
     since = past.applied_since
@@ -177,7 +177,7 @@ def page(past: History, *, style: bar.Style) -> str:
     return "\n".join(lines)
 
 
-def headline(report: node_reports.Report, now: dt.datetime, style: bar.Style) -> str:
+def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
     node, run = report.node, report.node.status
     rest = [f"requested {node.requested or 'nothing'}"]

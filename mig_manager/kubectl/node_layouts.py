@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 Document = Callable[[], layouts.Document]
 
 
-class Settings(settings.NodeSettings, takes=f"node filename config-map output {settings.COMMON}"):
+class Settings(
+    settings.NodeCommandSettings, takes=f"node filename config-map output {settings.COMMON}"
+):
     """Settings of ``layouts``."""
 
 
@@ -50,7 +52,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 class Listed:
     """One layout of a node."""
 
-    entry: served.Entry
+    entry: served.ServedLayout
     gpus: tuple[model.Gpu, ...] | None
     """The selected GPUs with the layout's instances; None: the content is unknown."""
     is_requested: bool
@@ -96,7 +98,7 @@ class Layouts:
         }
 
 
-def list_layouts(report: node_reports.Report, documents: Iterable[Document]) -> Layouts:
+def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document]) -> Layouts:
     """Return the layouts of a node; read documents only until all contents are known."""
     node, notes = report.node, list(report.notes)
     gpus = report.gpus
@@ -109,7 +111,7 @@ def list_layouts(report: node_reports.Report, documents: Iterable[Document]) -> 
         # An invalid annotation has no layout to list.
         with contextlib.suppress(errors.MigManagerError):
             own, _ = custom_layouts.Custom.of(node.view).layout()
-            entries = [*entries, served.Entry.of(own)]
+            entries = [*entries, served.ServedLayout.of(own)]
             known |= _contents([own])
     notes += [note] if note else []
     for document in documents:
@@ -138,7 +140,7 @@ def list_layouts(report: node_reports.Report, documents: Iterable[Document]) -> 
 _Key = tuple[str, str]  # name and content hash
 
 
-def _key(entry: served.Entry) -> _Key:
+def _key(entry: served.ServedLayout) -> _Key:
     return entry.name, entry.content_hash
 
 
@@ -147,8 +149,8 @@ def _contents(known: Iterable[layouts.Layout]) -> dict[_Key, layouts.Layout]:
 
 
 def _entries(
-    node: nodes.Node, generated: Mapping[_Key, layouts.Layout]
-) -> tuple[Sequence[served.Entry], str]:
+    node: nodes.FleetNode, generated: Mapping[_Key, layouts.Layout]
+) -> tuple[Sequence[served.ServedLayout], str]:
     """Return the published layouts, or else the layouts that can be generated, and a note."""
     text = node.view.annotations.get(well_known.LAYOUTS_ANNOTATION)
     if text is not None:
@@ -158,7 +160,7 @@ def _entries(
             why = f"its agent's list of layouts cannot be read ({error})"
     else:
         why = "its agent has published no layouts"
-    return [served.Entry.of(layout) for layout in generated.values()], (
+    return [served.ServedLayout.of(layout) for layout in generated.values()], (
         f"{why}: these layouts can be generated for its GPUs"
     )
 

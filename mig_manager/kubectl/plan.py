@@ -118,7 +118,7 @@ class Plans:
 
 def plan(
     name: str,
-    reports: Sequence[node_reports.Report],
+    reports: Sequence[node_reports.NodeReport],
     *,
     document: layouts.Document,
     pods: cluster_reader.Pods,
@@ -143,7 +143,7 @@ def plan(
 
 def _of_node(
     layout_name: str,
-    report: node_reports.Report,
+    report: node_reports.NodeReport,
     document: layouts.Document,
     pods: cluster_reader.Pods,
     chosen: layouts.Layout | None,

@@ -12,7 +12,7 @@ _SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
 """Suffixes that GPU feature discovery appends for partitioned or shared GPUs."""
 
 
-def of(report: node_reports.Report) -> tuple[model.ObservedGpus, str]:
+def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
     """Return a node's GPUs according to its labels, presumed unpartitioned, and a note."""
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 

@@ -27,7 +27,7 @@ _ROWS = (
     program.Command("help", "Show the help of the plugin or of a command."),
     program.Command("version", "Print the version."),
 )
-PROGRAM = program.Program(
+PROGRAM = program.CommandLine(
     name="kubectl mig",
     title="kubectl-mig",
     rows=_ROWS,

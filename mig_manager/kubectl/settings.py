@@ -87,7 +87,7 @@ class NodesSettings(PluginSettings):
     )
 
 
-class NodeSettings(PluginSettings):
+class NodeCommandSettings(PluginSettings):
     """Settings of a command about one node."""
 
     node: str = options.declared(

@@ -41,12 +41,12 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     """Show nodes, once or until q is pressed."""
     here = cluster.ClusterCommand(chosen, terminal)
 
-    def status_of(search: cluster_reader.Search) -> tuple[Status, str]:
+    def status_of(search: cluster_reader.NodeSearch) -> tuple[ClusterStatus, str]:
         pods, is_drawn = cluster_reader.Pods(by_node=None), here.is_drawn(search)
         # A table has no room for the pods of many nodes, and listing them is slow.
         if is_drawn or chosen.output_format is not node_settings.OutputFormat.TEXT:
             pods = here.reader.pods(search.names)
-        result = Status(reports=search.reports, pods=pods, now=here.now)
+        result = ClusterStatus(reports=search.reports, pods=pods, now=here.now)
         return result, (pictures if is_drawn else table)(result, style=here.style)
 
     if not chosen.is_watched:
@@ -75,10 +75,10 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class ClusterStatus:
     """The state of nodes."""
 
-    reports: tuple[node_reports.Report, ...]
+    reports: tuple[node_reports.NodeReport, ...]
     pods: cluster_reader.Pods  # for a table: unknown, without a reason
     now: dt.datetime
 
@@ -87,14 +87,14 @@ class Status:
         """Whether every node has the requested layout."""
         return all(report.state.is_good for report in self.reports)
 
-    def kinds(self, report: node_reports.Report) -> tuple[resources.DeviceKind, ...] | None:
+    def kinds(self, report: node_reports.NodeReport) -> tuple[resources.DeviceKind, ...] | None:
         """Return a node's devices with the pods that request them; None if unknown."""
         pods = self.pods.of(report.node.name)
         if pods is None or report.gpus is None:
             return None
         return resources.kinds(report.gpus, pods, strategy=report.node.strategy)
 
-    def claiming(self, report: node_reports.Report) -> tuple[str, ...]:
+    def claiming(self, report: node_reports.NodeReport) -> tuple[str, ...]:
         """Return the pods with ResourceClaims, which may get devices of this node."""
         pods = self.pods.of(report.node.name) or ()
         return tuple(pod.key for pod in pods if pod.has_claims and not pod.is_finished)
@@ -108,7 +108,7 @@ class Status:
             "nodes": [self._node(report) for report in self.reports],
         }
 
-    def _node(self, report: node_reports.Report) -> "answers.NodeStatus":
+    def _node(self, report: node_reports.NodeReport) -> "answers.NodeStatus":
         run, kinds, gpus = report.node.status, self.kinds(report), report.gpus
         return {
             "node": report.node.name,
@@ -157,7 +157,7 @@ def without_ids(data: object) -> object:
     return data
 
 
-def table(status: Status, *, style: bar.Style) -> str:
+def table(status: ClusterStatus, *, style: bar.Style) -> str:
     """Return a line for every node, and explanations of problems below."""
     rows, notes = [], []
     for report in status.reports:
@@ -181,7 +181,7 @@ def table(status: Status, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
-def pictures(status: Status, *, style: bar.Style) -> str:
+def pictures(status: ClusterStatus, *, style: bar.Style) -> str:
     """Draw every node."""
     blocks = []
     for report in status.reports:
@@ -196,7 +196,9 @@ def pictures(status: Status, *, style: bar.Style) -> str:
     return "\n\n".join(blocks)
 
 
-def _users(status: Status, report: node_reports.Report, style: bar.Style) -> Iterable[str]:
+def _users(
+    status: ClusterStatus, report: node_reports.NodeReport, style: bar.Style
+) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
         yield style.wrapped(f"The pods using the GPUs are unknown: {status.pods.why_not}")
@@ -240,7 +242,7 @@ def used(kind: resources.DeviceKind) -> str:
     return f"{kind.requested} of {kind.count} in use by {pods}"
 
 
-def line(report: node_reports.Report) -> str:
+def line(report: node_reports.NodeReport) -> str:
     """Return the state of a node for a log."""
     node, run = report.node, report.node.status
     words = [node.name, report.state.value, (run.reason or run.phase) if run else ""]

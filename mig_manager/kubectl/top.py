@@ -38,7 +38,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     return live.run(terminal, view.refresh, view.press)
 
 
-class _Screen(enum.Enum):
+class _Page(enum.Enum):
     """A screen; the value names its keys."""
 
     NODES = "j k move  Enter GPUs and pods  l layouts  q quits"
@@ -48,10 +48,10 @@ class _Screen(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
+class _Selection:
     """The selection made by keys so far."""
 
-    screen: _Screen = _Screen.NODES
+    screen: _Page = _Page.NODES
     node: str = ""
     layout: str = ""
     text: str = ""
@@ -62,9 +62,9 @@ class _Choice:
 
 
 _ABOVE = {
-    _Screen.NODE: _Screen.NODES,
-    _Screen.LAYOUTS: _Screen.NODES,
-    _Screen.PLAN: _Screen.LAYOUTS,
+    _Page.NODE: _Page.NODES,
+    _Page.LAYOUTS: _Page.NODES,
+    _Page.PLAN: _Page.LAYOUTS,
 }
 
 
@@ -74,9 +74,9 @@ class Top:
     def __init__(self, command: cluster.ClusterCommand, names: Sequence[str]) -> None:
         self._command = command
         self._names = names
-        self._search = cluster_reader.Search(reports=(), missing=())
+        self._search = cluster_reader.NodeSearch(reports=(), missing=())
         self._pods: tuple[pod_object.Pod, ...] = ()
-        self._choice = _Choice()
+        self._choice = _Selection()
 
     def refresh(self) -> live.View:
         """Read nodes and pods, and draw the screen.
@@ -89,11 +89,11 @@ class Top:
         self._choice = self._present(self._choice)
         return self._view()
 
-    def _present(self, choice: _Choice) -> _Choice:
+    def _present(self, choice: _Selection) -> _Selection:
         """Return the selection, or the first node if the selected one is not shown any more."""
         names = self._search.names
         is_present = choice.node in names
-        return choice if is_present else _Choice(node=names[0], message=choice.message)
+        return choice if is_present else _Selection(node=names[0], message=choice.message)
 
     def press(self, key: str) -> live.View | None:
         """Handle a key; None means quit."""
@@ -105,39 +105,39 @@ class Top:
             self._choice = dataclasses.replace(self._choice, message=error.message)
         return self._view()
 
-    def _pressed(self, choice: _Choice, key: str) -> _Choice:
+    def _pressed(self, choice: _Selection, key: str) -> _Selection:
         """Return the selection after a key; keys without a meaning here change nothing."""
         choice, screen = dataclasses.replace(choice, message=""), choice.screen
         if key in _BACK and screen in _ABOVE:
             return dataclasses.replace(choice, screen=_ABOVE[screen])
         if key in _UP or key in _DOWN:
             return self._moved(choice, key)
-        if key in _OPEN and screen is _Screen.NODES:
-            return dataclasses.replace(choice, screen=_Screen.NODE)
-        if key in _OPEN and screen is _Screen.LAYOUTS:
+        if key in _OPEN and screen is _Page.NODES:
+            return dataclasses.replace(choice, screen=_Page.NODE)
+        if key in _OPEN and screen is _Page.LAYOUTS:
             return self._plan(choice)
-        if key == "l" and screen in (_Screen.NODES, _Screen.NODE):
+        if key == "l" and screen in (_Page.NODES, _Page.NODE):
             return self._list_layouts(choice)
-        return self._request(choice) if key == "y" and screen is _Screen.PLAN else choice
+        return self._request(choice) if key == "y" and screen is _Page.PLAN else choice
 
-    def _moved(self, choice: _Choice, key: str) -> _Choice:
-        if choice.screen is _Screen.NODES:
+    def _moved(self, choice: _Selection, key: str) -> _Selection:
+        if choice.screen is _Page.NODES:
             names = self._search.names
             return dataclasses.replace(choice, node=_next(names, choice.node, key))
-        if choice.screen is _Screen.LAYOUTS:
+        if choice.screen is _Page.LAYOUTS:
             names = self._layouts()
             return dataclasses.replace(choice, layout=_next(names, choice.layout, key))
         return choice
 
-    def _list_layouts(self, choice: _Choice) -> _Choice:
+    def _list_layouts(self, choice: _Selection) -> _Selection:
         names = self._layouts()
         if not names:
             message = f"the agent of {choice.node} lists no layouts"
             return dataclasses.replace(choice, message=message)
         layout = choice.layout if choice.layout in names else names[0]
-        return dataclasses.replace(choice, screen=_Screen.LAYOUTS, layout=layout)
+        return dataclasses.replace(choice, screen=_Page.LAYOUTS, layout=layout)
 
-    def _plan(self, choice: _Choice) -> _Choice:
+    def _plan(self, choice: _Selection) -> _Selection:
         result = plan.plan(
             choice.layout,
             [self._report()],
@@ -147,18 +147,18 @@ class Top:
         text = plan.pictures(result, style=self._command.style)
         return dataclasses.replace(
             choice,
-            screen=_Screen.PLAN,
+            screen=_Page.PLAN,
             text=text,
             does_not_fit=result.nodes[0].preview.feasibility.fits is False,
         )
 
-    def _report(self) -> node_reports.Report:
+    def _report(self) -> node_reports.NodeReport:
         return next(each for each in self._search.reports if each.node.name == self._choice.node)
 
     def _layouts(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self._report().node.layouts)
 
-    def _request(self, choice: _Choice) -> _Choice:
+    def _request(self, choice: _Selection) -> _Selection:
         """Request the layout, unless it does not fit or the node has changed since its read."""
         if choice.does_not_fit:
             message = f"{choice.layout} does not fit {choice.node}: nothing was requested"
@@ -174,18 +174,18 @@ class Top:
                 raise
             self._search = self._command.find(self._names)
             message = f"{choice.node} has changed since it was read"
-            choice = dataclasses.replace(choice, screen=_Screen.LAYOUTS, message=message)
+            choice = dataclasses.replace(choice, screen=_Page.LAYOUTS, message=message)
             return self._present(choice)
         message = f"requested {choice.layout} of {choice.node}"
-        return dataclasses.replace(choice, screen=_Screen.NODES, message=message)
+        return dataclasses.replace(choice, screen=_Page.NODES, message=message)
 
     def _view(self) -> live.View:
         style, choice = self._command.style, self._choice
-        draw: Mapping[_Screen, Callable[[bar.Style], str]] = {
-            _Screen.NODES: self._drawn_nodes,
-            _Screen.NODE: self._drawn_node,
-            _Screen.LAYOUTS: self._drawn_layouts,
-            _Screen.PLAN: lambda _style: choice.text,
+        draw: Mapping[_Page, Callable[[bar.Style], str]] = {
+            _Page.NODES: self._drawn_nodes,
+            _Page.NODE: self._drawn_node,
+            _Page.LAYOUTS: self._drawn_layouts,
+            _Page.PLAN: lambda _style: choice.text,
         }
         remarks = [style.wrapped(each) for each in (choice.message, *self._search.missing) if each]
         keys = style.paint(style.plain(choice.screen.value), bar.Tone.FAINT)
@@ -198,7 +198,7 @@ class Top:
 
     def _drawn_node(self, style: bar.Style) -> str:
         pods = tuple(pod for pod in self._pods if pod.node_name == self._choice.node)
-        one = status.Status(
+        one = status.ClusterStatus(
             reports=(self._report(),),
             pods=cluster_reader.Pods(by_node={self._choice.node: pods}),
             now=self._command.now,

@@ -60,7 +60,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
 
 def _templates(
-    reports: Iterable[node_reports.Report],
+    reports: Iterable[node_reports.NodeReport],
 ) -> tuple[Sequence[model.Gpu], Sequence[str]]:
     """Return one unpartitioned GPU of every product on the nodes, and notes on presumed GPUs."""
     published: dict[tuple[str, int, int], model.Gpu] = {}

@@ -29,7 +29,10 @@ class Announcer:
     """Publishes Events while its replica leads."""
 
     def __init__(
-        self, cluster: kubernetes.Cluster, leadership: leader.Leader, clock: timing.Clock
+        self,
+        cluster: kubernetes.PartitionerCluster,
+        leadership: leader.Leader,
+        clock: timing.Clock,
     ) -> None:
         self._cluster = cluster
         self._leader = leadership
@@ -40,11 +43,11 @@ class Announcer:
         self._published: dict[str, tuple[str, float]] = {}
         """By UID of a pending pod: the message and time of its last Event."""
 
-    def announce_request(self, change: decisions.Change) -> None:
+    def announce_request(self, change: decisions.NodeChange) -> None:
         """Publish an Event on a node about its requested layout; the log has every request."""
         if self._allowance.take(self._clock.monotonic()):
             self._emit(
-                events.Subject.node(change.node),
+                events.EventSubject.node(change.node),
                 reason="RepartitioningRequested",
                 message=summary(change),
                 is_warning=False,
@@ -54,7 +57,7 @@ class Announcer:
     def announce(self, reason: str, message: str, *, is_warning: bool = False) -> bool:
         """Publish an Event on the Lease; return False if it should be retried."""
         return self._emit(
-            events.Subject(
+            events.EventSubject(
                 kind="Lease",
                 api_version="coordination.k8s.io/v1",
                 name=self._leader.name,
@@ -77,7 +80,7 @@ class Announcer:
             message, published_s = self._published.get(pod.uid, ("", -math.inf))
             if message == each.message or now_s - published_s < _REPEAT_AFTER_S:
                 continue
-            subject = events.Subject(
+            subject = events.EventSubject(
                 kind="Pod", name=pod.name, namespace=pod.namespace, uid=pod.uid
             )
             if self._allowance.take(now_s) and self._emit(
@@ -95,7 +98,13 @@ class Announcer:
         return withheld
 
     def _emit(
-        self, subject: events.Subject, *, reason: str, message: str, is_warning: bool, about: str
+        self,
+        subject: events.EventSubject,
+        *,
+        reason: str,
+        message: str,
+        is_warning: bool,
+        about: str,
     ) -> bool:
         """Publish an Event; return False if it should be retried."""
         if self._clock.monotonic() < self._resume_s or not self._leader.campaign():
@@ -113,7 +122,7 @@ class Announcer:
         return True
 
 
-def summary(change: decisions.Change) -> str:
+def summary(change: decisions.NodeChange) -> str:
     """Describe a change: its reason, instances and pods."""
     parts = [change.why]
     for verb, counts in (("creates", change.created), ("destroys idle", change.destroyed)):

@@ -133,13 +133,13 @@ class Partitioner:
 
     def __init__(  # noqa: PLR0913 - what it works with
         self,
-        cluster: kubernetes.Cluster,
+        cluster: kubernetes.PartitionerCluster,
         leadership: leader.Leader,
         settings: partitioner_settings.PartitionerSettings,
         *,
         clock: timing.Clock,
         signal: Signal,
-        telemetry: metrics.Metrics,
+        telemetry: metrics.PartitionerMetrics,
         document: layouts.Document | None = None,
     ) -> None:
         """Prepare; without a ``document``, the base layout is generated from the GPUs."""
@@ -222,12 +222,16 @@ class Partitioner:
         self._report_resting(nodes, now, has_pending=bool(pending))
         self._follow(nodes, now)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
-        requested = tuple(each for each, result in outcomes if result is metrics.Result.REQUESTED)
+        requested = tuple(
+            each for each, result in outcomes if result is metrics.ChangeResult.REQUESTED
+        )
         room = {uid: dict(since) for uid, since in decision.room_since.items()}
         for change, result in outcomes:
             # The API server may have the request; then its pods need no room elsewhere.
             for pod in (
-                change.pods if result in (metrics.Result.FAILED, metrics.Result.CONFLICT) else ()
+                change.pods
+                if result in (metrics.ChangeResult.FAILED, metrics.ChangeResult.CONFLICT)
+                else ()
             ):
                 room.setdefault(pod.uid, {})[change.node] = now
         done = dataclasses.replace(decision, changes=requested, room_since=room)
@@ -388,7 +392,7 @@ class Partitioner:
 
     def _acceptable(
         self, decision: decisions.PartitioningDecision
-    ) -> tuple[decisions.Change, ...]:
+    ) -> tuple[decisions.NodeChange, ...]:
         """Return the changes to make now: none until a former leader's changes have ended.
 
         Only that leader knew the pods of its changes. Few or none while agents fail requests.
@@ -398,7 +402,7 @@ class Partitioner:
         most = self._term.circuit.allowance(len(self._term.awaited), now_s=self._clock.monotonic())
         return () if is_waiting else decision.changes[:most]
 
-    def _carry_out(self, change: decisions.Change) -> metrics.Result | None:
+    def _carry_out(self, change: decisions.NodeChange) -> metrics.ChangeResult | None:
         """Request or recommend a change; return the result, None if neither was possible."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
@@ -408,14 +412,14 @@ class Partitioner:
             self._telemetry.recommended_pods.inc(pods)
             if is_new:
                 _log.info("layout_recommended", node=change.node, why=change.why)
-                result = metrics.Result.RECOMMENDED
+                result = metrics.ChangeResult.RECOMMENDED
         elif self._clock.monotonic() >= self._term.resume_s and self._leader.campaign():
             result = self._request(change)
         if result is not None:
             self._telemetry.changes.labels(result=result.value).inc()
         return result
 
-    def _request(self, change: decisions.Change) -> metrics.Result:
+    def _request(self, change: decisions.NodeChange) -> metrics.ChangeResult:
         try:
             is_requested = self._cluster.request(change)
         except errors.ClusterError as error:
@@ -424,19 +428,19 @@ class Partitioner:
             if error.reason is errors.Reason.API_UNAVAILABLE:
                 self._term.resume_s = now_s + max(self._term.pause_s, error.retry_after_s or 0.0)
                 self._term.pause_s = min(2 * self._term.pause_s, _LONGEST_PAUSE_S)
-                return metrics.Result.FAILED
+                return metrics.ChangeResult.FAILED
             self._avoid(change.node, "the API refused to change it")
-            return metrics.Result.REFUSED
+            return metrics.ChangeResult.REFUSED
         if not is_requested:
             # The node has changed: decide again after the watch has delivered it.
             self._signal.note_node()
-            return metrics.Result.CONFLICT
+            return metrics.ChangeResult.CONFLICT
         self._term.pause_s = _FIRST_PAUSE_S
         self._term.awaited.add(change.node)
         self._term.served.update(pod.uid for pod in change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
         self._term.announcer.announce_request(change)
-        return metrics.Result.REQUESTED
+        return metrics.ChangeResult.REQUESTED
 
     def _avoid(self, name: str, why: str) -> None:
         self._term.avoided[name] = self._clock.monotonic() + _AVOID_S, why

@@ -19,7 +19,7 @@ _STUCK_AFTER_S = 300.0
 _log = structlog.get_logger()
 
 
-class Service:
+class Replica:
     """One assembled replica."""
 
     def __init__(
@@ -29,14 +29,14 @@ class Service:
         *,
         identity: str,
         clock: timing.Clock,
-        watch_times: watch.Times | None = None,
+        watch_times: watch.WatchTimes | None = None,
     ) -> None:
         """Assemble the service; ``identity`` must be unique among replicas."""
         self._settings = settings
         self.signal = loop.Signal(
             quiet_s=settings.quiet_s, longest_s=settings.longest_wait_s, clock=clock
         )
-        self.cluster = partitioning.Cluster(
+        self.cluster = partitioning.PartitionerCluster(
             kube,
             clock=clock,
             reporter=identity,
@@ -52,7 +52,9 @@ class Service:
             duration_s=settings.lease_duration_s,
             clock=clock,
         )
-        self.metrics = metrics.Metrics(contact_age_s=lambda: self.cluster.last_contact_s)
+        self.metrics = metrics.PartitionerMetrics(
+            contact_age_s=lambda: self.cluster.last_contact_s
+        )
         self.loop = loop.Partitioner(
             self.cluster,
             self.leader,
@@ -103,7 +105,7 @@ def run(settings: partitioner_settings.PartitionerSettings) -> int:
     # A restarted container in the same pod needs a new identity: its predecessor may still run.
     identity = f"{settings.pod_name or socket.gethostname()}_{secrets.token_hex(4)}"
     with contextlib.closing(kube):
-        service = Service(settings, kube, identity=identity, clock=host.SystemClock())
+        service = Replica(settings, kube, identity=identity, clock=host.SystemClock())
         host.end_on_signals(service.stop)
         service.serve()
     return 0

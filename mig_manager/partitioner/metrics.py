@@ -13,7 +13,7 @@ from mig_manager.core.fleet import decisions, waiting
 _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
-class Result(enum.Enum):
+class ChangeResult(enum.Enum):
     """The result of a decision to change a node."""
 
     REQUESTED = "requested"
@@ -23,7 +23,7 @@ class Result(enum.Enum):
     FAILED = "failed"  # the API does not answer
 
 
-class Metrics:
+class PartitionerMetrics:
     """Metrics in their own registry; the loop sets and counts most of them."""
 
     def __init__(self, *, contact_age_s: Callable[[], float]) -> None:
@@ -62,7 +62,7 @@ class Metrics:
         age.set_function(contact_age_s)
         build = gauge("build_info", "The version of the partitioner; always 1.", ("version",))
         build.labels(version=mig_manager.__version__).set(1)
-        for result in Result:
+        for result in ChangeResult:
             # Start at zero: increase() misses the first event of a series that appears as 1.
             self.changes.labels(result=result.value)
         for answer in ("applied", "failed"):
@@ -77,6 +77,6 @@ class Metrics:
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)
         counts["no-room-possible"] = len(decision.unmet)
-        for reason in (*(each.value for each in waiting.Wait), "change", "no-room-possible"):
+        for reason in (*(each.value for each in waiting.WaitReason), "change", "no-room-possible"):
             self._pending.labels(reason=reason).set(counts[reason])
         self._withheld.set(withheld)

@@ -28,7 +28,7 @@ class Recommendations:
     reported_s: float = -math.inf
     began_s: float = 0.0  # of what the next report is about
 
-    def add(self, change: decisions.Change, summary: str, now_s: float) -> tuple[bool, int]:
+    def add(self, change: decisions.NodeChange, summary: str, now_s: float) -> tuple[bool, int]:
         """Add a change; return whether it is new, and the number of its new pods."""
         if not self.pods:
             self.began_s = now_s

@@ -49,7 +49,7 @@ def replay(
     forgotten: Iterable[past_pods.PastPod],
     settings: Replayed,
     proceed: Proceed,
-) -> replay_report.Report:
+) -> replay_report.ReplayReport:
     """Replay past pods on nodes.
 
     Args:
@@ -77,7 +77,7 @@ def replay(
         raise errors.UsageError("no pod was created in these days; --replay-days allows more")
     rows = run.rows()
     decided = rows[0].result
-    return replay_report.Report(
+    return replay_report.ReplayReport(
         begin=begin,
         end=begin + dt.timedelta(seconds=run.end_s),
         is_complete=run.is_complete,
@@ -134,14 +134,14 @@ class _Replay:
         self.is_complete = True
         self.end_s = (end - begin).total_seconds()
         self._real: dict[str, float | None] = {}
-        self._jobs: list[simulated_cluster.Job] = []
-        self.counted: list[simulated_cluster.Job] = []
+        self._jobs: list[simulated_cluster.SimulatedPod] = []
+        self.counted: list[simulated_cluster.SimulatedPod] = []
         """Pods created since the begin; the others only use devices."""
         for each in past:
             if each.end is not None and each.end <= begin:
                 continue
             ran = (each.end or end) - max(each.start or each.created, begin)
-            job = simulated_cluster.Job(
+            job = simulated_cluster.SimulatedPod(
                 pod=each.pod,
                 at_s=max(0.0, (each.created - begin).total_seconds()),
                 run_s=max(0.0, ran.total_seconds()),
@@ -153,7 +153,7 @@ class _Replay:
                     (each.start - each.created).total_seconds() if each.start else None
                 )
 
-    def rows(self) -> list[replay_report.Row]:
+    def rows(self) -> list[replay_report.ReplayRow]:
         """Simulate; after a stop, every row is about the time that the partitioner reached."""
         present = self._simulate(replay_report.PRESENT, self._nodes, None)
         decided = self._simulate(PARTITIONER, self._nodes, self._settings.limits)
@@ -169,7 +169,9 @@ class _Replay:
         return [
             self._row(PARTITIONER, decided),
             self._row(replay_report.PRESENT, present),
-            self._row(REAL, simulated_cluster.Result(waits=self._real, end_s=self.end_s)),
+            self._row(
+                REAL, simulated_cluster.SimulationResult(waits=self._real, end_s=self.end_s)
+            ),
             *fixed,
         ]
 
@@ -178,14 +180,14 @@ class _Replay:
         name: str,
         nodes: Sequence[partitioned.PartitionedNode],
         limits: decisions.PartitionerLimits | None,
-    ) -> simulated_cluster.Result:
-        cluster = simulated_cluster.Cluster(
+    ) -> simulated_cluster.SimulationResult:
+        cluster = simulated_cluster.SimulatedCluster(
             nodes=nodes,
             scheduler=self._settings.scheduler,
             seed=0,
             begin=self._begin,
             base={node.name: self._base(node) for node in nodes if limits},
-            times=simulated_cluster.Times(
+            times=simulated_cluster.SimulatedTimes(
                 quiet_s=self._settings.quiet_s,
                 longest_wait_s=self._settings.longest_wait_s,
                 longest_recheck_s=_LONGEST_RECHECK_S,
@@ -209,7 +211,9 @@ class _Replay:
         except errors.LayoutError:
             return {}
 
-    def _row(self, name: str, result: simulated_cluster.Result) -> replay_report.Row:
+    def _row(
+        self, name: str, result: simulated_cluster.SimulationResult
+    ) -> replay_report.ReplayRow:
         everything = []
         groups = [
             collections.defaultdict[str, list[tuple[float | None, float]]](list) for _ in "ab"
@@ -225,7 +229,7 @@ class _Replay:
         by_profile, by_namespace = (
             {key: replay_report.Waits.of(group[key]) for key in sorted(group)} for group in groups
         )
-        return replay_report.Row(
+        return replay_report.ReplayRow(
             name=name,
             waits=replay_report.Waits.of(everything),
             by_profile=by_profile,

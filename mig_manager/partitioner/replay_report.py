@@ -49,14 +49,14 @@ class Waits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ReplayRow:
     """One way to serve the pods."""
 
     name: str
     waits: Waits
     by_profile: Mapping[str, Waits]
     by_namespace: Mapping[str, Waits]
-    result: simulated_cluster.Result
+    result: simulated_cluster.SimulationResult
 
     def to_data(self) -> answers.ReplayRow:
         """Return plain data for JSON and YAML."""
@@ -73,7 +73,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReplayReport:
     """The pods of a time under the partitioner and under fixed layouts."""
 
     begin: dt.datetime
@@ -84,7 +84,9 @@ class Report:
     left_out: int  # nodes without published GPUs
     is_opted_in: bool  # False: no node is, and all are replayed as if they were
     forgotten: int  # pods from Prometheus alone
-    rows: tuple[Row, ...]  # the partitioner, the present layouts, what happened, then best first
+    rows: tuple[
+        ReplayRow, ...
+    ]  # the partitioner, the present layouts, what happened, then best first
     unmet: tuple[tuple[str, str], ...]  # pods that no node can serve, with the reason
 
     def to_data(self) -> answers.Replay:
@@ -142,7 +144,7 @@ class Report:
         return " ".join(map(messages.with_full_stop, sentences))
 
 
-def _table(rows: Iterable[Row]) -> Iterator[Sequence[str]]:
+def _table(rows: Iterable[ReplayRow]) -> Iterator[Sequence[str]]:
     for row in rows:
         waits, result = row.waits, row.result
         costs = ("", "", "")

@@ -23,7 +23,7 @@ class NodeResult:
     """The simulated change of one opted-in node."""
 
     node: partitioned.PartitionedNode
-    change: decisions.Change | None
+    change: decisions.NodeChange | None
 
     def to_data(self) -> answers.SimulatedNode:
         """Return plain data for JSON and YAML."""
@@ -39,7 +39,7 @@ class NodeResult:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DecisionReport:
     """One decision by node and pod."""
 
     nodes: tuple[NodeResult, ...]
@@ -94,14 +94,14 @@ def simulate(
     limits: decisions.PartitionerLimits,
     *,
     now: dt.datetime,
-) -> Report:
+) -> DecisionReport:
     """Decide about nodes and Pod objects.
 
     Raises:
         ClusterError: A pod is malformed.
     """
     parsed = [demand.parse(pod) for pod in pods]
-    bound = [pod for pod in parsed if isinstance(pod, demand.Bound)]
+    bound = [pod for pod in parsed if isinstance(pod, demand.BoundPod)]
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
     nodes = partitioned.with_pods(nodes, partitioned.Requests(bound))
     decision = partitioning.decide(
@@ -113,7 +113,7 @@ def simulate(
     )
     changes = {change.node: change for change in decision.changes}
     opted_in = sorted((node for node in nodes if node.is_opted_in), key=lambda node: node.name)
-    return Report(
+    return DecisionReport(
         nodes=tuple(NodeResult(node=node, change=changes.get(node.name)) for node in opted_in),
         decision=decision,
         others=len(nodes) - len(opted_in),

@@ -29,7 +29,7 @@ _EVENTS = 6  # below the nodes in the live view
 
 
 def run(
-    options: scenarios.Options,
+    options: scenarios.DemoOptions,
     count: int,
     *,
     say: Callable[[str], None],
@@ -58,7 +58,7 @@ def run(
     say(scenarios.STARTING)
     with ending.on_signals(stage.fail), stage:
         scenarios.publish_layouts(stage)
-        with _Board(stage, say, style, is_live=is_live).shown() as board:
+        with _NodeBoard(stage, say, style, is_live=is_live).shown() as board:
             checks = _Story(stage, names, board).play()
         say("\n".join(board.nodes()))
         scenarios.say_checks(checks, say=say, style=style)
@@ -67,7 +67,7 @@ def run(
     return 0 if all(checks.values()) else 1
 
 
-def _suggestions(options: scenarios.Options, count: int) -> Sequence[tuple[str, str]]:
+def _suggestions(options: scenarios.DemoOptions, count: int) -> Sequence[tuple[str, str]]:
     """Return pairs of a purpose and a command."""
     if not options.is_kept:
         again = f"mig-manager demo --nodes {count}{options.simulating(SPEC)} --keep"
@@ -84,7 +84,7 @@ def _suggestions(options: scenarios.Options, count: int) -> Sequence[tuple[str, 
 class _Story:
     """The acts of the story, on running nodes."""
 
-    def __init__(self, stage: stages.Stage, names: Sequence[str], board: "_Board") -> None:
+    def __init__(self, stage: stages.Stage, names: Sequence[str], board: "_NodeBoard") -> None:
         self._stage = stage
         self._names = names
         self._board = board
@@ -143,7 +143,7 @@ class _Story:
         pods = self._stage.workloads()
         deleted = {name for name, pod in pods.items() if objects.node_name(pod) == _ON_DEMAND}
         for name in deleted:
-            self._stage.cluster.delete(cluster_view.Kind.POD, pods[name])
+            self._stage.cluster.delete(cluster_view.WatchedKind.POD, pods[name])
         self._stage.wait(lambda: deleted.isdisjoint(self._stage.workloads()), "end of the pods")
         self._board.say(f"kubectl label node {_ON_DEMAND} {'='.join(*label.items())}")
         self._patch(_ON_DEMAND, {"labels": label})
@@ -197,11 +197,11 @@ class _Story:
         pod = objects.gpu_pod(name, resource, labels={"node": on} if on else {})
         if on:
             pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": on}
-        self._stage.cluster.create(cluster_view.Kind.POD, pod)
+        self._stage.cluster.create(cluster_view.WatchedKind.POD, pod)
 
     def _patch(self, name: str, metadata: Mapping[str, Any]) -> None:
         node = self._stage.cluster.node(name) or {}
-        self._stage.cluster.patch(cluster_view.Kind.NODE, node, {"metadata": metadata})
+        self._stage.cluster.patch(cluster_view.WatchedKind.NODE, node, {"metadata": metadata})
 
     # -- state -------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class _Story:
         self._stage.wait(are_running, f"{count} running pods", timeout_s=_END_TIMEOUT_S)
 
 
-class _Board:
+class _NodeBoard:
     """Shows nodes and events: in a live view at a terminal, as lines elsewhere."""
 
     def __init__(
@@ -262,7 +262,7 @@ class _Board:
         self._is_over = threading.Event()
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator["_Board"]:
+    def shown(self) -> Iterator["_NodeBoard"]:
         """Show nodes and events in the context."""
         stop = self._stage.cluster.listen(self._receive)
         drawing = threading.Thread(target=self._draw, name="board")
@@ -283,10 +283,10 @@ class _Board:
 
     def nodes(self) -> list[str]:
         """Return the present nodes in lines."""
-        listed = self._stage.cluster.list(cluster_view.Kind.NODE)
+        listed = self._stage.cluster.list(cluster_view.WatchedKind.NODE)
         now = timestamps.parse(self._clock.now_iso())
         parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
-        pods = map(pod_object.parse_pod, self._stage.cluster.list(cluster_view.Kind.POD))
+        pods = map(pod_object.parse_pod, self._stage.cluster.list(cluster_view.WatchedKind.POD))
         assert now is not None  # noqa: S101 - our own format
         if not all(node.gpus for node in parsed):
             return ["  The agents are starting."]
@@ -296,16 +296,16 @@ class _Board:
         )
         return overview.draw(present, style=self._style)
 
-    def _receive(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+    def _receive(self, kind: cluster_view.WatchedKind, obj: objects.JsonObject) -> None:
         """Show an added, changed or deleted object; raises nothing."""
         try:
-            if kind is cluster_view.Kind.NODE:
+            if kind is cluster_view.WatchedKind.NODE:
                 self._receive_node(fleet_nodes.parse(obj))
             self._changed.set()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._stage.fail(error)
 
-    def _receive_node(self, node: fleet_nodes.Node) -> None:
+    def _receive_node(self, node: fleet_nodes.FleetNode) -> None:
         run = node.status
         if run is None:
             return

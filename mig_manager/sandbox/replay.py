@@ -28,7 +28,7 @@ _FIELDS = {
 _NOT_QUERIES = {*_FIELDS, "nvmlShutdown", "nvmlEventSetWait_v2"}
 
 
-class Node(NamedTuple):
+class ReplayedNode(NamedTuple):
     """A node to simulate."""
 
     spec: str
@@ -36,7 +36,7 @@ class Node(NamedTuple):
     latency: states.Latency
 
 
-def node(spec: str) -> Node:
+def node(spec: str) -> ReplayedNode:
     """Return the node of a text such as ``8xA100-SXM4-40GB``, or of the file of a capture.
 
     Raises:
@@ -44,9 +44,9 @@ def node(spec: str) -> Node:
         ConfigError: It cannot be read.
     """
     if not spec.endswith(_SUFFIX):
-        return Node(spec, states.Latency())
+        return ReplayedNode(spec, states.Latency())
     path = pathlib.Path(spec)
-    return Node(json.dumps(rows(path)), latency(path))
+    return ReplayedNode(json.dumps(rows(path)), latency(path))
 
 
 def rows(path: pathlib.Path) -> list[dict[str, Any]]:

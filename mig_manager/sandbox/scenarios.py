@@ -29,7 +29,7 @@ _SPEED_UP = 0.25
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DemoOptions:
     """What to show, and how."""
 
     spec: str
@@ -85,7 +85,7 @@ class Options:
         return text + demo_layouts.rendered(self.gpus, document, names=(name,))
 
 
-def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> int:
+def run(options: DemoOptions, *, say: Callable[[str], None], style: bar.Style) -> int:
     """Play one scenario; return 0 if all checks pass, else 1.
 
     Raises:
@@ -117,7 +117,7 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
 
 def say_next(
     stage: stages.Stage,
-    options: Options,
+    options: DemoOptions,
     suggestions: Iterable[tuple[str, str]],
     *,
     who: str,
@@ -162,7 +162,7 @@ def publish_layouts(stage: stages.Stage) -> None:
     )
 
 
-def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
+def _suggestions(options: DemoOptions, layout: str) -> Sequence[tuple[str, str]]:
     """Return pairs of a purpose and a command."""
     if options.is_kept:
         nodes = f"-l kubernetes.io/hostname={stages.NODE_NAME}"
@@ -193,7 +193,7 @@ def _show(
 ) -> bool:
     lines = timeline.Timeline(say, style, host.SystemClock(), fail=stage.fail)
     stop = stage.cluster.listen(lines.receive)
-    for kind in cluster_view.Kind:
+    for kind in cluster_view.WatchedKind:
         for obj in stage.cluster.list(kind):
             lines.receive(kind, obj)
     before = stage.gpus.observe()

@@ -206,7 +206,7 @@ class Stage:
         """Return the pods that are neither finished nor daemons, by name."""
         return {
             objects.name(pod): pod
-            for pod in self.cluster.list(cluster_view.Kind.POD)
+            for pod in self.cluster.list(cluster_view.WatchedKind.POD)
             if not objects.is_finished(pod) and not objects.controller(pod)
         }
 
@@ -223,7 +223,7 @@ class Stage:
     def label(self, layout: str | None) -> None:
         """Request a layout as ``kubectl label node`` does; None removes the label."""
         change = {"metadata": {"labels": {well_known.CONFIG_LABEL: layout}}}
-        self.cluster.patch(cluster_view.Kind.NODE, self.node(), change)
+        self.cluster.patch(cluster_view.WatchedKind.NODE, self.node(), change)
 
     def wait_for_end(self, layout: str) -> model.State:
         """Wait for the end of a run for ``layout``, and return its state."""
@@ -255,7 +255,7 @@ class Stage:
         """Create pods, as (name, resource, labels), and wait until all of them run."""
         for name, resource, labels in pods:
             self.cluster.create(
-                cluster_view.Kind.POD, objects.gpu_pod(name, resource, labels=labels)
+                cluster_view.WatchedKind.POD, objects.gpu_pod(name, resource, labels=labels)
             )
         names = {name for name, _, _ in pods}
         self.wait(

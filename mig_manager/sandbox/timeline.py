@@ -67,13 +67,13 @@ class Timeline:
             line = self._style.paint(self._style.plain(lines[columns:]), tone)
             self._say(f"{self._style.paint(at, bar.Tone.FAINT)}  {name} {line}")
 
-    def receive(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+    def receive(self, kind: cluster_view.WatchedKind, obj: objects.JsonObject) -> None:
         """Write lines for an added, changed or deleted object; raises nothing."""
         try:
             with self._lock:
-                if kind is cluster_view.Kind.NODE:
+                if kind is cluster_view.WatchedKind.NODE:
                     self._receive_node(obj)
-                elif kind is cluster_view.Kind.POD:
+                elif kind is cluster_view.WatchedKind.POD:
                     self._receive_pod(obj)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._fail(error)

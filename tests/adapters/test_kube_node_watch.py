@@ -43,7 +43,7 @@ class Follower:
 def following(
     server: apiserver.ApiServer,
     *,
-    times: watch.Times = watch_rig.BRISK,
+    times: watch.WatchTimes = watch_rig.BRISK,
     listen: Callable[[str], None] = lambda _layout: None,
     request_timeout_s: float = 10.0,
 ) -> Iterator[Follower]:
@@ -193,7 +193,7 @@ def test_pauses_grow_until_a_steady_watch_and_are_half_random(
     if fault is not None:
         server.inject(fault)
     backoff = timing.Backoff(first_s=1, max_s=30, factor=2.0)
-    times = watch.Times(steady_s=steady_s, pauses=backoff)
+    times = watch.WatchTimes(steady_s=steady_s, pauses=backoff)
     stop = Pauses(len(longest_s))
     node_watch = watch.NodeWatch(kube, name="n1", on_node=lambda _: None, stop=stop, times=times)
     node_watch.start()
@@ -255,7 +255,7 @@ def test_watch_ends_soon_during(
 ) -> None:
     if fault:
         server.inject(fault)
-    times = watch.Times(pauses=timing.Backoff(first_s=600, max_s=600))
+    times = watch.WatchTimes(pauses=timing.Backoff(first_s=600, max_s=600))
     with following(server, times=times, request_timeout_s=600) as follower:
         waiting.until(lambda: server.log.count("list", "nodes") == 1)
         if not fault:

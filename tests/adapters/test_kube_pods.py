@@ -65,13 +65,16 @@ def test_a_terminating_bare_pod_is_marked_as_such() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        ("ErrImagePull", pod_object.Waiting(reason="ErrImagePull", message="no such image")),
+        (
+            "ErrImagePull",
+            pod_object.ContainerWaiting(reason="ErrImagePull", message="no such image"),
+        ),
         ("ContainerCreating", None),
     ],
 )
 @pytest.mark.parametrize("kind", ["initContainerStatuses", "containerStatuses"])
 def test_a_pod_has_the_reason_why_kubelet_cannot_start_it(
-    reason: str, expected: pod_object.Waiting | None, kind: str
+    reason: str, expected: pod_object.ContainerWaiting | None, kind: str
 ) -> None:
     thing = make_pod()
     waiting = {"reason": reason, "message": "no such\nimage"}

@@ -25,7 +25,7 @@ def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: ProcTree) -> No
     proc.add(42, "/dev/null", "socket:[1]", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
     proc.add(43, "/dev/nvidiactl")
     first, second = procfs.gpu_processes(proc.root)
-    assert first == procfs.GpuProcess(
+    assert first == procfs.DeviceFileUser(
         pid=41,
         name="nv-hostengine",
         owner="unit nvidia-dcgm.service",

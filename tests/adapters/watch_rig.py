@@ -16,7 +16,7 @@ from tests.stage import apirig
 
 SOON_S = 20.0
 
-BRISK = watch.Times(
+BRISK = watch.WatchTimes(
     watch_s=300, steady_s=0.0, pauses=timing.Backoff(first_s=0.01, max_s=0.05, factor=2.0)
 )
 

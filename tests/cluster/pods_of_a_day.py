@@ -61,7 +61,7 @@ class Day:
             pause.wait(max(0.0, begin + job.at_s - time.monotonic()))
             with self._lock:
                 self.fates[job.name] = Fate(job=job, created_s=time.monotonic())
-            self._view.create(cluster_view.Kind.POD, _pod(job))
+            self._view.create(cluster_view.WatchedKind.POD, _pod(job))
         pause.wait(max(0.0, begin + end_s - time.monotonic()))
 
     def has(self, holds: Callable[[Fate], bool]) -> bool:
@@ -69,8 +69,8 @@ class Day:
         with self._lock:
             return all(map(holds, self.fates.values()))
 
-    def _notice(self, kind: cluster_view.Kind, item: objects.JsonObject) -> None:
-        if kind is not cluster_view.Kind.POD:
+    def _notice(self, kind: cluster_view.WatchedKind, item: objects.JsonObject) -> None:
+        if kind is not cluster_view.WatchedKind.POD:
             return
         now = time.monotonic()
         with self._lock:

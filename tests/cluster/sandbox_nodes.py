@@ -92,7 +92,9 @@ class Nodes(stages.Stage):
         for name, changed in labels.items():
             node = self.cluster.node(name)
             assert node is not None
-            self.cluster.patch(cluster_view.Kind.NODE, node, {"metadata": {"labels": changed}})
+            self.cluster.patch(
+                cluster_view.WatchedKind.NODE, node, {"metadata": {"labels": changed}}
+            )
 
     def apply(self, layouts: Mapping[str, str], *, within_s: float = 120.0) -> None:
         """Request a layout of each node; return when all are active and schedulable."""

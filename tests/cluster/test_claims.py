@@ -54,13 +54,13 @@ class Scene:
 
     def run(self, name: str, profile: str) -> None:
         self.nodes.cluster.create(
-            cluster_view.Kind.POD, objects.gpu_pod(name, f"nvidia.com/mig-{profile}")
+            cluster_view.WatchedKind.POD, objects.gpu_pod(name, f"nvidia.com/mig-{profile}")
         )
 
     def running(self) -> dict[str, str]:
         """Return the devices of the running pods with claims, by name of the pod."""
         devices = {}
-        for pod in self.nodes.cluster.list(cluster_view.Kind.POD):
+        for pod in self.nodes.cluster.list(cluster_view.WatchedKind.POD):
             claim = (pod["status"].get("extendedResourceClaimStatus") or {}).get(
                 "resourceClaimName"
             )
@@ -111,7 +111,7 @@ def scene(real_cluster: clusters.Real) -> Iterator[Scene]:
         nodes.set_labels(
             {NODE: {well_known.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}}
         )
-        nodes.cluster.create(cluster_view.Kind.DAEMON_SET, dra_driver.DAEMON_SET)
+        nodes.cluster.create(cluster_view.WatchedKind.DAEMON_SET, dra_driver.DAEMON_SET)
         for row in hardware.template(hardware.find(PRODUCT)).profiles or ():
             if made := device_classes.of_profile(row.profile):
                 kube.post(dra_driver.CLASSES, device_classes.manifest(row.profile, made))

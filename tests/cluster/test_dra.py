@@ -45,7 +45,7 @@ def run_with_claim(stage: agent_stage.Stage, name: str, device: str) -> None:
             "resourceClaims": [{"name": "c", "resourceClaimName": name}],
         },
     }
-    stage.cluster.create(cluster_view.Kind.POD, pod)
+    stage.cluster.create(cluster_view.WatchedKind.POD, pod)
 
 
 def run_with_limit(stage: agent_stage.Stage, name: str, device: str) -> None:
@@ -53,7 +53,7 @@ def run_with_limit(stage: agent_stage.Stage, name: str, device: str) -> None:
     allocate(stage, name, device)
     pod = objects.gpu_pod(name, RESOURCE)
     pod["spec"]["schedulerName"] = "played"
-    stage.cluster.create(cluster_view.Kind.POD, pod)
+    stage.cluster.create(cluster_view.WatchedKind.POD, pod)
     (container,) = pod["spec"]["containers"]
     mapping = {"containerName": container["name"], "requestName": "r", "resourceName": RESOURCE}
     status = {"resourceClaimName": name, "requestMappings": [mapping]}
@@ -83,8 +83,10 @@ def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_s
         exits.callback(delete_all, stage.api, SLICES)
         stage.assert_ends("all-1g.5gb")
         labels = {well_known.PLUGIN_DEPLOY_LABEL: "false", claims.DEPLOY_LABEL: "true"}
-        stage.cluster.patch(cluster_view.Kind.NODE, stage.node(), {"metadata": {"labels": labels}})
-        stage.cluster.create(cluster_view.Kind.DAEMON_SET, dra_driver.DAEMON_SET)
+        stage.cluster.patch(
+            cluster_view.WatchedKind.NODE, stage.node(), {"metadata": {"labels": labels}}
+        )
+        stage.cluster.create(cluster_view.WatchedKind.DAEMON_SET, dra_driver.DAEMON_SET)
         stage.wait(lambda: not stage.allocatable(), "the end of the device plugin")
         yield stage
 

@@ -110,7 +110,7 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
         clock=host.SystemClock(),
     )
     assert own.campaign()
-    cluster = partitioning.Cluster(
+    cluster = partitioning.PartitionerCluster(
         kube, clock=host.SystemClock(), reporter="a", on_demand=lambda: None, on_node=lambda: None
     )
     with structlog.testing.capture_logs() as logs:
@@ -126,11 +126,11 @@ def test_events_about_pods_with_the_longest_names_are_accepted(
     kube: api.KubeApi, last: str
 ) -> None:
     name = f"{'a' * 219}{last}{'c' * 33}"
-    subject = events.Subject(kind="Pod", name=name, namespace="default", uid="u")
+    subject = events.EventSubject(kind="Pod", name=name, namespace="default", uid="u")
     event = events.Event(
         subject=subject, reason="NoRoomPossible", message="é" * 4000, is_warning=True
     )
-    own = partitioning.Cluster(
+    own = partitioning.PartitionerCluster(
         kube,
         clock=host.SystemClock(),
         reporter="p" * 253 + "_0",

@@ -476,7 +476,7 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
     real_cluster: clusters.Real,
     tmp_path: pathlib.Path,
     account: clusters.Account | None,
-    verdict: doctor_report.Verdict,
+    verdict: doctor_report.CheckResult,
 ) -> None:
     path = tmp_path / "kubeconfig"
     if account is None:

@@ -134,17 +134,17 @@ def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where, tmp_path) as stage:
-        plugin = next(filter(objects.is_plugin, stage.cluster.list(cluster_view.Kind.POD)))
+        plugin = next(filter(objects.is_plugin, stage.cluster.list(cluster_view.WatchedKind.POD)))
         # The pause lasts until this pod has stopped, so the kill cannot come too late.
         slow = {"metadata": {"annotations": {objects.STOP_SECONDS: "600"}}}
-        stage.cluster.patch(cluster_view.Kind.POD, plugin, slow)
+        stage.cluster.patch(cluster_view.WatchedKind.POD, plugin, slow)
         stage.label("all-1g.5gb")
         stage.wait(
             lambda: well_known.PAUSED_VALUE in objects.labels(stage.node()).values(), "the pause"
         )
         stage.stop_agent(signal.SIGKILL)
         assert well_known.PAUSED_VALUE in objects.labels(stage.api.get(NODE_PATH)).values()
-        stage.cluster.delete(cluster_view.Kind.POD, plugin, now=True)
+        stage.cluster.delete(cluster_view.WatchedKind.POD, plugin, now=True)
 
         stage.start_agent()
 

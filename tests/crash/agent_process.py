@@ -61,7 +61,7 @@ def serve(order: Order) -> int:
     assert wanted.gpus.simulate_state is not None
     state = nvml_faults.SharedState(wanted.gpus.simulate_state)
     kube = api.KubeApi.connect(kubeconfig=str(wanted.kubeconfig))
-    agent = main.Service(
+    agent = main.AgentService(
         wanted,
         kube,
         boot_id=state.boot_id,
@@ -138,7 +138,7 @@ class _Library(nvml_faults.CountingLibrary):
         super().__init__(state)
         self._points = points
 
-    def _change(self, attempt: "simulated.Attempt") -> None:
+    def _change(self, attempt: "simulated.RunningCall") -> None:
         with self._points.around(f"gpu{attempt.gpu}.{attempt.name}"):
             super()._change(attempt)
 

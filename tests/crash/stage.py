@@ -104,7 +104,7 @@ class Stage(agent_stage.Stage):
         start, scenario = self._start_with, self.scenario
         self.patch(annotations=start.annotations if start else {})
         if scenario.has_monitor:
-            self.cluster.create(cluster_view.Kind.DAEMON_SET, monitors.daemon_set())
+            self.cluster.create(cluster_view.WatchedKind.DAEMON_SET, monitors.daemon_set())
         self.wait(self.is_offering, "the first devices")
         if start is not None:
             self._run_workloads()
@@ -112,7 +112,7 @@ class Stage(agent_stage.Stage):
             self.wait(
                 lambda: any(
                     objects.annotations(pod).get(objects.MONITORS) and objects.is_ready(pod)
-                    for pod in self.cluster.list(cluster_view.Kind.POD)
+                    for pod in self.cluster.list(cluster_view.WatchedKind.POD)
                 ),
                 "the monitor",
             )

@@ -51,7 +51,7 @@ SILENCE_TIMEOUT_S = 0.7
 """In its place where the silence itself is what is tried."""
 _LONGEST_SLEEP_S = 0.02
 _BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)
-_WATCH = watch.Times(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOFF)
+_WATCH = watch.WatchTimes(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOFF)
 
 GOOD = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 
@@ -151,7 +151,7 @@ class InProcessStage(agent_stage.Stage):
             "monitor_timeout_s": "1",
             "drift_check_interval_s": "0",
         }
-        served = main.Service(
+        served = main.AgentService(
             dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
             kube,
             boot_id="boot-1",

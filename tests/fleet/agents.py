@@ -24,7 +24,7 @@ from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0
-_WATCH_TIMES = watch.Times(pauses=timing.Backoff(first_s=0.05, max_s=0.2))
+_WATCH_TIMES = watch.WatchTimes(pauses=timing.Backoff(first_s=0.05, max_s=0.2))
 
 
 def names(count: int) -> list[str]:
@@ -94,7 +94,7 @@ class Hosted:
 
 def assembled(
     kube: api.KubeApi, name: str, rig: fakes.NodeRig, folder: pathlib.Path, **options: str
-) -> main.Service:
+) -> main.AgentService:
     """Assemble an agent whose GPUs and kubelet are values in memory.
 
     Args:
@@ -116,7 +116,7 @@ def assembled(
         )
 
     state = folder / f"{name}.json"
-    return main.Service(
+    return main.AgentService(
         settings.AgentSettings.read(
             {"node_name": name, "simulate_state": str(state)} | options, {}
         ),

@@ -83,7 +83,7 @@ class Rig:
     def list_layouts(self, name: str) -> None:
         """Let a node list the layouts that its agent generates for the published GPUs."""
         gpus = gpu_codec.from_json(self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION])
-        listed = served.to_json(map(served.Entry.of, served.generated(gpus).values()))
+        listed = served.to_json(map(served.ServedLayout.of, served.generated(gpus).values()))
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
     def serve_config(self, place: str = "mig-manager/mig-manager-config") -> None:
@@ -282,7 +282,7 @@ def test_rollout_requests_a_layout_that_a_node_may_have_unlisted(
     has_config_map: bool,  # noqa: FBT001 - a case
 ) -> None:
     entries = [
-        served.Entry(name=f"team-{number}", content_hash="0" * 12, origin="config.yaml:1")
+        served.ServedLayout(name=f"team-{number}", content_hash="0" * 12, origin="config.yaml:1")
         for number in range(1100)
     ]
     text = served.to_json(entries)

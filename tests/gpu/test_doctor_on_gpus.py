@@ -24,8 +24,8 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
     )
 
     found = dict(report.findings)
-    if found["driver"].verdict is doctor_report.Verdict.FAIL:
+    if found["driver"].verdict is doctor_report.CheckResult.FAIL:
         pytest.skip(f"no NVIDIA driver here: {found['driver'].text}")
     assert set(found) == {check.name for check in doctor_examination.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
-    assert found["gpu-processes"].verdict is not doctor_report.Verdict.SKIPPED
+    assert found["gpu-processes"].verdict is not doctor_report.CheckResult.SKIPPED

@@ -208,8 +208,8 @@ class Node(fakes.NodeRig):
         self.gpus = other.gpus
 
     @property
-    def deps(self) -> local.Dependencies:
-        return local.Dependencies(
+    def deps(self) -> local.LocalDependencies:
+        return local.LocalDependencies(
             gpus=self.hardware,
             lock=self.exclusion,
             journal=self.journal,

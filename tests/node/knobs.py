@@ -43,7 +43,7 @@ class Plugin:
     is_gated: bool = True
     """Whether a label of the node deploys it."""
     is_broken: bool = False
-    waiting: pod_object.Waiting | None = None
+    waiting: pod_object.ContainerWaiting | None = None
     """Why kubelet cannot start the container of a broken plugin."""
     unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """Devices that it has registered and calls unhealthy."""

@@ -29,7 +29,7 @@ def guarded_node() -> fakes.NodeRig:
 def waiting_node() -> fakes.NodeRig:
     """No pod may be evicted; the affected pod finishes after a while."""
     rig = busy_node()
-    rig.policy = policies.Policy(drain=policies.Drain.NONE)
+    rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
     (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
 
     def finish() -> None:
@@ -51,7 +51,7 @@ def starting_node() -> fakes.NodeRig:
 
 def whole_node() -> fakes.NodeRig:
     rig = busy_node()
-    rig.policy = policies.Policy(drain=policies.Drain.NODE)
+    rig.policy = policies.Policy(drain=policies.DrainPolicy.NODE)
     return rig
 
 
@@ -144,7 +144,7 @@ def spared(scenario: str) -> dict[str, str]:
     make, layout = SCENARIOS[scenario]
     rig = make()
     affected = {"affected"} if layout == "one-slice-changed" else {"affected", "spared"}
-    if rig.policy.drain is policies.Drain.NODE:
+    if rig.policy.drain is policies.DrainPolicy.NODE:
         return {}
     return {
         uid: rig.pods[uid].name

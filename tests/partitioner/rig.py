@@ -27,7 +27,7 @@ from tests.shell import commandline
 from tests.stage import apirig
 from tests.unit import samples
 
-BRISK = watch.Times(
+BRISK = watch.WatchTimes(
     watch_s=300, steady_s=0.0, pauses=timing.Backoff(first_s=0.01, max_s=0.05, factor=2.0)
 )
 BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
@@ -82,7 +82,7 @@ class MortalApi(api.KubeApi):
 class Replica:
     """One replica; tests call its steps."""
 
-    service: main.Service
+    service: main.Replica
     kube: MortalApi
 
     @property
@@ -293,7 +293,7 @@ class Rig:
         chosen = settings.PartitionerSettings.read(
             {"command": "partitioner", "mode": "act", "quiet_s": str(QUIET_S)} | options, {}
         )
-        service = main.Service(chosen, kube, identity=name, clock=self.clock, watch_times=BRISK)
+        service = main.Replica(chosen, kube, identity=name, clock=self.clock, watch_times=BRISK)
         service.cluster.start()
         replica = Replica(service=service, kube=kube)
         self.replicas.append(replica)

@@ -152,7 +152,7 @@ def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
     ours = announcer.Announcer(own.service.cluster, own.service.leader, rig.clock)
     for number in range(40):
         ours.announce_request(
-            decisions.Change(
+            decisions.NodeChange(
                 node=f"n{number}",
                 version="7",
                 layout="",

@@ -35,10 +35,10 @@ def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path)
 
 
 def test_the_exposition_has_every_result_from_zero_on() -> None:
-    own = metrics.Metrics(contact_age_s=lambda: 1.5)
+    own = metrics.PartitionerMetrics(contact_age_s=lambda: 1.5)
     lines = own.exposition().decode().splitlines()
 
-    for result in metrics.Result:
+    for result in metrics.ChangeResult:
         name = f'mig_manager_partitioner_changes_total{{result="{result.value}"}}'
         assert f"{name} 0.0" in lines
     assert "mig_manager_partitioner_api_contact_age_seconds 1.5" in lines

@@ -137,7 +137,7 @@ def test_whatever_request_a_leader_is_killed_at_nothing_is_asked_twice(*, is_sen
 
 def test_the_end_of_a_process_releases_the_lease_at_once(rig: Rig) -> None:
     replica = rig.replica("a")
-    service = main.Service(
+    service = main.Replica(
         replica.service._settings, replica.kube, identity="a", clock=host.SystemClock()
     )
     thread = threading.Thread(target=service.serve, daemon=True)

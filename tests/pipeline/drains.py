@@ -35,10 +35,10 @@ def new_drain(
     workloads: ports.Workloads | None = None,
 ) -> drain.Drain:
     limits = settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
-    is_passive = limits.policy.drain is policies.Drain.NONE
+    is_passive = limits.policy.drain is policies.DrainPolicy.NONE
     return drain.Drain(
         order=orders.Order(
-            affected=None if limits.policy.drain is policies.Drain.NODE else affected,
+            affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
             limits=limits,
             rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
             extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
@@ -113,4 +113,4 @@ def goes(rig: NodeRig, uid: str) -> None:
     rig.kubelet.assigned.pop(uid)
 
 
-PASSIVE = policies.Policy(drain=policies.Drain.NONE)
+PASSIVE = policies.Policy(drain=policies.DrainPolicy.NONE)

@@ -27,7 +27,7 @@ _REPAIR_PAUSE_S = 1000.0
 _LIMITS = {
     "has_custom_layouts": True,
     "generated_layouts": settings.GeneratedLayouts.OFF,
-    "repair": settings.Repair.RESET,
+    "repair": settings.RepairPolicy.RESET,
 }
 
 

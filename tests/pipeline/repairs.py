@@ -7,7 +7,7 @@ from mig_manager.core import model
 from tests.node import fakes, gpu_values, scenes
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
-RESET = {"repair": settings.Repair.RESET}
+RESET = {"repair": settings.RepairPolicy.RESET}
 
 
 def faulty_node(*indices: int) -> fakes.NodeRig:

@@ -38,15 +38,17 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [device_plugin.Strategy.SINGLE, device_plugin.Strategy.NONE])
+@pytest.mark.parametrize(
+    "strategy", [device_plugin.PluginStrategy.SINGLE, device_plugin.PluginStrategy.NONE]
+)
 def test_other_strategies_of_the_plugin_are_verified_as_well(
-    strategy: device_plugin.Strategy,
+    strategy: device_plugin.PluginStrategy,
 ) -> None:
     quick = dataclasses.replace(agent_stage.QUICK, strategy=strategy)
     with agent_stage.Stage(node_options=quick) as stage:
         stage.assert_ends("all-1g.5gb")
 
-        expected = 14 if strategy is device_plugin.Strategy.SINGLE else 2
+        expected = 14 if strategy is device_plugin.PluginStrategy.SINGLE else 2
         assert stage.allocatable() == {"nvidia.com/gpu": expected}
 
 

@@ -23,7 +23,7 @@ def await_use(stage: agent_stage.Stage, *spans: list[int]) -> None:
 
 
 def delete(stage: agent_stage.Stage, name: str) -> None:
-    stage.cluster.delete(cluster_view.Kind.POD, stage.workloads()[name])
+    stage.cluster.delete(cluster_view.WatchedKind.POD, stage.workloads()[name])
 
 
 def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:

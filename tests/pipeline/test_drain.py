@@ -26,9 +26,9 @@ from tests.pipeline.drains import (
 from tests.unit import machine
 
 
-@pytest.mark.parametrize("policy", [*policies.Drain])
+@pytest.mark.parametrize("policy", [*policies.DrainPolicy])
 def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
-    rig: NodeRig, policy: policies.Drain
+    rig: NodeRig, policy: policies.DrainPolicy
 ) -> None:
     draining = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
     before = usage_of(rig)
@@ -36,8 +36,8 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
 
     draining.run(before, fakes.FakeRequest(rig.clock), before.pods)
 
-    assert ("workloads.evict" in rig.log) is (policy is policies.Drain.NODE)
-    assert bool(rig.log) is (policy is policies.Drain.NODE)
+    assert ("workloads.evict" in rig.log) is (policy is policies.DrainPolicy.NODE)
+    assert bool(rig.log) is (policy is policies.DrainPolicy.NODE)
 
 
 def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: NodeRig) -> None:

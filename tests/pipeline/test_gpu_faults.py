@@ -145,7 +145,7 @@ def test_a_fault_on_a_node_that_others_repair_changes_nothing_of_theirs() -> Non
 
 
 def test_repair_off_reports_nothing_on_the_node() -> None:
-    rig, agent, ended = node_at_rest(repair=settings.Repair.OFF)
+    rig, agent, ended = node_at_rest(repair=settings.RepairPolicy.OFF)
     set_action(rig, RESET, 0)
     agent.faults.note_xids([(rig.gpus[0].uuid, 79)])
     agent.check_drift(LAYOUT, ended)

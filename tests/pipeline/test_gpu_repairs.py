@@ -73,8 +73,8 @@ def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
 
 
-@pytest.mark.parametrize("how", [settings.Repair.OFF, settings.Repair.REPORT])
-def test_without_the_setting_no_gpu_is_reset(how: settings.Repair) -> None:
+@pytest.mark.parametrize("how", [settings.RepairPolicy.OFF, settings.RepairPolicy.REPORT])
+def test_without_the_setting_no_gpu_is_reset(how: settings.RepairPolicy) -> None:
     rig = repairs.faulty_node()
     repairs.serve(rig, repairs.agent_of(rig, limits={"repair": how}))
     assert repairs.resets(rig) == 0

@@ -61,10 +61,10 @@ def test_a_kubelet_that_restarts_is_waited_for() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "drain"),
-    [("all-disabled", policies.Drain.AFFECTED), (scenes.LAYOUT, policies.Drain.NODE)],
+    [("all-disabled", policies.DrainPolicy.AFFECTED), (scenes.LAYOUT, policies.DrainPolicy.NODE)],
 )
 def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
-    layout: str, drain: policies.Drain
+    layout: str, drain: policies.DrainPolicy
 ) -> None:
     rig = scenes.busy_node()
     rig.policy = policies.Policy(drain=drain)

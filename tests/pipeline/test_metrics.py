@@ -28,11 +28,11 @@ class Contact:
 
 
 @pytest.fixture
-def heard() -> metrics.Metrics:
-    return metrics.Metrics(contact_age_s=lambda: Contact.age_s, now=lambda: NOW)
+def heard() -> metrics.AgentMetrics:
+    return metrics.AgentMetrics(contact_age_s=lambda: Contact.age_s, now=lambda: NOW)
 
 
-def series(heard: metrics.Metrics, name: str) -> dict[str, float]:
+def series(heard: metrics.AgentMetrics, name: str) -> dict[str, float]:
     """Return the values of one metric by its labels' values, in the order of their names."""
     families = parser.text_string_to_metric_families(heard.exposition().decode())
     return {
@@ -124,7 +124,7 @@ CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_reported_becomes_these_series(heard: metrics.Metrics, case: str) -> None:
+def test_what_is_reported_becomes_these_series(heard: metrics.AgentMetrics, case: str) -> None:
     reports, expected = CASES[case]
 
     for method, *arguments in reports:
@@ -135,7 +135,7 @@ def test_what_is_reported_becomes_these_series(heard: metrics.Metrics, case: str
 
 
 def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
-    heard: metrics.Metrics,
+    heard: metrics.AgentMetrics,
 ) -> None:
     for wanted in ({"1g.5gb": 7}, {"3g.20gb": 2}):
         heard.gpus_observed(partitioned(wanted))
@@ -148,7 +148,7 @@ def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
 
 
 def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
-    heard: metrics.Metrics,
+    heard: metrics.AgentMetrics,
 ) -> None:
     gpus = partitioned({"1g.5gb": 1, "3g.20gb": 1})
     first, second = gpus
@@ -168,7 +168,7 @@ def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
     assert series(heard, "use_timestamp_seconds") == {"": NOW}
 
 
-def test_every_reason_is_counted_from_zero(heard: metrics.Metrics) -> None:
+def test_every_reason_is_counted_from_zero(heard: metrics.AgentMetrics) -> None:
     before = series(heard, "runs_total")
     heard.run_ended(*FAILED)
 
@@ -183,7 +183,7 @@ def test_every_reason_is_counted_from_zero(heard: metrics.Metrics) -> None:
 
 
 def test_the_contact_with_the_api_is_asked_for_at_each_scrape(
-    heard: metrics.Metrics, monkeypatch: pytest.MonkeyPatch
+    heard: metrics.AgentMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert series(heard, "api_contact_age_seconds") == {"": 3.0}
     monkeypatch.setattr(Contact, "age_s", float("inf"))
@@ -193,7 +193,7 @@ def test_the_contact_with_the_api_is_asked_for_at_each_scrape(
 
 def test_phases_evictions_and_operations_are_signs_of_life() -> None:
     signs: list[None] = []
-    heard = metrics.Metrics(contact_age_s=lambda: 0.0, on_progress=lambda: signs.append(None))
+    heard = metrics.AgentMetrics(contact_age_s=lambda: 0.0, on_progress=lambda: signs.append(None))
     heard.phase_ended(model.Phase.DRAIN, 1.0)
     heard.pod_evicted()
     heard.gpu_operation_ended("observe", 1.0, is_good=True)
@@ -202,15 +202,15 @@ def test_phases_evictions_and_operations_are_signs_of_life() -> None:
 
 
 def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
-    heard: metrics.Metrics,
+    heard: metrics.AgentMetrics,
 ) -> None:
-    other = metrics.Metrics(contact_age_s=lambda: 0.0)
+    other = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
     other.pod_evicted()
 
     assert series(heard, "evictions_total") == {"": 0}
 
 
-def test_dropped_log_lines_are_counted(heard: metrics.Metrics) -> None:
+def test_dropped_log_lines_are_counted(heard: metrics.AgentMetrics) -> None:
     before = series(heard, "log_lines_dropped_total")[""]
     log.LineWriter(io.StringIO()).drop()
 
@@ -222,7 +222,7 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    heard = metrics.Metrics(contact_age_s=lambda: 0.0, on_progress=fail)
+    heard = metrics.AgentMetrics(contact_age_s=lambda: 0.0, on_progress=fail)
     with structlog.testing.capture_logs() as lines:
         heard.phase_ended(model.Phase.DRAIN, 1.0)
 
@@ -231,7 +231,7 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
     ]
 
 
-def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.Metrics) -> None:
+def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.AgentMetrics) -> None:
     rig = scenes.busy_node()
     request = fakes.FakeRequest(rig.clock, replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
@@ -242,7 +242,7 @@ def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.Metrics) 
     assert series(heard, "phase_duration_seconds_count")["Drain"] == 1
 
 
-def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Metrics) -> None:
+def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.AgentMetrics) -> None:
     rig = scenes.node(layout="all-balanced")
     rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
@@ -255,7 +255,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Met
 # -- what the hardware's adapters report --------------------------------------------------------
 
 
-def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.Metrics) -> None:
+def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.AgentMetrics) -> None:
     times = iter(range(100))
     gpus = nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],
@@ -273,7 +273,7 @@ def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.Metri
 
 
 def test_a_worker_reports_what_it_spent_on_nvml_also_when_nvml_refused(
-    heard: metrics.Metrics,
+    heard: metrics.AgentMetrics,
 ) -> None:
     script = """
 import pynvml

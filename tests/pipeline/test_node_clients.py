@@ -141,7 +141,9 @@ def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
     rig = node()
     rig.plugin.is_broken = True
-    rig.plugin.waiting = pod_object.Waiting(reason="ErrImagePull", message="plugin:9: not found")
+    rig.plugin.waiting = pod_object.ContainerWaiting(
+        reason="ErrImagePull", message="plugin:9: not found"
+    )
     why = "nvidia-device-plugin (ErrImagePull: plugin:9: not found)"
 
     assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")

@@ -54,10 +54,10 @@ def test_on_demand_idle_instances_are_exchanged() -> None:
     scenes.assert_restored(rig)
 
 
-@pytest.mark.parametrize("drain", list(policies.Drain))
+@pytest.mark.parametrize("drain", list(policies.DrainPolicy))
 @pytest.mark.parametrize("is_forced", [True, False])
 def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
-    drain: policies.Drain, *, is_forced: bool
+    drain: policies.DrainPolicy, *, is_forced: bool
 ) -> None:
     rig = scenes.busy_node()
     rig.policy = policies.Policy(drain=drain, is_forced=is_forced)
@@ -385,4 +385,4 @@ def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
 
     run(rig, ON_DEMAND)
 
-    assert not requests.Request.from_json(records[0] or "").may_evict
+    assert not requests.RequestRecord.from_json(records[0] or "").may_evict

@@ -107,7 +107,7 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
 
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_phantom_devices_are_counted_until_they_are_gone(*, is_watched: bool) -> None:
-    counts = metrics.Metrics(contact_age_s=lambda: 0.0)
+    counts = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
     rig, agent, ended = node_at_rest(counts)
     rig.refusing = {"node.remove": FORBIDDEN}
     seen = []

@@ -307,7 +307,7 @@ def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
 
 def test_policy_none_forbids_a_reboot() -> None:
     rig = rebooting_node()
-    rig.policy = policies.Policy(drain=policies.Drain.NONE)
+    rig.policy = policies.Policy(drain=policies.DrainPolicy.NONE)
 
     assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
     assert rig.host.reboots == 0

@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
         ("default/affected (budget 'pdb-a'", "default/spared (waits for the others)"),
     ),
     "drain policy none": (
-        with_fields(policy=policies.Policy(drain=policies.Drain.NONE)),
+        with_fields(policy=policies.Policy(drain=policies.DrainPolicy.NONE)),
         {},
         Reason.DRAIN_TIMEOUT,
         ("default/affected (--drain-policy none evicts no pod)",),
@@ -201,7 +201,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
     assert rig.labels == {**labels, well_known.STATE_LABEL: "failed"}
     assert (rig.gpus, rig.driver.executed, rig.hooks.commands) == (gpus, [], [])
     assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
-    may_evict = rig.policy.drain is not policies.Drain.NONE
+    may_evict = rig.policy.drain is not policies.DrainPolicy.NONE
     assert may_evict or "workloads.can_evict" not in rig.log
     assert is_late or rig.pods == pods
     published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])

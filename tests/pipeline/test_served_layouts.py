@@ -231,7 +231,7 @@ def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.Node
     entries = config.parse(document, source="ConfigMap").layouts.values()
     assert (
         served.to_json(
-            dataclasses.replace(served.Entry.of(each), origin=listed(rig)[each.name])
+            dataclasses.replace(served.ServedLayout.of(each), origin=listed(rig)[each.name])
             for each in entries
         )
         == rig.annotations[well_known.LAYOUTS_ANNOTATION]

@@ -106,7 +106,7 @@ def test_defaults_allow_only_the_eviction_of_affected_pods() -> None:
     defaults = agent()
 
     assert defaults.policy == policies.Policy()
-    assert defaults.policy.drain is policies.Drain.AFFECTED
+    assert defaults.policy.drain is policies.DrainPolicy.AFFECTED
     assert not any(
         (
             defaults.allows_foreign_managers,

@@ -15,7 +15,7 @@ _CAPABILITIES = {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}
 
 
 @calls.function("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
-def _cuda_version(_: calls.View, version: Any) -> None:
+def _cuda_version(_: calls.DriverView, version: Any) -> None:
     calls.put(version, ctypes.c_int, _CUDA_VERSION)
 
 

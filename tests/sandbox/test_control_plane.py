@@ -121,6 +121,6 @@ def test_ready_node_loses_the_taint_of_new_nodes_and_no_other(
 
     with cluster_view.ClusterView(server.url) as view:
         control_plane.sync_nodes(view)
-        (seen,) = view.list(cluster_view.Kind.NODE)
+        (seen,) = view.list(cluster_view.WatchedKind.NODE)
 
     assert seen["spec"]["taints"] == expected

@@ -11,14 +11,16 @@ _ME = dataclasses.replace(_1G, attributes=("me",))
 _PARTIAL = model.Profile(compute_slices=1, gpu_slices=2, memory_gb=10)
 
 NONE, SINGLE, MIXED = (
-    device_plugin.Strategy.NONE,
-    device_plugin.Strategy.SINGLE,
-    device_plugin.Strategy.MIXED,
+    device_plugin.PluginStrategy.NONE,
+    device_plugin.PluginStrategy.SINGLE,
+    device_plugin.PluginStrategy.MIXED,
 )
 
 
-def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> device_plugin.Gpu:
-    return device_plugin.Gpu(
+def gpu(
+    index: int, *profiles: model.Profile, enabled: bool = False
+) -> device_plugin.EnumeratedGpu:
+    return device_plugin.EnumeratedGpu(
         index=index,
         uuid=f"GPU-{index}",
         is_mig_enabled=enabled or bool(profiles),
@@ -48,8 +50,8 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> device_p
     ids=["none", "single-without-mig", "single", "mixed", "attribute", "no-device", "no-gpu"],
 )
 def test_each_strategy_names_the_devices_its_way(
-    strategy: device_plugin.Strategy,
-    gpus: list[device_plugin.Gpu],
+    strategy: device_plugin.PluginStrategy,
+    gpus: list[device_plugin.EnumeratedGpu],
     expected: dict[str, tuple[str, ...]],
 ) -> None:
     assert device_plugin.enumerate_devices(gpus, strategy) == expected
@@ -66,7 +68,7 @@ def test_each_strategy_names_the_devices_its_way(
     ids=["unequal-modes", "empty", "unequal-profiles", "partial-compute-instance"],
 )
 def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
-    strategy: device_plugin.Strategy, gpus: list[device_plugin.Gpu], word: str
+    strategy: device_plugin.PluginStrategy, gpus: list[device_plugin.EnumeratedGpu], word: str
 ) -> None:
     with pytest.raises(device_plugin.ExitedError, match=word):
         device_plugin.enumerate_devices(gpus, strategy)

@@ -15,7 +15,7 @@ from testkit import apiserver
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPTIONS = kubelet.KubeletOptions(name="n1", pod_start_s=1.0, pod_stop_s=5.0)
-_POD = cluster_view.Kind.POD
+_POD = cluster_view.WatchedKind.POD
 
 
 class Program:
@@ -98,7 +98,7 @@ def test_node_is_ready_after_a_tick_and_registers_again(bench: Bench) -> None:
 
     assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "n1"}
     assert objects.is_ready(bench.node())
-    bench.cluster.delete(cluster_view.Kind.NODE, bench.node())
+    bench.cluster.delete(cluster_view.WatchedKind.NODE, bench.node())
     bench.kubelet.tick()
     assert objects.is_ready(bench.node())
 
@@ -129,7 +129,7 @@ def test_pod_with_a_run_time_succeeds_and_releases_its_device(bench: Bench) -> N
 def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None:
     labels = {"kubernetes.io/hostname": "other", "mine": "1"}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": labels}}
-    bench.cluster.create(cluster_view.Kind.NODE, node)
+    bench.cluster.create(cluster_view.WatchedKind.NODE, node)
     bench.kubelet.register()
 
     assert objects.labels(bench.node()) == labels

@@ -34,11 +34,11 @@ class Stage(agent_stage.Stage):
         self.gpus.execute(planner.plan(gpus, {gpus[0].uuid: wanted}), gpus)
 
     def plugin(self) -> objects.JsonObject | None:
-        pods = self.cluster.list(cluster_view.Kind.POD)
+        pods = self.cluster.list(cluster_view.WatchedKind.POD)
         return next((pod for pod in pods if objects.is_plugin(pod)), None)
 
     def restart_plugin(self) -> None:
-        self.cluster.delete(cluster_view.Kind.POD, self.plugin() or {})
+        self.cluster.delete(cluster_view.WatchedKind.POD, self.plugin() or {})
 
     def offers(self, small: int) -> None:
         """Wait until these devices are allocatable."""
@@ -51,7 +51,7 @@ class Stage(agent_stage.Stage):
 
     def create(self, *names: str) -> None:
         for name in names:
-            self.cluster.create(cluster_view.Kind.POD, objects.gpu_pod(name, _SMALL))
+            self.cluster.create(cluster_view.WatchedKind.POD, objects.gpu_pod(name, _SMALL))
 
     def clients(self, name: str) -> list[str]:
         """Return how processes of this name use the GPUs, one word for each GPU."""
@@ -111,7 +111,7 @@ def test_pods_get_own_devices_and_one_more_waits_for_a_release(stage: Stage) -> 
     devices = [ids for ids in stage.devices_by_pod().values() if ids]
     assert [len(ids) for ids in devices] == [1, 1]
     assert frozenset().union(*devices) == stage.uuids()
-    stage.cluster.delete(cluster_view.Kind.POD, stage.workloads()["p1"])
+    stage.cluster.delete(cluster_view.WatchedKind.POD, stage.workloads()["p1"])
     stage.shows("p3", "Running")
 
 
@@ -125,15 +125,15 @@ def test_stale_plugin_offers_a_dead_device_that_no_container_can_use(stage: Stag
 
 
 def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(stage: Stage) -> None:
-    stage.cluster.create(cluster_view.Kind.DAEMON_SET, monitors.daemon_set())
+    stage.cluster.create(cluster_view.WatchedKind.DAEMON_SET, monitors.daemon_set())
     label = f"{well_known.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     for value, expected in (("true", ["monitor"] * 2), (well_known.PAUSED_VALUE, [])):
         change = {"metadata": {"labels": {label: value}}}
-        stage.cluster.patch(cluster_view.Kind.NODE, stage.node(), change)
+        stage.cluster.patch(cluster_view.WatchedKind.NODE, stage.node(), change)
         stage.wait(lambda: stage.clients("dcgm") == expected, f"{expected}")  # noqa: B023
 
     def has_only_the_plugin() -> bool:
-        return all(map(objects.is_plugin, stage.cluster.list(cluster_view.Kind.POD)))
+        return all(map(objects.is_plugin, stage.cluster.list(cluster_view.WatchedKind.POD)))
 
     stage.wait(has_only_the_plugin, "the end of the monitor")
     assert stays_so(has_only_the_plugin)

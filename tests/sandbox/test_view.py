@@ -23,7 +23,7 @@ others = apirig.kube
 
 
 def names(cluster: cluster_view.ClusterView) -> set[str]:
-    return {objects.name(pod) for pod in cluster.list(cluster_view.Kind.POD)}
+    return {objects.name(pod) for pod in cluster.list(cluster_view.WatchedKind.POD)}
 
 
 def test_changes_by_others_are_seen_and_reported(
@@ -46,24 +46,24 @@ def test_changes_by_others_are_seen_and_reported(
 
 def test_our_own_writes_are_seen_at_once(cluster: cluster_view.ClusterView) -> None:
     for _ in range(20):
-        cluster.create(cluster_view.Kind.POD, _POD)
-        (pod,) = cluster.list(cluster_view.Kind.POD)
-        cluster.patch_status(cluster_view.Kind.POD, pod, objects.running(pod, restarts=0))
-        (pod,) = cluster.list(cluster_view.Kind.POD)
+        cluster.create(cluster_view.WatchedKind.POD, _POD)
+        (pod,) = cluster.list(cluster_view.WatchedKind.POD)
+        cluster.patch_status(cluster_view.WatchedKind.POD, pod, objects.running(pod, restarts=0))
+        (pod,) = cluster.list(cluster_view.WatchedKind.POD)
         assert objects.is_ready(pod)
-        cluster.delete(cluster_view.Kind.POD, pod, now=True)
+        cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
         assert not names(cluster)
 
 
 def test_late_answer_does_not_restore_a_deleted_object(
     cluster: cluster_view.ClusterView, others: api.KubeApi
 ) -> None:
-    cluster.create(cluster_view.Kind.POD, _POD)
+    cluster.create(cluster_view.WatchedKind.POD, _POD)
     late = others.patch(f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}})
     others.delete(f"{_PATH}/p1")
     waiting.until(lambda: not names(cluster))
 
-    cluster._put(cluster_view.Kind.POD, late)
+    cluster._put(cluster_view.WatchedKind.POD, late)
 
     assert names(cluster) == set()
 
@@ -71,16 +71,16 @@ def test_late_answer_does_not_restore_a_deleted_object(
 def test_creating_or_binding_again_and_changing_what_is_gone_does_nothing(
     cluster: cluster_view.ClusterView,
 ) -> None:
-    cluster.create(cluster_view.Kind.POD, _POD)
-    cluster.create(cluster_view.Kind.POD, _POD)
-    (pod,) = cluster.list(cluster_view.Kind.POD)
+    cluster.create(cluster_view.WatchedKind.POD, _POD)
+    cluster.create(cluster_view.WatchedKind.POD, _POD)
+    (pod,) = cluster.list(cluster_view.WatchedKind.POD)
     for node in ("n1", "n2"):
         cluster.bind(pod, node)
-    (pod,) = cluster.list(cluster_view.Kind.POD)
+    (pod,) = cluster.list(cluster_view.WatchedKind.POD)
     assert objects.node_name(pod) == "n1"
-    cluster.delete(cluster_view.Kind.POD, pod, now=True)
-    cluster.delete(cluster_view.Kind.POD, pod, now=True)
-    cluster.patch(cluster_view.Kind.POD, pod, {"metadata": {"labels": {"a": "b"}}})
+    cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
+    cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
+    cluster.patch(cluster_view.WatchedKind.POD, pod, {"metadata": {"labels": {"a": "b"}}})
     cluster.bind(pod, "n1")
 
     assert not names(cluster)
@@ -89,11 +89,11 @@ def test_creating_or_binding_again_and_changing_what_is_gone_does_nothing(
 def test_a_successor_of_the_same_name_is_not_deleted_in_its_place(
     cluster: cluster_view.ClusterView,
 ) -> None:
-    cluster.create(cluster_view.Kind.POD, _POD)
-    (old,) = cluster.list(cluster_view.Kind.POD)
-    cluster.delete(cluster_view.Kind.POD, old, now=True)
-    cluster.create(cluster_view.Kind.POD, _POD)
-    cluster.delete(cluster_view.Kind.POD, old, now=True)
+    cluster.create(cluster_view.WatchedKind.POD, _POD)
+    (old,) = cluster.list(cluster_view.WatchedKind.POD)
+    cluster.delete(cluster_view.WatchedKind.POD, old, now=True)
+    cluster.create(cluster_view.WatchedKind.POD, _POD)
+    cluster.delete(cluster_view.WatchedKind.POD, old, now=True)
 
     assert names(cluster) == {"p1"}
 
@@ -104,4 +104,4 @@ def test_a_refusal_that_time_does_not_explain_is_raised(
     server.inject(apiserver.Fault(method="POST", status=403))
 
     with pytest.raises(errors.ClusterError):
-        cluster.create(cluster_view.Kind.POD, _POD)
+        cluster.create(cluster_view.WatchedKind.POD, _POD)

@@ -20,22 +20,22 @@ from testkit import nvml_faults
 
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
-    doctor_report.Verdict.FAIL,
-    doctor_report.Verdict.WARN,
-    doctor_report.Verdict.OK,
-    doctor_report.Verdict.SKIPPED,
+    doctor_report.CheckResult.FAIL,
+    doctor_report.CheckResult.WARN,
+    doctor_report.CheckResult.OK,
+    doctor_report.CheckResult.SKIPPED,
 )
 
 
 class Examination:
     """The findings of some checks, by check."""
 
-    def __init__(self, report: doctor_report.Report) -> None:
+    def __init__(self, report: doctor_report.DoctorReport) -> None:
         self.findings: dict[str, list[doctor_report.Finding]] = {}
         for check, finding in report.findings:
             self.findings.setdefault(check, []).append(finding)
 
-    def verdict(self, check: str) -> doctor_report.Verdict:
+    def verdict(self, check: str) -> doctor_report.CheckResult:
         worst = (FAIL, WARN, OK, SKIPPED)
         return min((f.verdict for f in self.findings[check]), key=worst.index)
 

@@ -91,7 +91,7 @@ def node(  # noqa: PLR0913 - each is named where it is called
         labels["nvidia.com/mig.config"] = requested
     if requested is not None and state is not None:
         is_done = state in (model.State.SUCCESS, model.State.FAILED)
-        run = status.Status(
+        run = status.RunStatus(
             config=reported or requested,
             config_hash=config_hash,
             state=state,

@@ -159,7 +159,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 def test_plan_and_status_as_data_list_steps_and_instances() -> None:
     planned = plans.plan(Node("off").hardware.observe(), layout("first-only")).to_data()
     node = with_layout("first-only")
-    shown = plans.Status(gpus=node.hardware.observe()).to_data()
+    shown = plans.GpuStatus(gpus=node.hardware.observe()).to_data()
 
     assert planned["instances"] == {"destroyed": 0, "created": 1, "kept": 0}
     assert isinstance(planned["gpus"], list)

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.change import course, local
 from mig_manager.core import model, steps
-from mig_manager.core.acceptance.stages import Outcome
+from mig_manager.core.acceptance.stages import StageOutcome
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests import waiting
@@ -80,7 +80,7 @@ class Host(applying_rig.Node):
         finally:
             self.fails = others
 
-    def play(self, using: course.Using | None = None) -> course.Result:
+    def play(self, using: course.Using | None = None) -> course.CourseResult:
         return course.run(self.deps, self.uuid, self.killing_after, using or self.using)
 
 
@@ -96,7 +96,7 @@ def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> 
         f"{row.profile} at {at}" for row in host.gpus[1].profiles or () for at in row.placements
     }
     assert placed < outcomes.keys()
-    assert {*outcomes.values()} == {Outcome.DONE}
+    assert {*outcomes.values()} == {StageOutcome.DONE}
     assert {IN_USE, RESET} <= outcomes.keys()
     assert host.shape == before
     assert host.journal.text is None
@@ -110,7 +110,7 @@ def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
 
     result = host.play()
 
-    assert {stage.outcome for stage in result.stages} == {Outcome.DONE}
+    assert {stage.outcome for stage in result.stages} == {StageOutcome.DONE}
     assert all(gpu.current_mode is model.MigMode.ENABLED for gpu in host.gpus)
 
 
@@ -123,7 +123,7 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
 
     result = host.play()
 
-    failed = [stage for stage in result.stages if stage.outcome is Outcome.FAILED]
+    failed = [stage for stage in result.stages if stage.outcome is StageOutcome.FAILED]
     assert {stage.name for stage in failed} >= {"2g.12gb+me at 0:2", "2g.12gb+me at 2:2"}
     assert all(stage.why.startswith("InUse") for stage in failed)
     assert host.shape == before
@@ -132,7 +132,7 @@ def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
 def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
     result = Host().play(using=lambda _uuid: contextlib.nullcontext("no CUDA driver library"))
 
-    (stage,) = (stage for stage in result.stages if stage.outcome is Outcome.NOT_TRIED)
+    (stage,) = (stage for stage in result.stages if stage.outcome is StageOutcome.NOT_TRIED)
     assert (stage.name, stage.why) == (IN_USE, "no CUDA driver library")
 
 
@@ -158,7 +158,9 @@ def test_a_failing_stage_is_named_and_the_gpu_restored(
     before = host.shape
     host.resets.refusal = refusal
 
-    (failed,) = (stage for stage in host.play(using).stages if stage.outcome is Outcome.FAILED)
+    (failed,) = (
+        stage for stage in host.play(using).stages if stage.outcome is StageOutcome.FAILED
+    )
 
     assert (failed.name, failed.why) == (name, why)
     assert host.shape == before
@@ -171,7 +173,10 @@ def test_without_mig_mode_no_instance_is_tried() -> None:
 
     result = host.play()
 
-    assert [stage.outcome for stage in result.stages] == [Outcome.FAILED, Outcome.NOT_TRIED]
+    assert [stage.outcome for stage in result.stages] == [
+        StageOutcome.FAILED,
+        StageOutcome.NOT_TRIED,
+    ]
     assert host.shape == before
 
 

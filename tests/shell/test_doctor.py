@@ -150,7 +150,7 @@ def test_a_driver_without_recovery_actions_is_no_finding(patient: Patient) -> No
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: doctor_report.Verdict, words: str
+    patient: Patient, how: states.Virtualization, verdict: doctor_report.CheckResult, words: str
 ) -> None:
     result = patient.born(virtualization=how).examine()
 
@@ -189,7 +189,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     ],
 )
 def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
-    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.Verdict
+    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.CheckResult
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -236,7 +236,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_what_may_hold_off_a_reset_is_named(
-    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.Verdict
+    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.CheckResult
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")

@@ -288,7 +288,7 @@ def test_check_judges_what_was_observed(
     patient: Patient,
     check: str,
     facts: Mapping[str, object],
-    verdict: doctor_report.Verdict,
+    verdict: doctor_report.CheckResult,
     text: str,
 ) -> None:
     result = patient.check(check, facts)

@@ -19,11 +19,11 @@ mig-configs:
 """
 
 
-def entries(text: str = OWN) -> list[served.Entry]:
+def entries(text: str = OWN) -> list[served.ServedLayout]:
     """Return what an agent with this file lists for these GPUs."""
     own = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
     made = generator.layouts_of(generator.kinds_of(rig.gpus(SPEC)))
-    return [served.Entry.of(layout) for layout in {**made, **own}.values()]
+    return [served.ServedLayout.of(layout) for layout in {**made, **own}.values()]
 
 
 def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:

@@ -116,7 +116,7 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
         gpus[0].name, json.dumps(NASTY)[1:-1]
     )
     del thing["metadata"]["labels"]["mig-manager.io/applied"]
-    entry = served.Entry(name=NASTY, content_hash=NASTY, origin=NASTY)
+    entry = served.ServedLayout(name=NASTY, content_hash=NASTY, origin=NASTY)
     notes["mig-manager.io/layouts"] = served.to_json([entry])
     layouts = json.dumps({"version": "v1", "mig-configs": {NASTY: [
         {"devices": "all", "mig-enabled": True, "mig-devices": {"9g.5gb": 1}}
@@ -149,7 +149,7 @@ def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
     tmp_path: pathlib.Path, text: str | None
 ) -> None:
     node = rig.node("n1")
-    entry = served.Entry(name="night", content_hash="0" * 12, origin="config.yaml:1")
+    entry = served.ServedLayout(name="night", content_hash="0" * 12, origin="config.yaml:1")
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = served.to_json([entry])
     with apiserver.serve() as server:
         server.store.create(node)

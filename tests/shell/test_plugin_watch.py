@@ -146,7 +146,7 @@ def listing_node(viewer: rig.Viewer) -> Iterator[None]:
     gpus = rig.gpus("2xA100-SXM4-40GB", "all-balanced")
     node = rig.node("gpu-8", gpus=gpus, requested="all-balanced")
     layouts = config.parse(rig.CONFIG, source="config.yaml").layouts.values()
-    listed = served.to_json(map(served.Entry.of, layouts))
+    listed = served.to_json(map(served.ServedLayout.of, layouts))
     node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
     viewer.server.store.create(node)
     yield

@@ -23,7 +23,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("of", "row"), ROWS)
 def test_a_row_names_a_module_with_settings_and_their_runner(
-    of: program.Program, row: program.Command
+    of: program.CommandLine, row: program.Command
 ) -> None:
     module = of.module(row.name)
     settings = module.Settings
@@ -40,7 +40,9 @@ def test_a_row_names_a_module_with_settings_and_their_runner(
     ("of", "folder"),
     [(cli.PROGRAM, "mig_manager.cli.commands"), (plugin.PROGRAM, "mig_manager.kubectl")],
 )
-def test_rows_name_all_commands_of_their_programs_layer(of: program.Program, folder: str) -> None:
+def test_rows_name_all_commands_of_their_programs_layer(
+    of: program.CommandLine, folder: str
+) -> None:
     path = importlib.import_module(folder).__path__
     modules = {
         name: importlib.import_module(f"{folder}.{name}")

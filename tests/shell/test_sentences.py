@@ -61,7 +61,7 @@ def test_the_meaning_of_a_loss(ending: int, asked: int, text: str) -> None:
 
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
-) -> node_reports.Report:
+) -> node_reports.NodeReport:
     thing = rig.node("n1", gpus=gpus, requested="all-balanced", state=state)
     return node_reports.of(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
 
@@ -107,7 +107,7 @@ def test_a_note_after_a_message_follows_its_end_mark() -> None:
     run = dataclasses.replace(seen.node.status, message="It failed. Is it up?")
     node = dataclasses.replace(seen.node, status=run)
     seen = dataclasses.replace(seen, node=node, notes=("a note", "another"))
-    shown = status.Status(reports=(seen,), pods=cluster_reader.Pods(by_node={}), now=NOW)
+    shown = status.ClusterStatus(reports=(seen,), pods=cluster_reader.Pods(by_node={}), now=NOW)
 
     assert "n1: It failed. Is it up? a note; another" in status.table(shown, style=PLAIN)
 
@@ -117,7 +117,7 @@ def test_pods_with_claims_are_named_separately() -> None:
     item["metadata"]["uid"] = "u"
     item["spec"]["resourceClaims"] = [{"name": "gpu"}]
     found = {"n1": (pod_object.parse_pod(item),)}
-    shown = status.Status(
+    shown = status.ClusterStatus(
         reports=(report((samples.gpu(samples.A100, "1g.5gb@0"),)),),
         pods=cluster_reader.Pods(by_node=found),
         now=NOW,
@@ -135,8 +135,10 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> cluster_read
     )
 
 
-def past_of(report: node_reports.Report, *moments: cluster_reader.Moment) -> history.History:
-    return history.History(report=report, moments=moments, why_no_events="", now=NOW)
+def past_of(
+    report: node_reports.NodeReport, *moments: cluster_reader.Moment
+) -> history.NodeHistory:
+    return history.NodeHistory(report=report, moments=moments, why_no_events="", now=NOW)
 
 
 def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
@@ -176,7 +178,9 @@ def test_a_failed_layout_is_never_applied() -> None:
 def test_a_node_without_history_or_gpu() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
     past = past_of(node_reports.of(node, NOW))
-    shown = status.Status(reports=(report(),), pods=cluster_reader.Pods(by_node={}), now=NOW)
+    shown = status.ClusterStatus(
+        reports=(report(),), pods=cluster_reader.Pods(by_node={}), now=NOW
+    )
 
     assert history.page(past, style=PLAIN).endswith("No history is known.")
     assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)

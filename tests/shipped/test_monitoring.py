@@ -54,7 +54,7 @@ def busy_node() -> fakes.NodeRig:
     return node
 
 
-def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
+def live(heard: metrics.AgentMetrics, state: pathlib.Path) -> None:
     """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
     node = busy_node()
     pipeline = scenes.reconciler(node, telemetry=heard)
@@ -85,7 +85,7 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     """A scrape over HTTP after a life with everything in it."""
-    heard = metrics.Metrics(contact_age_s=lambda: 1.0)
+    heard = metrics.AgentMetrics(contact_age_s=lambda: 1.0)
     live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
     checks = liveness.Health(
         liveness.Pulse(time.monotonic),
@@ -98,7 +98,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer,
     ):
         text = answer.read().decode()
-    partitioner = partitioner_metrics.Metrics(contact_age_s=lambda: 1.0)
+    partitioner = partitioner_metrics.PartitionerMetrics(contact_age_s=lambda: 1.0)
     partitioner.set_pending(decisions.PartitioningDecision(), withheld=0)
     text += partitioner.exposition().decode()
     families = list(parser.text_string_to_metric_families(text))
@@ -119,7 +119,7 @@ def family(sample: str) -> str:
 
 @pytest.mark.slow
 def test_every_metric_has_a_series_after_a_life(scrape: Scrape) -> None:
-    heard = metrics.Metrics(contact_age_s=lambda: 1.0)
+    heard = metrics.AgentMetrics(contact_age_s=lambda: 1.0)
 
     assert len(heard.exposition().splitlines()) < 150
     assert {family(name) for name in scrape.labels} == set(scrape.types)
@@ -205,7 +205,7 @@ def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) 
         (tmp_path / name).write_text(json.dumps(groups))
         checked = programs.output(promtool, "check", "rules", "--lint=all", tmp_path / name)
         assert "SUCCESS" in checked
-    for kind in (metrics.Metrics, partitioner_metrics.Metrics):
+    for kind in (metrics.AgentMetrics, partitioner_metrics.PartitionerMetrics):
         exposition = kind(contact_age_s=lambda: 1.0).exposition().decode()
         linted = programs.run(promtool, "check", "metrics", stdin=exposition)
         assert (linted.returncode, linted.stderr) == (0, "")

@@ -133,7 +133,7 @@ class Stage(stages.Stage):
         """Write labels and annotations of the node in one patch."""
         named = {LABELS[name]: value for name, value in labels.items()}
         change = {"metadata": {"labels": named, "annotations": annotations or {}}}
-        self.cluster.patch(cluster_view.Kind.NODE, self.node(), change)
+        self.cluster.patch(cluster_view.WatchedKind.NODE, self.node(), change)
 
     def assert_ends(self, layout: str, state: model.State = model.State.SUCCESS) -> None:
         """Request a layout, and wait for its end."""

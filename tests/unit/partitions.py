@@ -190,9 +190,9 @@ def seen(
     parsed = [each for each in map(demand.parse, pods) if each]
     plain = [each for each in map(partitioned.parse, nodes) if each]
     known = claimed_nodes.with_claims(plain, claims or claimed_nodes.ClusterClaims())
-    bound = [each for each in parsed if isinstance(each, demand.Bound)]
+    bound = [each for each in parsed if isinstance(each, demand.BoundPod)]
     bound += [
-        demand.Bound(
+        demand.BoundPod(
             uid="user",
             node_name=node.name,
             amounts=((resources.of_profile(ci.profile) or "", 1),),
@@ -207,7 +207,7 @@ def seen(
     return partitioned.with_pods(known, partitioned.Requests(bound)), pending
 
 
-def only(decision: decisions.PartitioningDecision) -> decisions.Change:
+def only(decision: decisions.PartitioningDecision) -> decisions.NodeChange:
     """Return the only change of a decision."""
     (change,) = decision.changes
     return change
@@ -232,13 +232,15 @@ def lines(decision: decisions.PartitioningDecision) -> list[str]:
     ]
 
 
-def why(decision: decisions.PartitioningDecision) -> tuple[waiting.Wait, str]:
+def why(decision: decisions.PartitioningDecision) -> tuple[waiting.WaitReason, str]:
     """Return why the only pod waits that does."""
     (pod,) = decision.waiting
     return pod.reason, pod.message
 
 
-def wanted(change: decisions.Change, every: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
+def wanted(
+    change: decisions.NodeChange, every: Sequence[model.Gpu]
+) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
     document = config.parse(change.layout, source="annotation")
     (layout,) = document.layouts.values()
@@ -246,7 +248,7 @@ def wanted(change: decisions.Change, every: Sequence[model.Gpu]) -> dict[str, mo
 
 
 def after(
-    change: decisions.Change, every: Sequence[model.Gpu]
+    change: decisions.NodeChange, every: Sequence[model.Gpu]
 ) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
     """Return the GPUs after a change, and the instances that it destroys, by UUID."""
     plan = planner.plan(every, wanted(change, every))

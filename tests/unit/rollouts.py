@@ -34,7 +34,7 @@ def node(
     is_cordoned: bool = False,
     gpus: str = "",
     **changed: Any,
-) -> nodes.Node:
+) -> nodes.FleetNode:
     labels = {
         well_known.CONFIG_LABEL: requested,
         well_known.STATE_LABEL: state and state.value,
@@ -47,16 +47,16 @@ def node(
         is_unschedulable=is_cordoned,
         allocatable={},
     )
-    return nodes.Node(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
+    return nodes.FleetNode(**{"view": view, "is_ready": True, "status": APPLIED, **changed})
 
 
-def asked(name: str = "a", **changed: Any) -> nodes.Node:
+def asked(name: str = "a", **changed: Any) -> nodes.FleetNode:
     """A node whose label the rollout wrote, and whose agent has not responded."""
     mark = marks.Mark(layout=LAYOUT, before=FORMER)
     return node(name, **{"requested": LAYOUT, "mark": mark, **changed})
 
 
-def busy(name: str = "a", *, phase: str = "Drain") -> nodes.Node:
+def busy(name: str = "a", *, phase: str = "Drain") -> nodes.FleetNode:
     pending = model.State.PENDING
     return asked(
         name,
@@ -66,12 +66,12 @@ def busy(name: str = "a", *, phase: str = "Drain") -> nodes.Node:
     )
 
 
-def done(name: str = "a", **changed: Any) -> nodes.Node:
+def done(name: str = "a", **changed: Any) -> nodes.FleetNode:
     applied = run(LAYOUT, model.State.SUCCESS, phase="Done", reason="Applied")
     return asked(name, **{"applied": LAYOUT, "status": applied, **changed})
 
 
-def failed(name: str = "a", *, is_retried: bool = False) -> nodes.Node:
+def failed(name: str = "a", *, is_retried: bool = False) -> nodes.FleetNode:
     retry = {"retryAt": "2026-01-01T00:00:00Z"} if is_retried else {}
     ended = run(LAYOUT, model.State.FAILED, reason="InUse", message="in use", **retry)
     return asked(name, state=model.State.FAILED, status=ended)
@@ -84,7 +84,7 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     return rollout.Rollout(rollout.Goal(layout=LAYOUT), limits)
 
 
-def decided(*there: nodes.Node, most: str = "1") -> rollout.RolloutDecision:
+def decided(*there: nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:
     return rolling(most).decide(there, 0.0)
 
 

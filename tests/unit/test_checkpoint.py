@@ -59,7 +59,7 @@ def gpus_with(layout: str) -> tuple[model.Gpu, ...]:
     return gpu_values.execute(TWO, plan)
 
 
-def read(text: str) -> tuple[checkpoint.Device, ...]:
+def read(text: str) -> tuple[checkpoint.SavedGpu, ...]:
     return checkpoint.parse(text, source="c.json")
 
 

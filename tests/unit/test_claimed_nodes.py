@@ -13,7 +13,7 @@ from tests import dra_driver
 from tests.unit import partitions, samples
 from tests.unit.partitions import SMALL, pod, why
 
-Wait = waiting.Wait
+Wait = waiting.WaitReason
 ALL = ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb")
 NONE_BY_PLUGIN = {f"nvidia.com/mig-{profile}": "0" for profile in ALL}
 """What kubelet offers of the resources."""

@@ -12,7 +12,7 @@ from tests.unit import partitions, samples
 from tests.unit.partitions import pod
 
 
-def parsed(item: dict[str, Any]) -> demand.Pending | demand.Bound | None:
+def parsed(item: dict[str, Any]) -> demand.Pending | demand.BoundPod | None:
     return demand.parse(item)
 
 
@@ -74,7 +74,7 @@ def test_only_unschedulable_pods_that_request_mig_count() -> None:
 def test_a_bound_pod_takes_its_requests_until_it_has_ended() -> None:
     item = pod("p", "1g.5gb", node="a", requests={"cpu": "100m", "memory": "1Gi"})
     found = parsed(item)
-    assert isinstance(found, demand.Bound)
+    assert isinstance(found, demand.BoundPod)
     assert found.node_name == "a"
     assert dict(found.amounts) == {
         "cpu": 100,
@@ -83,7 +83,7 @@ def test_a_bound_pod_takes_its_requests_until_it_has_ended() -> None:
         "pods": 1,
     }
     terminating = pod("p", node="a", metadata={"deletionTimestamp": "2026-03-01T12:00:00Z"})
-    assert isinstance(parsed(terminating), demand.Bound)
+    assert isinstance(parsed(terminating), demand.BoundPod)
     item["status"]["phase"] = "Succeeded"
     assert parsed(item) is None
 

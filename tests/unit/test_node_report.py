@@ -57,7 +57,7 @@ def report(
     labels: Mapping[str, str] | None = None,
     gpus: str | None = GPUS,
     is_ready: bool = True,
-) -> node_reports.Report:
+) -> node_reports.NodeReport:
     requested = {well_known.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
     annotations = {well_known.STATUS_ANNOTATION: published, well_known.GPUS_ANNOTATION: gpus}
     item = {
@@ -125,7 +125,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         (report(None, labels={well_known.STATE_LABEL: "success"}), "another MIG manager"),
     ],
 )
-def test_what_is_unusual_is_noted(found: node_reports.Report, note: str) -> None:
+def test_what_is_unusual_is_noted(found: node_reports.NodeReport, note: str) -> None:
     assert any(note in each for each in found.notes), found.notes
 
 

@@ -31,7 +31,7 @@ def node(
     before: str = "",
     strategy: str = "mixed",
     **status: str,
-) -> nodes.Node:
+) -> nodes.FleetNode:
     """Build a node; on the last of several GPUs these are in use, on the others nothing."""
     every = [gpus] if isinstance(gpus, model.Gpu) else gpus
     annotations = {
@@ -74,7 +74,7 @@ def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
     )
 
 
-def drawn(one: nodes.Node, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> list[str]:
+def drawn(one: nodes.FleetNode, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> list[str]:
     return overview.draw(
         overview.Overview(reports=[node_reports.of(one, NOW)], pods=pods), style=style
     )
@@ -133,7 +133,7 @@ def drawn(one: nodes.Node, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> l
     ],
 )
 def test_an_instance_in_use_is_filled_as_pods_request_it(
-    one: nodes.Node, pods: list[str], strip: str
+    one: nodes.FleetNode, pods: list[str], strip: str
 ) -> None:
     requests = [pod(str(number), each) for number, each in enumerate(pods)]
     assert drawn(one, *requests)[1].strip() == strip
@@ -157,7 +157,9 @@ def test_an_instance_in_use_is_filled_as_pods_request_it(
         ),
     ],
 )
-def test_a_node_has_one_line_with_its_state_layout_and_reason(one: nodes.Node, line: str) -> None:
+def test_a_node_has_one_line_with_its_state_layout_and_reason(
+    one: nodes.FleetNode, line: str
+) -> None:
     assert drawn(one)[0] == line
     assert len(line) <= 100
 

@@ -15,7 +15,7 @@ from mig_manager.core.node import well_known
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 
-Wait = waiting.Wait
+Wait = waiting.WaitReason
 LATER = NOW + dt.timedelta(seconds=400)
 
 

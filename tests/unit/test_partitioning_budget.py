@@ -10,7 +10,7 @@ from mig_manager.core.fleet import changes, demand, partitioned, waiting
 from mig_manager.core.node import well_known
 from tests.unit.partitions import EMPTY, NOW, decided, node, pod, seen, why
 
-Wait = waiting.Wait
+Wait = waiting.WaitReason
 LATER = NOW + dt.timedelta(seconds=400)
 
 
@@ -142,9 +142,9 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
     assert [counts(after_s) for after_s in (290, 310)] == expected
 
 
-def agent(name: str, *, is_ready: bool) -> demand.Bound:
+def agent(name: str, *, is_ready: bool) -> demand.BoundPod:
     item = pod(name, node="a", metadata={"labels": {"app.kubernetes.io/name": "mig-manager"}})
     item["status"]["conditions"] = [{"type": "Ready", "status": str(is_ready)}]
     parsed = demand.parse(item)
-    assert isinstance(parsed, demand.Bound)
+    assert isinstance(parsed, demand.BoundPod)
     return parsed

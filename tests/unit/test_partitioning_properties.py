@@ -217,7 +217,9 @@ def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
         **found.limits,
     )
     served = {pod.uid for change in decision.changes for pod in change.pods}
-    placed = {each.pod.uid for each in again.waiting if each.reason is waiting.Wait.SCHEDULER}
+    placed = {
+        each.pod.uid for each in again.waiting if each.reason is waiting.WaitReason.SCHEDULER
+    }
     assert served <= placed
     assert not any(change.pods for change in again.changes)
 

@@ -14,14 +14,14 @@ from mig_manager.core.node import well_known
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
 
-Wait = waiting.Wait
+Wait = waiting.WaitReason
 SOON = NOW + dt.timedelta(seconds=290)
 NOTHING = decisions.PartitioningDecision()
 NO_HISTORY = past_decisions.History()
 LATER = NOW + dt.timedelta(seconds=400)
 
 
-def requested(name: str, change: decisions.Change, **status: str) -> dict[str, Any]:
+def requested(name: str, change: decisions.NodeChange, **status: str) -> dict[str, Any]:
     """Return a node as it is after a request, with an agent that reports so."""
     (layout,) = config.parse(change.layout, source="x").layouts.values()
     asked = custom_layouts.Custom(node_name=name, text=change.layout)

@@ -163,9 +163,9 @@ def test_amounts_find_the_nodes_with_less() -> None:
 def test_requests_of_pods_are_counted_as_they_come_and_go(
     changes: list[tuple[int, tuple[str, int] | None]],
 ) -> None:
-    requests, pods = partitioned.Requests(), dict[int, demand.Bound]()
+    requests, pods = partitioned.Requests(), dict[int, demand.BoundPod]()
     for number, change in changes:
-        now = change and demand.Bound(
+        now = change and demand.BoundPod(
             uid=f"{number}",
             node_name=change[0],
             amounts=demand.to_amounts({"cpu": change[1], "pods": 1}),

@@ -30,21 +30,21 @@ def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[m
     return gpu_values.brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
 
 
-def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.Node:
+def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.FleetNode:
     text = published if isinstance(published, str) else gpu_codec.to_json(published)
     view = node_object.NodeView(
         name="a",
         annotations={well_known.GPUS_ANNOTATION: text},
         allocatable=allocatable,
     )
-    return nodes.Node(view=view, is_ready=True)
+    return nodes.FleetNode(view=view, is_ready=True)
 
 
 def pod(name: str, resource: str, **changed: object) -> pod_object.Pod:
     return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
-def previewed(there: nodes.Node, layout: str, *pods: pod_object.Pod) -> preview.Preview:
+def previewed(there: nodes.FleetNode, layout: str, *pods: pod_object.Pod) -> preview.Preview:
     return preview.preview(there, DOCUMENT, layout, pods)
 
 
@@ -91,7 +91,7 @@ PLUGIN_POD = pod(
     ],
 )
 def test_a_layout_that_fits_costs_instances_and_pods(
-    there: nodes.Node,
+    there: nodes.FleetNode,
     layout: str,
     pods: list[pod_object.Pod],
     instances: tuple[int, int, int],
@@ -138,7 +138,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
 def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     there = node(gpus())
     made = served.generated(gpus())["all-7g.40gb"]
-    text = served.to_json([served.Entry.of(made)])
+    text = served.to_json([served.ServedLayout.of(made)])
     annotations = {**there.view.annotations, well_known.LAYOUTS_ANNOTATION: text}
     listing = dataclasses.replace(
         there, view=dataclasses.replace(there.view, annotations=annotations)

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.records import readiness, status
 
-PUBLISHED = status.Status(
+PUBLISHED = status.RunStatus(
     config="all-1g.5gb",
     config_hash="h",
     state=model.State.PENDING,

@@ -19,7 +19,7 @@ GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4"
 JOURNAL = journals.Journal(
     config="a", hold_taint=True, paused_labels={well_known.PLUGIN_DEPLOY_LABEL: "true"}
 )
-REQUEST = requests.Request(
+REQUEST = requests.RequestRecord(
     config="custom",
     annotation_hash="0123456789ab",
     origin=requests.Origin.PARTITIONER,
@@ -33,7 +33,7 @@ REQUEST = requests.Request(
     ),
     rebooted_hash="h",
 )
-REPAIR = gpu_repair.Repair(gpu="GPU-1", attempts=1, next_s=0).to_data()
+REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
 AT = "2026-03-01T12:00:00+00:00"
 NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
 
@@ -54,11 +54,13 @@ def test_journal_round_trips(journal: journals.Journal) -> None:
     assert ("pluginConfig" in journal.to_json()) is (journal.plugin_config is not None)
 
 
-@pytest.mark.parametrize("record", [REQUEST, requests.Request(config="a")])
-def test_request_round_trips_with_members_of_a_newer_version(record: requests.Request) -> None:
+@pytest.mark.parametrize("record", [REQUEST, requests.RequestRecord(config="a")])
+def test_request_round_trips_with_members_of_a_newer_version(
+    record: requests.RequestRecord,
+) -> None:
     newer = json.loads(record.to_json()) | {"further": {"member": 1}}
 
-    assert requests.Request.from_json(json.dumps(newer)) == record
+    assert requests.RequestRecord.from_json(json.dumps(newer)) == record
 
 
 def journal_with(**changed: object) -> str:
@@ -102,7 +104,7 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         journal_with(pluginConfig={"before": 1, "now": "a"}),
         journal_with(pluginConfig={"before": None, "now": "not a label value"}),
     ),
-    requests.Request.from_json: (
+    requests.RequestRecord.from_json: (
         '{"version": 1, "config": "a", "mayEvict": true}',
         request_with(version=2),
         request_with(origin="another"),
@@ -144,7 +146,7 @@ def test_malformed_mark_or_list_of_layouts_is_none(text: str) -> None:
 
 
 def test_status_annotation_has_layout_reason_and_devices() -> None:
-    text = status.Status(
+    text = status.RunStatus(
         config="a",
         config_hash="h",
         state=model.State.FAILED,
@@ -213,7 +215,7 @@ def test_use_at_another_time_has_the_same_facts() -> None:
 
 @pytest.mark.parametrize("value", ["true", 1, None, {}])
 def test_only_true_lets_a_request_evict(value: object) -> None:
-    assert not requests.Request.from_json(request_with(mayEvict=value)).may_evict
+    assert not requests.RequestRecord.from_json(request_with(mayEvict=value)).may_evict
 
 
 KNOWN = requests.Verified(config_hash="x", gpus="f")
@@ -240,30 +242,32 @@ def test_only_the_owners_other_content_is_a_new_request(
     is_from_owner: bool,
     after: requests.Verified | None,
 ) -> None:
-    record = requests.Request(config="a", verified=verified)
+    record = requests.RequestRecord(config="a", verified=verified)
 
     assert record.resolved(config_hash, is_from_owner=is_from_owner).verified == after
 
 
-REBOOTED = requests.Request(config="a", verified=KNOWN, rebooted_hash="x", rebooted_from="b1")
-PASSIVE = requests.Request(config="a", may_evict=False)
+REBOOTED = requests.RequestRecord(
+    config="a", verified=KNOWN, rebooted_hash="x", rebooted_from="b1"
+)
+PASSIVE = requests.RequestRecord(config="a", may_evict=False)
 
 
 @pytest.mark.parametrize(
     ("known", "asked", "is_new", "may_evict", "is_verified"),
     [
-        (REBOOTED, requests.Request(config="a"), False, True, True),
+        (REBOOTED, requests.RequestRecord(config="a"), False, True, True),
         (REBOOTED, PASSIVE, False, False, True),
-        (REBOOTED, requests.Request(config="a"), True, True, False),
-        (REBOOTED, requests.Request(config="a", annotation_hash="h"), False, True, True),
-        (REBOOTED, requests.Request(config="b"), False, True, False),
-        (PASSIVE, requests.Request(config="a"), False, False, False),
-        (PASSIVE, requests.Request(config="a"), True, True, False),
+        (REBOOTED, requests.RequestRecord(config="a"), True, True, False),
+        (REBOOTED, requests.RequestRecord(config="a", annotation_hash="h"), False, True, True),
+        (REBOOTED, requests.RequestRecord(config="b"), False, True, False),
+        (PASSIVE, requests.RequestRecord(config="a"), False, False, False),
+        (PASSIVE, requests.RequestRecord(config="a"), True, True, False),
     ],
 )
 def test_same_request_keeps_what_it_has_reached(
-    known: requests.Request,
-    asked: requests.Request,
+    known: requests.RequestRecord,
+    asked: requests.RequestRecord,
     *,
     is_new: bool,
     may_evict: bool,
@@ -296,10 +300,10 @@ FAILED = requests.FailedChanges(
 def test_failed_changes_forbid_evictions_for_their_content_and_boot(
     last: requests.FailedChanges, config_hash: str, boot_id: str, *, may_evict: bool
 ) -> None:
-    record = requests.Request(config="a")
+    record = requests.RequestRecord(config="a")
     for each in (FAILED, FAILED, last):
         record = record.with_failed_change(each)
-    read = requests.Request.from_json(record.to_json()).failed_changes
+    read = requests.RequestRecord.from_json(record.to_json()).failed_changes
     assert read is not None
     assert read.may_evict(config_hash, boot_id) is may_evict
 

@@ -222,7 +222,7 @@ def refusals(*layouts: Mig) -> dict[strategies.Strategy, str]:
 def test_a_layout_is_refused_where_the_plugin_exits(strategy: strategies.Strategy) -> None:
     for layouts in itertools.product(LAYOUTS, repeat=2):
         gpus = [
-            device_plugin.Gpu(
+            device_plugin.EnumeratedGpu(
                 index=index,
                 uuid=f"GPU-{index}",
                 is_mig_enabled=names is not None,
@@ -234,7 +234,7 @@ def test_a_layout_is_refused_where_the_plugin_exits(strategy: strategies.Strateg
             for index, names in enumerate(layouts)
         ]
         try:
-            device_plugin.enumerate_devices(gpus, device_plugin.Strategy(strategy.value))
+            device_plugin.enumerate_devices(gpus, device_plugin.PluginStrategy(strategy.value))
         except device_plugin.ExitedError:
             assert strategy in refusals(*layouts), layouts
         else:

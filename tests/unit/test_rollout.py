@@ -52,7 +52,7 @@ from tests.unit.rollouts import (
         ),
     ],
 )
-def test_nodes_start(there: list[nodes.Node], most: str, start: tuple[str, ...]) -> None:
+def test_nodes_start(there: list[nodes.FleetNode], most: str, start: tuple[str, ...]) -> None:
     assert decided(*there, most=most).start == start
 
 
@@ -125,7 +125,7 @@ DEAD = node("z", requested="another", status=APPLIED)
 WAITING = busy("a", phase="Wait")
 REPLACED = asked("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
-Step = tuple[float, list[nodes.Node], str]
+Step = tuple[float, list[nodes.FleetNode], str]
 COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "all nodes have the layout": (
         {},
@@ -368,7 +368,7 @@ def undoing() -> rollout.Rollout:
     return rollout.Rollout(rollout.Goal(layout=None), rollout.RolloutLimits())
 
 
-def undo(*there: nodes.Node) -> rollout.RolloutDecision:
+def undo(*there: nodes.FleetNode) -> rollout.RolloutDecision:
     return undoing().decide(there, 0.0)
 
 

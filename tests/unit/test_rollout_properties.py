@@ -30,7 +30,7 @@ class Simulation:
     def __init__(self, ends: list[str], rollout: rollout.Rollout) -> None:
         self.nodes = {f"n{index:02}": node(f"n{index:02}") for index in range(len(ends))}
         self._ends = dict(zip(self.nodes, ends, strict=True))
-        self._unseen: dict[str, nodes.Node] = {}
+        self._unseen: dict[str, nodes.FleetNode] = {}
         self._rollout = rollout
 
     @property
@@ -91,7 +91,7 @@ def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
         assert all(each.applied == LAYOUT for each in played.nodes.values())
 
 
-def with_custom(text: str, *, reported: str, label: str = "custom") -> nodes.Node:
+def with_custom(text: str, *, reported: str, label: str = "custom") -> nodes.FleetNode:
     """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
     ended = run(
         "custom",

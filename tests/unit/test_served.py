@@ -63,7 +63,7 @@ def test_no_layout_is_generated_for_gpus_without_mig() -> None:
 @given(
     st.lists(
         st.builds(
-            served.Entry,
+            served.ServedLayout,
             name=st.from_regex(r"[a-z0-9.-]{1,63}", fullmatch=True),
             content_hash=st.from_regex(r"[0-9a-f]{12}", fullmatch=True),
             origin=st.from_regex(r"[ -~]{1,200}", fullmatch=True),
@@ -71,13 +71,13 @@ def test_no_layout_is_generated_for_gpus_without_mig() -> None:
         unique_by=lambda each: each.name,
     )
 )
-def test_the_list_is_read_as_it_was_written(entries: list[served.Entry]) -> None:
+def test_the_list_is_read_as_it_was_written(entries: list[served.ServedLayout]) -> None:
     assert served.from_json(served.to_json(entries)) == tuple(entries)
 
 
 def test_a_list_that_is_too_long_for_an_annotation_is_cut() -> None:
     entries = [
-        served.Entry(name=f"layout-{number}", content_hash="0" * 12, origin="x" * 100)
+        served.ServedLayout(name=f"layout-{number}", content_hash="0" * 12, origin="x" * 100)
         for number in range(10_000)
     ]
 

@@ -25,7 +25,7 @@ def simulated(
     layouts: list[day_layouts.Counts],
     limits: decisions.PartitionerLimits | None = None,
     scheduler: simulated_cluster.Scheduler = simulated_cluster.Scheduler.SPREAD,
-) -> simulated_cluster.Result:
+) -> simulated_cluster.SimulationResult:
     cluster = day_layouts.cluster(layouts, scheduler, seed=1)
     return simulated_cluster.simulate(day_layouts.pods(jobs), cluster, end_s=_END_S, limits=limits)
 
@@ -43,7 +43,7 @@ def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
 def test_a_pod_gets_its_devices_by_a_change_of_the_node() -> None:
     result = simulated([job("p", "3g.20gb", 0, 10, 2)], _NODE, decisions.PartitionerLimits())
 
-    times = simulated_cluster.Times()
+    times = simulated_cluster.SimulatedTimes()
     assert result.waits == {"p": times.quiet_s + times.begin_s + times.change_s}
     assert (result.changes, result.tainted_s, result.lost) == (1, times.change_s, 0)
 
@@ -58,7 +58,7 @@ def test_a_pod_that_recent_pods_resemble_finds_its_device_ready() -> None:
         for seconds in (0.0, 60.0)
     ]
 
-    times = simulated_cluster.Times()
+    times = simulated_cluster.SimulatedTimes()
     assert waits == [times.quiet_s + times.begin_s + times.change_s, 0.0]
 
 
@@ -139,7 +139,7 @@ def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
     ),
     scheduler=st.sampled_from(_SCHEDULERS),
     times=st.builds(
-        simulated_cluster.Times,
+        simulated_cluster.SimulatedTimes,
         begin_s=st.sampled_from([0.1, 5.0, 60.0]),
         change_s=st.sampled_from([1.0, 30.0]),
         longest_recheck_s=st.sampled_from([5.0, 300.0]),
@@ -149,7 +149,7 @@ def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
 def test_no_replay_destroys_an_instance_in_use(
     pods: list[tuple[str, int, int, int]],
     scheduler: simulated_cluster.Scheduler,
-    times: simulated_cluster.Times,
+    times: simulated_cluster.SimulatedTimes,
 ) -> None:
     jobs = [
         job(f"p{number}", profile, at_s, run_s, count)

@@ -63,7 +63,7 @@ Instance = tuple[int, int | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
+class DeviceFileUser:
     """A process that has GPU device nodes open."""
 
     pid: int
@@ -104,7 +104,9 @@ class ConfigRight:
     """Why it cannot be opened; empty if it can."""
 
 
-def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[GpuProcess, ...]:
+def gpu_processes(
+    root: pathlib.Path, *, ignore: Collection[int] = ()
+) -> tuple[DeviceFileUser, ...]:
     """Return the visible GPU processes by pid, without pids in ``ignore`` and their children."""
     return tuple(
         process
@@ -133,12 +135,12 @@ def hidden(root: pathlib.Path) -> str:
 
 
 def using_gpu(
-    processes: Sequence[GpuProcess],
+    processes: Sequence[DeviceFileUser],
     minor: int | None,
     *,
     caps: Collection[int] = (),
     drm: Collection[str] = (),
-) -> tuple[GpuProcess, ...]:
+) -> tuple[DeviceFileUser, ...]:
     """Return the processes that have a device node of a GPU or of its instances open."""
     known, nodes = frozenset(caps), frozenset(drm)
     return tuple(
@@ -147,13 +149,13 @@ def using_gpu(
 
 
 def using_gpu_instance(
-    processes: Sequence[GpuProcess],
+    processes: Sequence[DeviceFileUser],
     minor: int,
     *,
     caps: Mapping[int, Instance],
     drm: Collection[str] = (),
     gpu_instance_id: int,
-) -> tuple[GpuProcess, ...]:
+) -> tuple[DeviceFileUser, ...]:
     """Return the processes that use a GPU instance, or its GPU without any instance.
 
     A user of an instance also opens the GPU's node.
@@ -296,7 +298,7 @@ def _pids(root: pathlib.Path) -> Iterator[int]:
         yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
 
 
-def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
+def _gpu_process(process: pathlib.Path, pid: int) -> DeviceFileUser | None:
     devices = []
     # A process that has ended meanwhile, or that we may not inspect, has no links.
     with contextlib.suppress(OSError), os.scandir(process / "fd") as entries:
@@ -314,7 +316,7 @@ def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
     elif units := _UNIT.findall(groups):
         # The innermost: user@1000.service contains the units of that user.
         owner = f"unit {messages.printable(units[-1])}"
-    return GpuProcess(
+    return DeviceFileUser(
         pid=pid,
         name=messages.printable(text(process / "comm").strip()) or "process",
         owner=owner,

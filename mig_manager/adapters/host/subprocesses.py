@@ -258,7 +258,7 @@ class Output:
         return message
 
 
-class Outcome(NamedTuple):
+class ProgramOutcome(NamedTuple):
     """How a program ended, and its output."""
 
     status: int | None
@@ -276,7 +276,7 @@ def run(
     is_late: Callable[[], bool],
     stdin: str = "",
     keep: Keep,
-) -> Outcome:
+) -> ProgramOutcome:
     """Run a program to its end, or kill it when ``is_late``; OSError if it cannot be started.
 
     No process of its process group remains.
@@ -299,7 +299,7 @@ def run(
                 "tool_unkillable", pid=child.pid, command=" ".join(command)
             )
     status = child.status if is_done else None
-    return Outcome(status, child.stdout.text(), child.stderr.text(), child.stdout.is_cut)
+    return ProgramOutcome(status, child.stdout.text(), child.stderr.text(), child.stdout.is_cut)
 
 
 def ending(status: int | None) -> str:

@@ -33,7 +33,7 @@ _ANOTHER_USER = (
 )
 
 
-class Refused(Exception):  # noqa: N818 - an answer, and not always a failure
+class CallRefused(Exception):  # noqa: N818 - an answer, and not always a failure
     """The called program answered with an error.
 
     Attributes:
@@ -113,7 +113,7 @@ class Connection:
         if answer.header.message_type is jeepney.MessageType.error:
             words = [word for word in answer.body if isinstance(word, str)]
             name = answer.header.fields[jeepney.HeaderFields.error_name]
-            raise Refused(name, words[0] if words else "")
+            raise CallRefused(name, words[0] if words else "")
         return tuple(answer.body)
 
     def _keep_signal(self, message: jeepney.Message) -> None:
@@ -162,7 +162,7 @@ def session(
             yield connection
     except (
         OSError,
-        Refused,
+        CallRefused,
         LookupError,
         RuntimeError,
         TypeError,
@@ -171,9 +171,9 @@ def session(
     ) as error:
         reason = failed
         match error:
-            case Refused(name=name) if name in _DENIED:
+            case CallRefused(name=name) if name in _DENIED:
                 why, reason = f"{error}; {_AS_ROOT}", denied
-            case Refused():
+            case CallRefused():
                 why = str(error)
             case PermissionError():
                 why, reason = f"{error.strerror}; {_AS_ROOT}", denied

@@ -172,7 +172,7 @@ class Reboot:
         with self._session("asking systemd-logind for the right to reboot") as connection:
             try:
                 (answer,) = connection.call(_LOGIND, "CanReboot")
-            except system_bus.Refused as error:
+            except system_bus.CallRefused as error:
                 if error.name not in _ABSENT:
                     raise
             else:
@@ -195,7 +195,7 @@ class Reboot:
         with self._session("requesting a reboot from systemd-logind") as connection:
             try:
                 connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
-            except system_bus.Refused as error:
+            except system_bus.CallRefused as error:
                 if error.name not in _ABSENT:
                     raise
                 by = "systemd"
@@ -223,7 +223,7 @@ class _Units:
     def find(self, name: str) -> str | None:
         try:
             (path,) = self._connection.call(_MANAGER, "GetUnit", "s", name)
-        except system_bus.Refused as error:
+        except system_bus.CallRefused as error:
             if error.name == _UNKNOWN_UNIT:
                 return None
             raise
@@ -283,7 +283,7 @@ class _Units:
         units: list[str] = []
         for each in properties:
             # PropagatesStopTo= and StopPropagatedFrom= came with systemd 249.
-            with contextlib.suppress(system_bus.Refused):
+            with contextlib.suppress(system_bus.CallRefused):
                 units += self._get(path, each)
         return units
 
@@ -339,7 +339,7 @@ class _Units:
     def _job_type(self, job: str) -> str:
         try:
             return str(self._get(job, "JobType", "Job"))
-        except system_bus.Refused:
+        except system_bus.CallRefused:
             return ""
 
 

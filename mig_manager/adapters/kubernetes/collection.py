@@ -36,7 +36,7 @@ class Collection(watch.Watch, Generic[_Item]):
         on_change: Callable[[_Item | None, _Item | None], None],
         *,
         selector: Mapping[str, str] | None = None,
-        times: watch.Times | None = None,
+        times: watch.WatchTimes | None = None,
     ) -> None:
         name = f"{path.rpartition('/')[2]}-watch"
         super().__init__(kube, path, selector or {}, name=name, times=times)

@@ -62,7 +62,7 @@ class DeviceClaims:
         kube: api.KubeApi,
         on_change: Callable[[], None],
         *,
-        times: watch.Times | None = None,
+        times: watch.WatchTimes | None = None,
     ) -> None:
         """Prepare, without a request."""
         self._on_change = on_change

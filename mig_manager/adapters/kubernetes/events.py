@@ -15,7 +15,7 @@ _OF_THE_CLUSTER = "default"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class EventSubject:
     """The object that an Event is about."""
 
     kind: str
@@ -25,21 +25,21 @@ class Subject:
     api_version: str = "v1"
 
     @staticmethod
-    def node(name: str) -> "Subject":
+    def node(name: str) -> "EventSubject":
         """Return a node.
 
         'kubectl describe node' looks for Events whose involvedObject.uid is the node's name, as
         kubelet writes them (newer versions look for the real uid as well), and whose
         involvedObject.namespace is empty.
         """
-        return Subject(kind="Node", name=name, uid=name)
+        return EventSubject(kind="Node", name=name, uid=name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """What to publish about an object."""
 
-    subject: Subject
+    subject: EventSubject
     reason: str
     message: str
     is_warning: bool

@@ -17,7 +17,7 @@ from mig_manager.core.fleet import marks
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import well_known
 
-_TIMES = watch.Times(
+_TIMES = watch.WatchTimes(
     watch_s=30.0,
     stall_s=40.0,
     steady_s=5.0,
@@ -31,11 +31,13 @@ _log = structlog.get_logger()
 class Fleet(watch.Watch):
     """The current nodes of a ``kubectl -l`` selector; for one reader and one writer."""
 
-    def __init__(self, kube: api.KubeApi, *, selector: str, times: watch.Times = _TIMES) -> None:
+    def __init__(
+        self, kube: api.KubeApi, *, selector: str, times: watch.WatchTimes = _TIMES
+    ) -> None:
         selected = {"labelSelector": selector}
         super().__init__(kube, "/api/v1/nodes", selected, name="fleet", times=times)
         self._changed = threading.Event()
-        self._nodes: dict[str, fleet_nodes.Node] = {}
+        self._nodes: dict[str, fleet_nodes.FleetNode] = {}
         """Replaced and never mutated, because another thread reads it."""
         self.trouble = ""
         """Why changes of the nodes do not arrive now; empty if they do."""
@@ -48,7 +50,7 @@ class Fleet(watch.Watch):
     def close(self) -> None:
         self.end()
 
-    def nodes(self) -> tuple[fleet_nodes.Node, ...]:
+    def nodes(self) -> tuple[fleet_nodes.FleetNode, ...]:
         """Return the nodes as last reported."""
         self._changed.clear()
         return tuple(self._nodes.values())
@@ -57,7 +59,9 @@ class Fleet(watch.Watch):
         """Wait until a node has changed since ``nodes``, up to a time-out."""
         self._changed.wait(seconds)
 
-    def request(self, seen: fleet_nodes.Node, layout: str | None, mark: marks.Mark | None) -> bool:
+    def request(
+        self, seen: fleet_nodes.FleetNode, layout: str | None, mark: marks.Mark | None
+    ) -> bool:
         """Set a node's layout label; return False if the node has changed since, or is gone.
 
         None removes the label, or the annotation for ``undo`` (``mark``). After an error the label

@@ -220,7 +220,7 @@ class KubeNode:
         return True
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        about = events.Subject.node(self._name)
+        about = events.EventSubject.node(self._name)
         event = events.Event(subject=about, reason=reason, message=message, is_warning=is_warning)
         # Sorts by time: kubectl shows events of one second by name.
         unique = f"{time.time_ns():016x}{secrets.token_hex(4)}"

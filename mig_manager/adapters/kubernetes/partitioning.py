@@ -18,7 +18,7 @@ from mig_manager.core.node import well_known
 _NAME_DIGITS = 24
 
 
-class Cluster:
+class PartitionerCluster:
     """The partitioner's access to the cluster; its methods are for one thread.
 
     ``on_demand`` is called in a watch's thread when the pods' demand has changed, ``on_node`` when
@@ -33,7 +33,7 @@ class Cluster:
         reporter: str,
         on_demand: Callable[[], None],
         on_node: Callable[[], None],
-        times: watch.Times | None = None,
+        times: watch.WatchTimes | None = None,
     ) -> None:
         """Prepare, without a request; Events name the ``reporter``."""
         self._kube = kube
@@ -44,13 +44,15 @@ class Cluster:
         self._nodes: collection.Collection[partitioned.PartitionedNode] = collection.Collection(
             kube, "/api/v1/nodes", partitioned.parse, self._node_changed, times=times
         )
-        self._pods: collection.Collection[demand.Pending | demand.Bound] = collection.Collection(
-            kube,
-            "/api/v1/pods",
-            demand.parse,
-            self._pod_changed,
-            selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
-            times=times,
+        self._pods: collection.Collection[demand.Pending | demand.BoundPod] = (
+            collection.Collection(
+                kube,
+                "/api/v1/pods",
+                demand.parse,
+                self._pod_changed,
+                selector={"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
+                times=times,
+            )
         )
         self.requests = partitioned.Requests(lock=threading.Lock())
         """Of the pods that have a node."""
@@ -104,9 +106,9 @@ class Cluster:
         if not uids:
             return set()
         pods = self._pods.items()
-        return {pod.uid for pod in pods if isinstance(pod, demand.Bound) and pod.uid in uids}
+        return {pod.uid for pod in pods if isinstance(pod, demand.BoundPod) and pod.uid in uids}
 
-    def request(self, change: decisions.Change) -> bool:
+    def request(self, change: decisions.NodeChange) -> bool:
         """Request a layout of a node; return False if the node has changed since, or is gone.
 
         Raises:
@@ -154,12 +156,12 @@ class Cluster:
 
     def _pod_changed(
         self,
-        before: demand.Pending | demand.Bound | None,
-        now: demand.Pending | demand.Bound | None,
+        before: demand.Pending | demand.BoundPod | None,
+        now: demand.Pending | demand.BoundPod | None,
     ) -> None:
         self.requests.replace(
-            before if isinstance(before, demand.Bound) else None,
-            now if isinstance(now, demand.Bound) else None,
+            before if isinstance(before, demand.BoundPod) else None,
+            now if isinstance(now, demand.BoundPod) else None,
         )
         if before is None and now is not None and now.needs and self._pods.is_current:
             self.arrivals.add(now.needs, self._clock.monotonic())

@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class WatchTimes:
     """How long a watch lasts and how its loop backs off; seconds."""
 
     watch_s: float = 300.0
@@ -63,14 +63,14 @@ class Watch(abc.ABC):
         *,
         name: str,
         stop: threading.Event | None = None,
-        times: Times | None = None,
+        times: WatchTimes | None = None,
     ) -> None:
         self._kube = kube
         self._path = path
         self._plural = path.rpartition("/")[2]
         self._selector = selector
         self._stop = stop or threading.Event()
-        self._times = times or Times()
+        self._times = times or WatchTimes()
         self._version = ""
         self._listed_version = ""
         self._contact_s = -math.inf
@@ -97,7 +97,7 @@ class Watch(abc.ABC):
     def last_contact_s(self) -> float:
         """How many seconds ago the API server last sent anything; inf if it never did.
 
-        A healthy idle watch is renewed within ``Times.stall_s``.
+        A healthy idle watch is renewed within ``WatchTimes.stall_s``.
         """
         return time.monotonic() - self._contact_s
 
@@ -197,7 +197,7 @@ class NodeWatch(Watch):
         name: str,
         on_node: Callable[[node_object.NodeView], None],
         stop: threading.Event | None = None,
-        times: Times | None = None,
+        times: WatchTimes | None = None,
     ) -> None:
         selector = {"fieldSelector": f"metadata.name={name}"}
         own = "node-watch"

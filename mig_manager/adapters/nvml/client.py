@@ -62,7 +62,7 @@ class _Worker:
     """A worker process, and the memory with its last calls."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.calls: tuple[last_calls.Call, ...] = ()
+        self.calls: tuple[last_calls.LastCall, ...] = ()
         """The last call of each of its threads, the oldest first; known after ``end``."""
         self.ended_s = 0.0
         with contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ class _Worker:
         return is_gone
 
     @property
-    def running(self) -> list[last_calls.Call]:
+    def running(self) -> list[last_calls.LastCall]:
         """Its calls that had not returned at its end."""
         return [call for call in self.calls if call.is_running]
 

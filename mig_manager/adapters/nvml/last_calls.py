@@ -41,7 +41,7 @@ _BYTES = ctypes.sizeof(_Slots)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class LastCall:
     """The last call of one of a worker's threads."""
 
     function: str
@@ -69,7 +69,7 @@ class LastCalls:
             os.close(self.fd)
             raise
 
-    def read(self) -> tuple[Call, ...]:
+    def read(self) -> tuple[LastCall, ...]:
         """Return each thread's last call, the oldest first, also after a crash of the worker."""
         calls = []
         for slot in _Slots.from_buffer_copy(self._memory):
@@ -78,7 +78,7 @@ class LastCalls:
             uuid = _text(slot.uuid)
             gpu = f"GPU {slot.index} ({uuid})" if uuid else f"GPU {slot.index}"
             calls.append(
-                Call(
+                LastCall(
                     function=_text(slot.function),
                     gpu="" if slot.index < 0 else gpu,
                     minor=None if slot.minor < 0 else slot.minor,

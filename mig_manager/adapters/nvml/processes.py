@@ -24,7 +24,7 @@ _NONE = (None, _NO_INSTANCE)
 class OpenFiles:
     """The processes that have device nodes of GPUs open."""
 
-    processes: tuple[procfs.GpuProcess, ...] = ()
+    processes: tuple[procfs.DeviceFileUser, ...] = ()
     driver_proc: pathlib.Path | None = None
     """Where the driver's capability files are; None without a search for processes."""
     proc_root: pathlib.Path = procfs.ROOT
@@ -108,7 +108,7 @@ def add_users(
     # The agent started us; this leaves out all of its children too.
     files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
     minor = None if proc_root is None else gpu.minor()
-    openers: tuple[procfs.GpuProcess, ...] = ()
+    openers: tuple[procfs.DeviceFileUser, ...] = ()
     if minor is not None:
         caps, drm = files.capabilities(minor), files.drm_nodes(gpu.handle)
         openers = (

@@ -63,10 +63,10 @@ def survey(library_path: str | None, driver_roots: Sequence[str] = ()) -> survey
     )
 
 
-def _taken(trace: _Trace) -> tuple[surveys.Call, ...]:
+def _taken(trace: _Trace) -> tuple[surveys.SurveyedCall, ...]:
     """Return the calls so far, and start again."""
     calls = tuple(
-        surveys.Call(function, _answer(code), seconds) for function, code, seconds in trace
+        surveys.SurveyedCall(function, _answer(code), seconds) for function, code, seconds in trace
     )
     trace.clear()
     return calls

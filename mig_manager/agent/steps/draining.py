@@ -15,7 +15,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, well_known
 
 
-def taint(job: jobs.Job, change: preparing.Change) -> None:
+def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
     """Taint the node, record the layout labelled as applied, and name the affected pods.
 
     Raises:
@@ -46,7 +46,7 @@ def taint(job: jobs.Job, change: preparing.Change) -> None:
 
 
 def drain_pods(
-    job: jobs.Job, change: preparing.Change
+    job: jobs.Job, change: preparing.PlannedChange
 ) -> tuple[drain.Drain, tuple[pod_object.Pod, ...]]:
     """Evict the affected pods, and wait until they are gone.
 
@@ -65,7 +65,7 @@ def drain_pods(
 
 def _drain(
     job: jobs.Job,
-    change: preparing.Change,
+    change: preparing.PlannedChange,
     pod_drain: drain.Drain,
     listed: tuple[pod_object.Pod, ...],
 ) -> tuple[pod_object.Pod, ...]:
@@ -77,7 +77,7 @@ def _drain(
 
 def pause_clients(
     job: jobs.Job,
-    change: preparing.Change,
+    change: preparing.PlannedChange,
     pod_drain: drain.Drain,
     pods: tuple[pod_object.Pod, ...],
 ) -> advertising.Paused:
@@ -105,7 +105,9 @@ def pause_clients(
     return paused
 
 
-def drain_whole_node(job: jobs.Job, change: preparing.Change, paused: advertising.Paused) -> None:
+def drain_whole_node(
+    job: jobs.Job, change: preparing.PlannedChange, paused: advertising.Paused
+) -> None:
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
     Raises:

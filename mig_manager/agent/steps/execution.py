@@ -10,7 +10,7 @@ from mig_manager.core import model
 
 
 def execute(
-    job: jobs.Job, change: preparing.Change, paused: advertising.Paused
+    job: jobs.Job, change: preparing.PlannedChange, paused: advertising.Paused
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 

@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PlannedChange:
     """A planned change of the GPUs."""
 
     target: resolving.Target
@@ -51,7 +51,7 @@ class Change:
     def order(self, job: jobs.Job) -> orders.Order:
         """Return the drain for this change."""
         may_evict = isinstance(self.rights, orders.Evict)
-        is_whole_node = may_evict and job.limits.policy.drain is policies.Drain.NODE
+        is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
         return orders.Order(
             affected=None if is_whole_node else clients.affected_ids(self.plan, self.gpus),
             limits=job.limits,
@@ -65,7 +65,7 @@ class Change:
         return self.order(job).affected_pods(self.usage)
 
 
-def plan_change(job: jobs.Job, target: resolving.Target) -> Change:
+def plan_change(job: jobs.Job, target: resolving.Target) -> PlannedChange:
     """Observe the GPUs, and plan the layout or the repair.
 
     Raises:
@@ -88,7 +88,7 @@ def plan_change(job: jobs.Job, target: resolving.Target) -> Change:
     restoring = others if others and recovery.is_possible(job, gpus, others) else ()
     plan = target.plan(gpus, restoring=restoring)
     _require_repaired(job, gpus, plan)
-    return Change(
+    return PlannedChange(
         target=target,
         desired=desired,
         rights=_rights(job, plan),
@@ -100,7 +100,7 @@ def plan_change(job: jobs.Job, target: resolving.Target) -> Change:
     )
 
 
-def require_possible(job: jobs.Job, planned: Change) -> Change:
+def require_possible(job: jobs.Job, planned: PlannedChange) -> PlannedChange:
     """Return the change with the use of devices, or fail if the node rules it out.
 
     Raises:
@@ -136,7 +136,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
 
 def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan) -> None:
     """Refuse a layout on a GPU that the agent is to reset first: no new work runs before that."""
-    repairs = job.limits.repair is settings.Repair.RESET and job.deps.reset is not None
+    repairs = job.limits.repair is settings.RepairPolicy.RESET and job.deps.reset is not None
     if job.request.repairs or not repairs:
         return
     changed = {each.gpu_uuid for each in plan.gpus}
@@ -167,12 +167,12 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
             outcomes.failed_changes_message, job.status.title, failed.count, failed.problem
         )
         return orders.Refuse(failed.reason, message)
-    if job.limits.policy.drain is policies.Drain.NONE:
+    if job.limits.policy.drain is policies.DrainPolicy.NONE:
         return orders.WaitOnly("--drain-policy none evicts no pod")
     return orders.Evict()
 
 
-def _survey(job: jobs.Job, change: Change) -> Change:
+def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
     job.deps.standby.expect_change()
     usage = survey.wait_for_usage(

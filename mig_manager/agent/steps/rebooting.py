@@ -27,7 +27,7 @@ def may_help(job: jobs.Job, error: errors.MigManagerError) -> bool:
     elif job.journal.record.rebooted_from == job.deps.boot_id:
         # A reboot was requested, but the machine is still up.
         was_rebooted = False
-    drains = job.limits.policy.drain is not policies.Drain.NONE
+    drains = job.limits.policy.drain is not policies.DrainPolicy.NONE
     if was_rebooted or job.deps.reboot is None or not drains or job.request.repairs:
         return False
     if isinstance(error, errors.HostError):

@@ -109,7 +109,7 @@ def read_saved(request_file: ports.KeptText | None, view: node_object.NodeView) 
 
 def find_record(
     saved: str, view: node_object.NodeView, journal: journals.Journal
-) -> requests.Request:
+) -> requests.RequestRecord:
     """Return the record of the request that an earlier agent served; ``NONE`` without one.
 
     Without a valid record on the Node, or ``saved`` on the host, the status decides, so that no
@@ -124,11 +124,11 @@ def find_record(
     return record
 
 
-def _parse_record(text: str | None) -> requests.Request | None:
+def _parse_record(text: str | None) -> requests.RequestRecord | None:
     if not text:
         return None
     try:
-        return requests.Request.from_json(text)
+        return requests.RequestRecord.from_json(text)
     except ValueError as error:
         _log.warning("request_unreadable", error=str(error))
         return None

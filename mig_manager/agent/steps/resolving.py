@@ -80,7 +80,7 @@ class Resolved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
+class PlannedRepair:
     """GPUs to reset, whose instances then return to their placements."""
 
     before: Snapshots
@@ -116,7 +116,7 @@ class Repair:
         return gpus.unreachable_snapshots(snapshot)
 
 
-Target = Resolved | Repair
+Target = Resolved | PlannedRepair
 """What a run changes the GPUs to."""
 
 
@@ -132,7 +132,7 @@ def resolve(job: jobs.Job) -> Target:
     return _resolve_repair(job) if job.request.repairs else _resolve_layout(job)
 
 
-def _resolve_repair(job: jobs.Job) -> Repair:
+def _resolve_repair(job: jobs.Job) -> PlannedRepair:
     gpus, unknown = remembering.remember(job, observe(job))
     uuids = job.request.repairs
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
@@ -142,7 +142,7 @@ def _resolve_repair(job: jobs.Job) -> Repair:
         )
     snapshots = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
     now = (gpu.snapshot for gpu in gpus if gpu.uuid in uuids - snapshots.keys())
-    return Repair(before=(*snapshots.values(), *now), observed=gpus)
+    return PlannedRepair(before=(*snapshots.values(), *now), observed=gpus)
 
 
 def _resolve_layout(job: jobs.Job) -> Resolved:

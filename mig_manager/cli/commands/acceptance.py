@@ -80,7 +80,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if chosen.row_source is not None:
         terminal.say(acceptance_report.catalogue_rows(chosen.row_source))
         return console.DONE
-    access = gpu_access.GpuAccess(chosen, terminal)
+    access = gpu_access.CommandAdapters(chosen, terminal)
     deps = access.dependencies()
     assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
     survey, course = deps.gpus.survey(), None

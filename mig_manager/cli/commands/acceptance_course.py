@@ -22,20 +22,20 @@ class Played(NamedTuple):
     """What the course showed."""
 
     gpu: int  # its number in the survey
-    result: course.Result
-    calls: tuple[surveys.Call, ...]
+    result: course.CourseResult
+    calls: tuple[surveys.SurveyedCall, ...]
 
 
 class _Observer(ports.Telemetry):
     """Keeps the time of each function, and kills a worker after some of its steps."""
 
     def __init__(self) -> None:
-        self.calls: list[surveys.Call] = []
+        self.calls: list[surveys.SurveyedCall] = []
         self._remaining: int | None = None
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
         """Keep a call."""
-        self.calls.append(surveys.Call(function, surveys.SUCCESS, seconds))
+        self.calls.append(surveys.SurveyedCall(function, surveys.SUCCESS, seconds))
 
     def step_ended(self, gpu_index: int) -> None:
         """Raise once enough steps have ended, so that ``WorkerGpus`` kills the worker."""
@@ -57,8 +57,8 @@ class _Observer(ports.Telemetry):
 def play(
     uuid: str,
     survey: surveys.Survey,
-    deps: local.Dependencies,
-    access: gpu_access.GpuAccess,
+    deps: local.LocalDependencies,
+    access: gpu_access.CommandAdapters,
     asked_at: console.Console | None,
 ) -> Played:
     """Play the course on a surveyed GPU, after a question at a terminal, if there is one.
@@ -91,7 +91,7 @@ def play(
 
 
 def _require_no_users(
-    gpu: model.Gpu, gpus: nvml_worker.WorkerGpus, access: gpu_access.GpuAccess
+    gpu: model.Gpu, gpus: nvml_worker.WorkerGpus, access: gpu_access.CommandAdapters
 ) -> None:
     # What does not block a change of MIG mode may stay.
     processes = gpus.processes().get(gpu.uuid, ())

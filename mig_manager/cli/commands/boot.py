@@ -35,7 +35,7 @@ class Settings(
     driver_timeout_s: float = options.seconds(
         "how long to wait for the driver to be loaded", default=120.0
     )
-    repair: agent_settings.Repair = options.declared(agent_settings.REPAIR)
+    repair: agent_settings.RepairPolicy = options.declared(agent_settings.REPAIR)
 
     @classmethod
     def values(cls, source: options.Source) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         here.dependencies(),
         here.layout if chosen.layouts or chosen.config_file else None,
         driver_timeout_s=chosen.driver_timeout_s,
-        repairs=chosen.repair is agent_settings.Repair.RESET,
+        repairs=chosen.repair is agent_settings.RepairPolicy.RESET,
     )
     if not result.layout:
         text = "No layout is saved for the boot: nothing to do."
@@ -74,7 +74,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         text = f"Layout {result.layout} is already active: nothing to do."
     status = here.answer(result.to_data, lambda: text, is_good=not result.problems)
     here.note_changes(result.rounds)
-    if chosen.repair is not agent_settings.Repair.OFF:
+    if chosen.repair is not agent_settings.RepairPolicy.OFF:
         here.warn(result.faults)
     for problem in result.problems:
         terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)

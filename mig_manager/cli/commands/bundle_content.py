@@ -129,10 +129,10 @@ def _sources(
             raise doctor_facts.NotAskedError(f"no pod of an agent on node {name}")
         return listed
 
-    def status() -> plans.Status:
+    def status() -> plans.GpuStatus:
         inspection = facts.inspection.if_known()
         processes = dict(inspection.processes) if inspection else None
-        return plans.Status(gpus=facts.gpus.get(), processes=processes)
+        return plans.GpuStatus(gpus=facts.gpus.get(), processes=processes)
 
     def journal_of(selection: tuple[str, ...]) -> str:
         if node.gpus.is_simulated:

@@ -56,18 +56,18 @@ def values(environ: Mapping[str, str]) -> completion.Values:
             return ()
         try:
             parsed = {"command": line.command, **line.values}
-            return _layouts(_DocumentSettings.read(parsed, environ))
+            return _layouts(_NamedDocument.read(parsed, environ))
         except errors.MigManagerError:
             return ()
 
     return of_option
 
 
-class _DocumentSettings(gpu_settings.GpuSettings, takes="config-file lenient"):
+class _NamedDocument(gpu_settings.GpuSettings, takes="config-file lenient"):
     """The document named on a command line, whose other options may be incomplete."""
 
 
-def _layouts(chosen: _DocumentSettings) -> Iterable[str]:
+def _layouts(chosen: _NamedDocument) -> Iterable[str]:
     from mig_manager.adapters.host import files
     from mig_manager.core.layout import config
 

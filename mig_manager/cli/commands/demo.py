@@ -71,7 +71,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         raise errors.UsageError(f"unknown scenario {scenario!r}; choose from {known}")
     terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     style = terminal.style(chosen.colour)
-    story = scenarios.Options(
+    story = scenarios.DemoOptions(
         spec=chosen.spec or (fleet_story.SPEC if chosen.nodes else scenarios.SPEC),
         scenario=scenario,
         packaged=process.packaged_config(),

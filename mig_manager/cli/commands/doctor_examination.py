@@ -8,7 +8,13 @@ from mig_manager import errors
 from mig_manager.adapters.host import call_thread
 from mig_manager.cli.commands import doctor_cluster, doctor_machine
 from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError
-from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fail, skipped
+from mig_manager.cli.commands.doctor_report import (
+    CheckResult,
+    DoctorReport,
+    Finding,
+    fail,
+    skipped,
+)
 
 CHECKS = (*doctor_machine.CHECKS, *doctor_cluster.CHECKS)
 """All checks, in the order of the report."""
@@ -18,7 +24,7 @@ _VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
 """For these reasons the check's own remedy is better: it names the file or the option."""
 
 
-def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Report:
+def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> DoctorReport:
     """Run checks in parallel within one time-out; a failing check does not affect the others."""
     deadline = time.monotonic() + timeout_s
     answers = {
@@ -43,7 +49,7 @@ def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Repor
     listed = []
     for check in checks:
         for finding in findings(check):
-            is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
+            is_problem = finding.verdict in (CheckResult.WARN, CheckResult.FAIL)
             remedy = (finding.remedy or check.remedy) if is_problem else ""
             listed.append((check.name, dataclasses.replace(finding, remedy=remedy)))
-    return Report(findings=tuple(listed))
+    return DoctorReport(findings=tuple(listed))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 
-class Verdict(enum.Enum):
+class CheckResult(enum.Enum):
     """The result of a check."""
 
     OK = "ok"
@@ -25,16 +25,16 @@ class Verdict(enum.Enum):
 class Finding:
     """One result of a check."""
 
-    verdict: Verdict
+    verdict: CheckResult
     text: str  # one sentence or less
     remedy: str = ""
     """What to do; empty if nothing is wrong, or if the check's own remedy applies."""
 
 
-ok = functools.partial(Finding, Verdict.OK)
-warn = functools.partial(Finding, Verdict.WARN)
-fail = functools.partial(Finding, Verdict.FAIL)
-skipped = functools.partial(Finding, Verdict.SKIPPED)
+ok = functools.partial(Finding, CheckResult.OK)
+warn = functools.partial(Finding, CheckResult.WARN)
+fail = functools.partial(Finding, CheckResult.FAIL)
+skipped = functools.partial(Finding, CheckResult.SKIPPED)
 
 
 def persistence_off(gpus: Sequence[str]) -> Finding:
@@ -47,7 +47,7 @@ def persistence_off(gpus: Sequence[str]) -> Finding:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DoctorReport:
     """The findings of all checks, in order."""
 
     findings: tuple[tuple[str, Finding], ...]  # with the name of the check
@@ -55,9 +55,9 @@ class Report:
     @property
     def is_good(self) -> bool:
         """Whether no check failed."""
-        return not self.count(Verdict.FAIL)
+        return not self.count(CheckResult.FAIL)
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: CheckResult) -> int:
         """Return how many findings have this verdict."""
         return sum(finding.verdict is verdict for _, finding in self.findings)
 
@@ -66,7 +66,7 @@ class Report:
         return {
             "kind": "Doctor",
             "is_good": self.is_good,
-            "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
+            "counts": {verdict.value: self.count(verdict) for verdict in CheckResult},
             "findings": [
                 {
                     "check": check,
@@ -79,15 +79,15 @@ class Report:
         }
 
 
-_TONES: Mapping[Verdict, bar.Tone] = {
-    Verdict.OK: bar.Tone.GOOD,
-    Verdict.WARN: bar.Tone.WARN,
-    Verdict.FAIL: bar.Tone.BAD,
-    Verdict.SKIPPED: bar.Tone.FAINT,
+_TONES: Mapping[CheckResult, bar.Tone] = {
+    CheckResult.OK: bar.Tone.GOOD,
+    CheckResult.WARN: bar.Tone.WARN,
+    CheckResult.FAIL: bar.Tone.BAD,
+    CheckResult.SKIPPED: bar.Tone.FAINT,
 }
 
 
-def table(report: Report, *, style: bar.Style) -> str:
+def table(report: DoctorReport, *, style: bar.Style) -> str:
     """Return the findings for people, with remedies below the problems."""
     rows: list[tables.Row] = []
     for check, finding in report.findings:
@@ -96,5 +96,5 @@ def table(report: Report, *, style: bar.Style) -> str:
         rows.append((check, (finding.verdict.value, _TONES[finding.verdict]), found))
         rows += [("", "", f"remedy: {remedy}")] if remedy else []
     lines = tables.columns(("CHECK", "VERDICT", "FOUND"), rows, style=style)
-    counts = [f"{n} {verdict.value}" for verdict in Verdict if (n := report.count(verdict))]
+    counts = [f"{n} {verdict.value}" for verdict in CheckResult if (n := report.count(verdict))]
     return "\n".join([*lines, "", ", ".join(counts)])

@@ -18,7 +18,7 @@ from mig_manager.core import model, node_settings, ports, steps
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 
 
-class GpuAccess:
+class CommandAdapters:
     """The adapters of one command.
 
     Raises:
@@ -64,7 +64,9 @@ class GpuAccess:
                 f"NVML gave no answer within {timeout_s:g} s", reason=errors.Reason.NVML_TIMEOUT
             ) from error
 
-    def dependencies(self, hook_variables: Mapping[str, str] | None = None) -> local.Dependencies:
+    def dependencies(
+        self, hook_variables: Mapping[str, str] | None = None
+    ) -> local.LocalDependencies:
         """Return the dependencies of a change; a worker process changes the GPUs.
 
         ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
@@ -87,7 +89,7 @@ class GpuAccess:
             timeout_s=chosen.gpu_timeout_s,
             telemetry=progress.Progress(self._terminal.remarks, columns or 0),
         )
-        dependencies = local.Dependencies(
+        dependencies = local.LocalDependencies(
             gpus=gpus,
             processes=gpus.processes,
             lock=lock_file.LockFile(

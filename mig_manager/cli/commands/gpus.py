@@ -14,7 +14,7 @@ from mig_manager.core.planner import vgpus
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
 
-class GpuCommand(gpu_access.GpuAccess):
+class GpuCommand(gpu_access.CommandAdapters):
     """A command on this machine's GPUs, with its adapters."""
 
     def __init__(self, chosen: gpu_settings.GpuSettings, terminal: console.Console) -> None:

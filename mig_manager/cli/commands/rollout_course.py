@@ -60,7 +60,7 @@ def _refuse_unknown_layout(
     chosen: command.Settings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
-    nodes: Sequence[fleet_nodes.Node],
+    nodes: Sequence[fleet_nodes.FleetNode],
 ) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) for a layout that no node can have."""
     if chosen.goal.layout is None:
@@ -75,7 +75,7 @@ def _preview(
     chosen: command.Settings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
-    nodes: Sequence[fleet_nodes.Node],
+    nodes: Sequence[fleet_nodes.FleetNode],
 ) -> int:
     goal = chosen.goal
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
@@ -186,7 +186,7 @@ def _act(
     goal: rollout.Goal,
     decider: rollout.Rollout,
     decision: rollout.RolloutDecision,
-    nodes: Mapping[str, fleet_nodes.Node],
+    nodes: Mapping[str, fleet_nodes.FleetNode],
 ) -> None:
     for name in decision.withdraw:
         former = goal.withdrawal(nodes[name])

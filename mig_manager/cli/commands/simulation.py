@@ -24,7 +24,7 @@ def run(
     known = simulation.nodes_of(nodes, chosen.selects)
     items = simulation.items(pods, "Pod")
     now = dt.datetime.fromtimestamp(clock.unix_s(), tz=dt.UTC)
-    report: simulation.Report | replay_report.Report
+    report: simulation.DecisionReport | replay_report.ReplayReport
     if chosen.is_replay:
         document = None
         if chosen.base_layout and chosen.config_file:
@@ -43,7 +43,7 @@ def run(
                 base_layout=chosen.base_layout,
                 document=document,
             ),
-            _Watch(terminal.note, clock, chosen.replay_limit_s).proceed,
+            _ReplayProgress(terminal.note, clock, chosen.replay_limit_s).proceed,
         )
     else:
         report = simulation.simulate(known, items, chosen.limits, now=now)
@@ -51,7 +51,7 @@ def run(
     return terminal.answer(chosen.output_format, report.to_data, lambda: report.text(style))
 
 
-class _Watch:
+class _ReplayProgress:
     """Reports progress every few seconds, and ends a replay at its limit."""
 
     def __init__(self, note: Callable[[str], None], clock: timing.Clock, limit_s: float) -> None:

@@ -56,7 +56,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
         events.play(chosen.simulated_event, chosen.gpus.simulate_state)
     if not chosen.is_watched:
-        result = plans.Status(gpus=here.observe())
+        result = plans.GpuStatus(gpus=here.observe())
         if chosen.output_format is not node_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=here.processes())
         return here.answer(
@@ -70,7 +70,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
 
     def refresh() -> live.View:
         text, lines = gpu_report.live_status(
-            plans.Status(gpus=here.observe(), processes=here.processes()),
+            plans.GpuStatus(gpus=here.observe(), processes=here.processes()),
             pods=here.pods_by_device() or {},
             changed_by=lock_file.owner(chosen.lock_file),
             is_wide=here.is_wide,

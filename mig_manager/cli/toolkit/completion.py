@@ -35,7 +35,7 @@ Values = Callable[[options.Option, Line], Iterable[str]]
 """Returns the values of an option or operand that only a file or a cluster knows."""
 
 
-def answer(of: program.Program, words: Sequence[str], values: Values) -> str:
+def answer(of: program.CommandLine, words: Sequence[str], values: Values) -> str:
     """Return the answer to a shell."""
     *before, word = words or ("",)
     # Bash splits --config-file=FILE into three words.
@@ -62,7 +62,7 @@ def answer(of: program.Program, words: Sequence[str], values: Values) -> str:
     return "\n".join([*lines, f":{directive}"])
 
 
-def _line(of: program.Program, before: Sequence[str]) -> Line:
+def _line(of: program.CommandLine, before: Sequence[str]) -> Line:
     known = {flag: each for each in (*of.flagged(), *of.anywhere) for flag in each.flags}
     command, operands, values, option = "", [], dict[str, object](), None
     for word in before:
@@ -85,7 +85,7 @@ def _line(of: program.Program, before: Sequence[str]) -> Line:
     )
 
 
-def _operand(of: program.Program, line: Line) -> options.Option | None:
+def _operand(of: program.CommandLine, line: Line) -> options.Option | None:
     declared = of.operands_of(line.command)
     last = declared[-1:] if declared and declared[-1].is_repeatable else ()
     return next(iter((*declared[len(line.operands) :], *last)), None)

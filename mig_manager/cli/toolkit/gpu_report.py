@@ -11,7 +11,7 @@ _MOST_UUIDS = 2  # that a picture shows, each of 40 characters
 NO_GPU = "This node has no NVIDIA GPU."
 
 
-def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
+def status(result: plans.GpuStatus, *, is_wide: bool, style: bar.Style) -> str:
     """Draw every GPU; wide: also its instances with ids and UUIDs, and the processes using it."""
     if not result.gpus:
         return NO_GPU
@@ -53,7 +53,7 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
 
 
 def live_status(
-    result: plans.Status,
+    result: plans.GpuStatus,
     *,
     pods: Mapping[str, Sequence[str]],
     changed_by: str,

@@ -10,7 +10,7 @@ _WIDTH = 79
 _INDENT = "  "
 
 
-def page(of: program.Program, command: str) -> tuple[str, str, str]:
+def page(of: program.CommandLine, command: str) -> tuple[str, str, str]:
     """Return usage, description and epilog of a command's help, or of the program's."""
     own = of.text(command)
     examples = [
@@ -34,13 +34,13 @@ def page(of: program.Program, command: str) -> tuple[str, str, str]:
     return usage(of, command), description, epilog
 
 
-def statuses(of: program.Program, command: str) -> Mapping[str, str]:
+def statuses(of: program.CommandLine, command: str) -> Mapping[str, str]:
     """Return the exit statuses of a command, or of the program, with their meanings."""
     common = {status: meaning for status, meaning in of.statuses.items() if status != "3"}
     return {**(common if command else of.statuses), **of.text(command).own_statuses}
 
 
-def usage(of: program.Program, command: str) -> str:
+def usage(of: program.CommandLine, command: str) -> str:
     """Return the usage line of a command, or of the program."""
     operands = "COMMAND"
     if command:

@@ -16,7 +16,7 @@ _UNRECOGNIZED = "unrecognized arguments: "  # how argparse begins
 EMPTY = "the value is empty; leave it out for the default"
 
 
-def run(of: program.Program, argv: Sequence[str], terminal: console.Console) -> int:
+def run(of: program.CommandLine, argv: Sequence[str], terminal: console.Console) -> int:
     """Run a command line, without the program's name; return its exit status.
 
     Raises:
@@ -42,7 +42,7 @@ def run(of: program.Program, argv: Sequence[str], terminal: console.Console) -> 
     return status
 
 
-def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:
+def parse(of: program.CommandLine, argv: Sequence[str]) -> dict[str, object]:
     """Parse a command line, without the program's name.
 
     Returns:
@@ -70,7 +70,7 @@ def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:
     return {**own, **before, **present, **anywhere, "command": name or None}
 
 
-def _refuse_early(of: program.Program, before: Sequence[str]) -> None:
+def _refuse_early(of: program.CommandLine, before: Sequence[str]) -> None:
     """Raise UsageError for an option of a command that stands before the command."""
     leading = {flag for each in of.options_of() for flag in each.flags}
     for flag in (word.partition("=")[0] for word in before):
@@ -80,7 +80,7 @@ def _refuse_early(of: program.Program, before: Sequence[str]) -> None:
             raise errors.UsageError(f"{flag} belongs after the command: {of.name} COMMAND {flag}")
 
 
-def _parsed(of: program.Program, command: str, argv: Sequence[str]) -> dict[str, object]:
+def _parsed(of: program.CommandLine, command: str, argv: Sequence[str]) -> dict[str, object]:
     words, values = of.respell(command, argv) if of.respell else (argv, {})
     # Options may stand between operands.
     return vars(build(of, command).parse_intermixed_args(words)) | values
@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
     """Raises instead of printing and exiting, so that all errors look the same."""
 
     def __init__(
-        self, of: program.Program, command: str, declared: Sequence[options.Option]
+        self, of: program.CommandLine, command: str, declared: Sequence[options.Option]
     ) -> None:
         super().__init__(
             prog=f"{of.name} {command}".strip(),
@@ -137,7 +137,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
-def show_help(of: program.Program, command: str, terminal: console.Console) -> int:
+def show_help(of: program.CommandLine, command: str, terminal: console.Console) -> int:
     """Show the help of a command, or of the program; UnknownCommandError if it is unknown."""
     if command:
         of.command(command)
@@ -145,7 +145,7 @@ def show_help(of: program.Program, command: str, terminal: console.Console) -> i
     return console.DONE
 
 
-def build(of: program.Program, command: str = "") -> Parser:
+def build(of: program.CommandLine, command: str = "") -> Parser:
     """Return the parser of a command, or of the words before the command."""
     return Parser(of, command, of.options_of(command))
 

@@ -104,7 +104,7 @@ class Command(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class CommandLine:
     """A program, with its registry."""
 
     name: str  # as people type it

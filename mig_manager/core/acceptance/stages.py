@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MOST_LAYOUTS = 4  # full layouts, each in two orders
 
 
-class Outcome(enum.Enum):
+class StageOutcome(enum.Enum):
     """How a stage ended."""
 
     DONE = "done"
@@ -25,11 +25,11 @@ class Outcome(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class AcceptanceStage:
     """One stage; its texts identify no machine."""
 
     name: str
-    outcome: Outcome = Outcome.DONE
+    outcome: StageOutcome = StageOutcome.DONE
     why: str = ""  # empty: done
 
     def to_data(self) -> "answers.CourseStage":
@@ -37,12 +37,14 @@ class Stage:
         return {"name": self.name, "outcome": self.outcome.value, "why": self.why}
 
 
-def failed(gpu: int, stages: Iterable[Stage]) -> "Iterator[answers.Difference]":
+def failed(gpu: int, stages: Iterable[AcceptanceStage]) -> "Iterator[answers.Difference]":
     """Yield a difference for each stage that failed on a GPU."""
     comparison = differences.Comparison(gpu)
     for stage in stages:
-        if stage.outcome is Outcome.FAILED:
-            yield comparison.of(meanings.Subject.COURSE, stage.name, Outcome.DONE.value, stage.why)
+        if stage.outcome is StageOutcome.FAILED:
+            yield comparison.of(
+                meanings.Subject.COURSE, stage.name, StageOutcome.DONE.value, stage.why
+            )
 
 
 def single_profiles(

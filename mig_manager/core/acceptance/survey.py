@@ -44,7 +44,7 @@ NOT_CALLED: Mapping[str, str] = {
 _MOST_LETTERS = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
 
-class Call(NamedTuple):
+class SurveyedCall(NamedTuple):
     """A call of an NVML function."""
 
     function: str
@@ -95,7 +95,7 @@ class SurveyedGpu:
     mig_devices: tuple[tuple[int, int], ...] = ()
     """Ids of GPU instance and compute instance, in the driver's order."""
     probes: tuple[Probe, ...] = ()
-    calls: tuple[Call, ...] = ()
+    calls: tuple[SurveyedCall, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +105,11 @@ class Survey:
     driver_version: str
     nvml_version: str
     gpus: tuple[SurveyedGpu, ...]
-    calls: tuple[Call, ...]  # that concern no GPU
+    calls: tuple[SurveyedCall, ...]  # that concern no GPU
 
-    def latencies(self, later: Iterable[Call] = ()) -> "list[answers.Latency]":
+    def latencies(self, later: Iterable[SurveyedCall] = ()) -> "list[answers.Latency]":
         """Return the time of each function, also of later calls; of successful ones if any."""
-        by_function: dict[str, list[Call]] = {}
+        by_function: dict[str, list[SurveyedCall]] = {}
         every = (*self.calls, *(call for gpu in self.gpus for call in gpu.calls))
         for call in (*every, *later):
             by_function.setdefault(call.function, []).append(call)
@@ -134,7 +134,7 @@ def capture(survey: Survey) -> "list[answers.CapturedGpu]":
     return [_captured(each, uuids) for each in survey.gpus]
 
 
-def answers_of(calls: Iterable[Call]) -> dict[str, list[str]]:
+def answers_of(calls: Iterable[SurveyedCall]) -> dict[str, list[str]]:
     """Return the different answers of each function."""
     found: dict[str, set[str]] = {}
     for call in calls:

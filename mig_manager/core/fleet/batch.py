@@ -141,7 +141,7 @@ class Batch:
                 nodes
                 for empty, nodes in self.index.hardware.items()
                 if node_room.NodeRoom(
-                    node_room.Gpus(self.search, dict(enumerate(empty))),
+                    node_room.ChangeableGpus(self.search, dict(enumerate(empty))),
                     schedulable={},
                     claimed={},
                     floor={},
@@ -308,7 +308,7 @@ class Batch:
 
     def states(
         self, node: partitioned.PartitionedNode
-    ) -> Iterator[tuple[model.Gpu, node_room.GpuState]]:
+    ) -> Iterator[tuple[model.Gpu, node_room.GpuFacts]]:
         """Yield the GPUs that a change can include."""
         states = self.index.facts[self.index.position[node.name]].gpus.states
         for gpu in node.gpus:

@@ -45,10 +45,10 @@ class Changes:
         under_change = sum(is_under_change(node, now=now) for node in self.own)
         self._budget = min(_MOST_CHANGES, most - under_change)
         self._too_early: set[str] = set()
-        self._requested: dict[str, decisions.Change] = {}
+        self._requested: dict[str, decisions.NodeChange] = {}
 
     @property
-    def requested(self) -> tuple[decisions.Change, ...]:
+    def requested(self) -> tuple[decisions.NodeChange, ...]:
         """The changes so far."""
         return tuple(self._requested.values())
 
@@ -72,7 +72,7 @@ class Changes:
 
     def why_not_now(self, node: partitioned.PartitionedNode) -> waiting.Cause:
         """Return why a node cannot be changed now, beside the budget; empty if it can."""
-        wait = waiting.Wait
+        wait = waiting.WaitReason
         if node.name in self._requested:
             return wait.CHANGING, "it is being changed for other pods"
         if node.unusable:
@@ -124,7 +124,7 @@ class Changes:
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
         where = f" on GPU {', '.join(gpus)}" if gpus else ""
-        self._requested[node.name] = decisions.Change(
+        self._requested[node.name] = decisions.NodeChange(
             node=node.name,
             version=node.version,
             layout=document.text,

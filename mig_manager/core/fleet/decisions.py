@@ -36,7 +36,7 @@ class PartitionerLimits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class NodeChange:
     """A layout to request of one node."""
 
     node: str
@@ -72,11 +72,11 @@ class Unmet:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingPod:
     """A pod that a node could serve, and that must wait."""
 
     pod: demand.Pending
-    reason: waiting.Wait
+    reason: waiting.WaitReason
     message: str
 
 
@@ -92,9 +92,9 @@ class Unused:
 class PartitioningDecision:
     """The changes to request, and the pods that they do not serve."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[NodeChange, ...] = ()
     unmet: tuple[Unmet, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingPod, ...] = ()
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """For the next ``History``; without the room that the changes make."""
     gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)

@@ -134,7 +134,7 @@ class Pending:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class BoundPod:
     """A pod that has a node and has not ended, with its requests."""
 
     uid: str
@@ -144,7 +144,7 @@ class Bound:
     is_ready_agent: bool | None = None  # None: it is not an agent's pod
 
 
-def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
+def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
     """Parse a Pod object; None if the pod neither waits for MIG devices nor runs.
 
     A pending pod counts if it is not bound, deleted or gated, the scheduler reported it
@@ -161,7 +161,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
             return None
         if node_name := str(spec.get("nodeName") or ""):
             amounts = _amounts(spec)
-            return Bound(
+            return BoundPod(
                 uid=str(metadata["uid"]),
                 node_name=node_name,
                 amounts=amounts,

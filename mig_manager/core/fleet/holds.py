@@ -82,7 +82,7 @@ class Holds:
         free = sum(self._free.values())
         return free - _FREE_SHARE * (free + used)
 
-    def _states(self) -> Iterator[tuple[int, int, node_room.GpuState]]:
+    def _states(self) -> Iterator[tuple[int, int, node_room.GpuFacts]]:
         for position in node_sets.each(self._nodes):
             for index, state in self._batch.index.facts[position].gpus.states.items():
                 yield position, index, state

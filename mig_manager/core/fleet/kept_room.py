@@ -23,7 +23,7 @@ class KeptRoom:
         self._now = now
         self._history = history
         self._nodes = {node.name: node for node in pods.nodes}
-        self.waiting: list[decisions.Waiting] = []
+        self.waiting: list[decisions.WaitingPod] = []
         self.room_since: dict[str, dict[str, dt.datetime]] = {}
         """By UID of a pending pod, by node."""
         self.nominated: set[str] = set()
@@ -71,12 +71,12 @@ class KeptRoom:
 
     def _wait(self, rank: int, node: partitioned.PartitionedNode, message: str) -> None:
         """Let a pod wait for the scheduler, on a node with room since now or a known time."""
-        pod, reason = self._batch.pods[rank], waiting.Wait.SCHEDULER
+        pod, reason = self._batch.pods[rank], waiting.WaitReason.SCHEDULER
         since = self._history.room_since.get(pod.uid, {}).get(node.name, self._now)
         if not decisions.is_recent(since, now=self._now):
             since = self._now
         self.room_since.setdefault(pod.uid, {})[node.name] = since
-        self.waiting.append(decisions.Waiting(pod=pod, reason=reason, message=message))
+        self.waiting.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
 
     def _is_unplaced(self, rank: int, node: partitioned.PartitionedNode) -> bool:
         return bool(self.unplaced.get(rank, 0) >> self._batch.index.position[node.name] & 1)

@@ -12,7 +12,7 @@ NO_FILE = layouts.Document(source="the node's list", layouts={}, is_presumed=Tru
 """In place of a layout file: generated layouts need none."""
 
 
-def is_listed(members: Iterable[nodes.Node], name: str) -> bool:
+def is_listed(members: Iterable[nodes.FleetNode], name: str) -> bool:
     """Return whether any node lists a layout, or takes it from its annotation."""
     return any(
         (name == well_known.CUSTOM_LAYOUT and node.takes_custom)
@@ -21,7 +21,9 @@ def is_listed(members: Iterable[nodes.Node], name: str) -> bool:
     )
 
 
-def require_layout(members: Iterable[nodes.Node], document: layouts.Document, name: str) -> None:
+def require_layout(
+    members: Iterable[nodes.FleetNode], document: layouts.Document, name: str
+) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has the layout."""
     every = tuple(members)
     if is_listed(every, name):
@@ -35,7 +37,7 @@ def require_layout(members: Iterable[nodes.Node], document: layouts.Document, na
 
 
 def layout_of(
-    node: nodes.Node, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
+    node: nodes.FleetNode, gpus: Iterable[model.Gpu], document: layouts.Document, name: str
 ) -> layouts.Layout | None:
     """Return the layout that a node with these GPUs serves under a name; None if unknown.
 

@@ -15,8 +15,8 @@ class NodeFacts:
     """What a decision derives from one node."""
 
     node: partitioned.PartitionedNode  # in the state from which it was derived
-    gpus: node_room.Gpus
-    empty: tuple[node_room.GpuState, ...]  # of all its GPUs without their instances
+    gpus: node_room.ChangeableGpus
+    empty: tuple[node_room.GpuFacts, ...]  # of all its GPUs without their instances
     devices: Mapping[model.Profile, int]
     available: Mapping[str, int]
 
@@ -35,13 +35,13 @@ class NodeCache:
     """Some 100 MB; no cluster needs as many at once."""
 
     def __init__(self) -> None:
-        self.search = node_room.Search()
+        self.search = node_room.FitSearch()
         self._facts: dict[str, NodeFacts] = {}
 
     def facts(self, nodes: Iterable[partitioned.PartitionedNode]) -> list[NodeFacts]:
         """Return the facts of nodes; forget other nodes."""
         if self.search.count > self._MOST_SEARCHES:
-            self.search, self._facts = node_room.Search(), {}
+            self.search, self._facts = node_room.FitSearch(), {}
         facts = []
         for node in nodes:
             kept = self._facts.get(node.name)
@@ -78,7 +78,7 @@ class NodeCache:
         }
         return NodeFacts(
             node=node,
-            gpus=node_room.Gpus(self.search, states),
+            gpus=node_room.ChangeableGpus(self.search, states),
             empty=tuple(map(self.search.empty, node.gpus)),
             devices=count_devices(node.gpus),
             available=node.available,
@@ -106,7 +106,7 @@ class NodeIndex:
         return node_sets.Amounts([dict(node.allocatable) for node in self.nodes])
 
     @functools.cached_property
-    def hardware(self) -> dict[tuple[node_room.GpuState, ...], int]:
+    def hardware(self) -> dict[tuple[node_room.GpuFacts, ...], int]:
         """The sets of nodes whose GPUs are alike when they are idle."""
         return node_sets.by_key(each.empty for each in self.facts)
 

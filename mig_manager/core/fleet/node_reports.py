@@ -37,16 +37,16 @@ class NodeState(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class NodeReport:
     """The state of a node."""
 
-    node: nodes.Node
+    node: nodes.FleetNode
     state: NodeState
     gpus: model.ObservedGpus | None  # as ``nodes.published_gpus``
     notes: tuple[str, ...]  # sentences about unusual or missing facts
 
 
-def of(node: nodes.Node, now: dt.datetime) -> Report:
+def of(node: nodes.FleetNode, now: dt.datetime) -> NodeReport:
     """Compare a node's request with its status, and note unusual or missing facts."""
     state = _state(node, now)
     notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []
@@ -56,10 +56,10 @@ def of(node: nodes.Node, now: dt.datetime) -> Report:
     notes += _notes(node, state, now)
     notes += [gpu.sentence for gpu in model.unreachable(gpus or ())]
     notes += gpu_recovery.faults(gpus or ())
-    return Report(node=node, state=state, gpus=gpus, notes=tuple(notes))
+    return NodeReport(node=node, state=state, gpus=gpus, notes=tuple(notes))
 
 
-def _state(node: nodes.Node, now: dt.datetime) -> NodeState:
+def _state(node: nodes.FleetNode, now: dt.datetime) -> NodeState:
     published = node.status
     if node.status_error:
         return NodeState.UNREADABLE
@@ -87,7 +87,7 @@ def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> No
             return NodeState.STALE if is_old and has_slot else NodeState.CHANGING
 
 
-def _notes(node: nodes.Node, state: NodeState, now: dt.datetime) -> Iterator[str]:
+def _notes(node: nodes.FleetNode, state: NodeState, now: dt.datetime) -> Iterator[str]:
     if not node.is_ready:
         yield "the node is not ready: its agent may not run, and this may be old"
     published = node.status

@@ -19,8 +19,8 @@ _MOST_TRIES = 300
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class GpuState:
-    """The facts that decide whether devices fit a GPU; a ``Search`` has one for equal GPUs."""
+class GpuFacts:
+    """The facts that decide whether devices fit a GPU; a ``FitSearch`` has one for equal GPUs."""
 
     kind: int  # number of its set of profiles
     fixed: tuple[placement.Placed, ...]  # GPU instances that stay, in placement order
@@ -31,7 +31,7 @@ class GpuState:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class New:
-    """New devices of one GPU; a ``Search`` has one object for equal devices."""
+    """New devices of one GPU; a ``FitSearch`` has one object for equal devices."""
 
     devices: model.Devices
     count: int
@@ -49,7 +49,7 @@ class Way:
     destroyed: int
 
 
-class Search:
+class FitSearch:
     """Searches the GPUs of one decision, with a cache."""
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class Search:
         self._kind_of: dict[int, tuple[tuple[model.GpuInstanceProfile, ...], int]] = {}
         """By the identity of the profiles, whose hash takes long."""
         self._capacities: list[placement.Capacity] = []
-        self._states: dict[tuple[object, ...], GpuState] = {}
-        self._most: dict[model.Profile, dict[GpuState, int]] = {}
+        self._states: dict[tuple[object, ...], GpuFacts] = {}
+        self._most: dict[model.Profile, dict[GpuFacts, int]] = {}
         self.nothing = New((), 0)
         self._news: dict[model.Devices, New] = {(): self.nothing}
         self._ways: dict[tuple[object, ...], Way | None] = {}
@@ -84,7 +84,7 @@ class Search:
         gpu: model.Gpu,
         instances: Iterable[tuple[model.GpuInstance, bool]],
         kept: frozenset[model.Profile] = frozenset(),
-    ) -> GpuState | None:
+    ) -> GpuFacts | None:
         """Return the state of a GPU; None if it has an unknown instance and must not change.
 
         ``instances`` are its GPU instances, and whether they are in use. Idle instances also stay
@@ -113,11 +113,11 @@ class Search:
         idle.sort()
         return self._state(kind, tuple(fixed), tuple(idle))
 
-    def empty(self, gpu: model.Gpu) -> GpuState:
+    def empty(self, gpu: model.Gpu) -> GpuFacts:
         """Return the state of a GPU without instances."""
         return self._state(self._kind(gpu), (), ())
 
-    def way(self, state: GpuState, new: New, spare: model.Devices) -> Way | None:
+    def way(self, state: GpuFacts, new: New, spare: model.Devices) -> Way | None:
         """Return how new devices fit a GPU; None if they do not.
 
         ``spare`` are the idle devices that the node can lose; other devices that are destroyed
@@ -129,11 +129,11 @@ class Search:
             self._ways[key] = next(self._fits(state, new.devices, dict(spare)), None)
         return self._ways[key]
 
-    def most(self, state: GpuState, profile: model.Profile) -> int:
+    def most(self, state: GpuFacts, profile: model.Profile) -> int:
         """Return how many devices of a profile fit the empty GPU."""
         return self._capacities[state.kind].most(profile)
 
-    def most_beside(self, states: Iterable[GpuState], profile: model.Profile) -> list[int]:
+    def most_beside(self, states: Iterable[GpuFacts], profile: model.Profile) -> list[int]:
         """Return how many devices of a profile fit beside the fixed instances of GPUs."""
         most, counts = self._most.setdefault(profile, {}), []
         for state in states:
@@ -147,12 +147,12 @@ class Search:
             counts.append(count)
         return counts
 
-    def free_slices(self, state: GpuState) -> int:
+    def free_slices(self, state: GpuFacts) -> int:
         """Return how many memory slices the fixed instances leave."""
         return self._capacities[state.kind].memory_slices - state.fill
 
     def sizes(
-        self, states: Iterable[GpuState], profiles: Iterable[model.Profile]
+        self, states: Iterable[GpuFacts], profiles: Iterable[model.Profile]
     ) -> dict[model.Profile, int]:
         """Return the fewest memory slices of each profile that one of these GPUs has."""
         specs = [
@@ -169,13 +169,13 @@ class Search:
 
     def _state(
         self, kind: int, fixed: tuple[placement.Placed, ...], idle: tuple[placement.Placed, ...]
-    ) -> GpuState:
+    ) -> GpuFacts:
         key = kind, fixed, idle  # whose hash takes long
         state = self._states.get(key)
         if state is None:
             counts = collections.Counter(profile for profile, _ in idle)
             fill = sum(place.size for _, place in fixed)
-            state = GpuState(kind, fixed, idle, fill, model.in_order(counts))
+            state = GpuFacts(kind, fixed, idle, fill, model.in_order(counts))
             self._states[key] = state
         return state
 
@@ -190,7 +190,7 @@ class Search:
         return kind
 
     def _fits(
-        self, state: GpuState, new: model.Devices, spare: Mapping[model.Profile, int]
+        self, state: GpuFacts, new: model.Devices, spare: Mapping[model.Profile, int]
     ) -> Iterator[Way]:
         capacity = self._capacities[state.kind]
         wanted = collections.Counter(dict(new))
@@ -209,10 +209,10 @@ class Search:
                     )
 
 
-class Gpus:
+class ChangeableGpus:
     """The GPUs of one node that a change can include."""
 
-    def __init__(self, search: Search, states: Mapping[int, GpuState]) -> None:
+    def __init__(self, search: FitSearch, states: Mapping[int, GpuFacts]) -> None:
         self.search = search
         self.states = dict(sorted(states.items()))  # by index
         self.idle: dict[model.Profile, int] = {}
@@ -243,7 +243,7 @@ class NodeRoom:
 
     def __init__(
         self,
-        gpus: Gpus,
+        gpus: ChangeableGpus,
         *,
         schedulable: Mapping[model.Profile, int],
         claimed: Mapping[model.Profile, int],
@@ -341,7 +341,7 @@ class NodeRoom:
     ) -> list[tuple[tuple[int, int, int], int, New, Way]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
         ranked = []
-        known: set[tuple[GpuState, New]] = set()
+        known: set[tuple[GpuFacts, New]] = set()
         nothing, losable = self._search.nothing, self._losable()
         first = self._search.plus(nothing, item)
         for index in self._gpus.able(item):

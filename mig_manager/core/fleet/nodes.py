@@ -22,7 +22,7 @@ _CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class FleetNode:
     """A node with what its agent published."""
 
     view: node_object.NodeView
@@ -84,7 +84,7 @@ class Node:
         return self.view.annotations.get(well_known.GPUS_ANNOTATION)
 
     @property
-    def layouts(self) -> tuple[served.Entry, ...]:
+    def layouts(self) -> tuple[served.ServedLayout, ...]:
         """The layouts that its agent lists; empty without a valid list."""
         try:
             return served.from_json(self.view.annotations.get(well_known.LAYOUTS_ANNOTATION, ""))
@@ -163,7 +163,7 @@ class Node:
         return self.state in _CHANGING or self._response is not None
 
 
-def parse(item: Mapping[str, Any]) -> Node:
+def parse(item: Mapping[str, Any]) -> FleetNode:
     """Parse a Node object of the API. Raises ClusterError: It is malformed."""
     view = node_object.parse_node(item)
     with api_values.as_cluster_error(f"node {view.name}"):
@@ -176,7 +176,7 @@ def parse(item: Mapping[str, Any]) -> Node:
         published = None if text is None else run_status.parse(text)
     except ValueError as error:
         status_error = messages.printable(str(error)) or "it is empty"
-    return Node(
+    return FleetNode(
         view=view,
         is_ready=is_ready,
         version=str(metadata.get("resourceVersion") or ""),
@@ -198,7 +198,7 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
     return "", None
 
 
-def published_gpus(node: Node) -> tuple[model.ObservedGpus | None, str]:
+def published_gpus(node: FleetNode) -> tuple[model.ObservedGpus | None, str]:
     """Return the GPUs that an agent has published, or None and the reason."""
     if not node.gpus:
         return None, "no agent has published its GPUs; is one running there?"
@@ -208,7 +208,9 @@ def published_gpus(node: Node) -> tuple[model.ObservedGpus | None, str]:
         return None, f"the published GPUs cannot be read: {messages.word(error)}"
 
 
-def published_use(node: Node, gpus: Iterable[model.Gpu]) -> tuple[capacity.NodeUse | None, str]:
+def published_use(
+    node: FleetNode, gpus: Iterable[model.Gpu]
+) -> tuple[capacity.NodeUse | None, str]:
     """Return the use that an agent has published, or None and the reason.
 
     A GPU that lacks a used instance is left out: its use is of another moment.

@@ -32,7 +32,7 @@ class Offer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class PodLimit:
     """What limits the number of pods that a change of a node can serve."""
 
     slices: int  # memory slices that new devices can use, and those of idle devices for pods
@@ -135,7 +135,7 @@ class Offers:
         *,
         skipped: Skipped,
         holding: Sequence[holds.Hold] = (),
-        bound: Bound | None = None,
+        bound: PodLimit | None = None,
         least: int = 0,
     ) -> Offer | None:
         """Return the pods that a change of a node can serve.
@@ -185,7 +185,7 @@ class Offers:
                 heapq.heappop(heads)
         return Offer(node=node, pods=tuple(served), room=room) if served else None
 
-    def bound(self, position: int) -> Bound:
+    def bound(self, position: int) -> PodLimit:
         """Return what limits the pods that a node can serve."""
         pods, facts = self._batch, self._batch.index.facts[position]
         if facts.empty not in self._sizes:
@@ -194,7 +194,7 @@ class Offers:
         sizes, smallest = self._sizes[facts.empty]
         idle = {profile: n for profile, n in pods.free(position).items() if profile in sizes}
         free = sum(map(pods.search.free_slices, facts.gpus.states.values()))
-        return Bound(
+        return PodLimit(
             slices=free + sum(sizes[profile] * count for profile, count in idle.items()),
             idle=sum(idle.values()),
             sizes=sizes,

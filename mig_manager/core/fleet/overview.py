@@ -28,7 +28,7 @@ TONES: Mapping[node_reports.NodeState, bar.Tone] = {
 class Overview:
     """The nodes of a cluster with GPUs, and the pods."""
 
-    reports: Sequence[node_reports.Report]
+    reports: Sequence[node_reports.NodeReport]
     pods: Sequence[pod_object.Pod]
 
     @property
@@ -63,7 +63,7 @@ def _mig_requests(pod: pod_object.Pod) -> Mapping[str, int]:
     }
 
 
-def _headline(report: node_reports.Report, width: int, style: bar.Style) -> str:
+def _headline(report: node_reports.NodeReport, width: int, style: bar.Style) -> str:
     """Return a node's name, state, layout and current activity in one line."""
     node, state, run = report.node, report.state, report.node.status
     layout = node.applied or node.applied_before or "-"
@@ -86,7 +86,7 @@ _STATE_WIDTH = max(len(state.value) for state in node_reports.NodeState)
 
 
 def _strips(
-    report: node_reports.Report, pods: Sequence[pod_object.Pod], style: bar.Style
+    report: node_reports.NodeReport, pods: Sequence[pod_object.Pod], style: bar.Style
 ) -> list[str]:
     """Return the GPUs of a node, as many in a line as fit."""
     if not report.gpus:
@@ -118,7 +118,7 @@ _Span = tuple[str, model.Placement | None]
 
 
 def _in_use(
-    node: nodes.Node, gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod]
+    node: nodes.FleetNode, gpus: Iterable[model.Gpu], pods: Iterable[pod_object.Pod]
 ) -> frozenset[_Span]:
     """Return as many instances and whole GPUs of each kind as pods on the node request."""
     use, _ = nodes.published_use(node, gpus)

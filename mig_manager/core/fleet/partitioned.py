@@ -141,7 +141,7 @@ class Requests:
 
     def __init__(
         self,
-        bound: Iterable[demand.Bound] = (),
+        bound: Iterable[demand.BoundPod] = (),
         *,
         lock: contextlib.AbstractContextManager[object] | None = None,
     ) -> None:
@@ -153,7 +153,7 @@ class Requests:
         for pod in bound:
             self.replace(None, pod)
 
-    def replace(self, before: demand.Bound | None, now: demand.Bound | None) -> None:
+    def replace(self, before: demand.BoundPod | None, now: demand.BoundPod | None) -> None:
         """Count a pod as it is now, no longer as it was before; None: it is not bound."""
         with self._lock:
             for pod, sign in ((before, -1), (now, 1)):
@@ -252,7 +252,7 @@ class OwnClock:
         )
 
 
-def _failed_hash(node: fleet_nodes.Node) -> str:
+def _failed_hash(node: fleet_nodes.FleetNode) -> str:
     """Return the content hash of the custom layout that an agent failed; empty if it did not."""
     published, custom = node.status, custom_layouts.Custom.of(node.view)
     has_failed = published is not None and published.state is model.State.FAILED
@@ -274,7 +274,7 @@ def _took_s(published: node_status.PublishedStatus | None) -> float:
     return max(0.0, (published.finished_at - published.started_at).total_seconds())
 
 
-def _why_changing(node: fleet_nodes.Node, *, is_retried: bool) -> str:
+def _why_changing(node: fleet_nodes.FleetNode, *, is_retried: bool) -> str:
     """Return why an agent has not finished; empty if it has."""
     if node.state in (model.State.PENDING.value, model.State.REBOOTING.value):
         return f"its agent works on layout {node.requested}"
@@ -296,7 +296,7 @@ def _is_divisible(gpu: model.Gpu) -> bool:
 
 
 def _why_unusable(
-    node: fleet_nodes.Node,
+    node: fleet_nodes.FleetNode,
     gpus: Iterable[model.Gpu],
     in_use: Mapping[str, object] | None,
 ) -> Iterator[str]:

@@ -124,7 +124,7 @@ class _Decider:
             if reason is None:
                 unmet.append(decisions.Unmet(pod=pod, message=message))
             else:
-                waits.append(decisions.Waiting(pod=pod, reason=reason, message=message))
+                waits.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
         return decisions.PartitioningDecision(
             changes=self.changes.requested,
             unmet=tuple(unmet),
@@ -137,7 +137,7 @@ class _Decider:
     def _why(self, rank: int, causes: waiting.Causes) -> waiting.Cause:
         if self._kept.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
-            return waiting.Wait.NOT_SCHEDULED, message
+            return waiting.WaitReason.NOT_SCHEDULED, message
         return causes.why(rank, self._kept.unplaced.get(rank, 0))
 
     def make_room(self) -> None:

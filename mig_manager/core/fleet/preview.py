@@ -89,7 +89,7 @@ class Preview:
 
 
 def preview(
-    node: nodes.Node,
+    node: nodes.FleetNode,
     document: layouts.Document,
     name: str,
     pods: Sequence[pod_object.Pod] | None = (),
@@ -145,7 +145,7 @@ def preview(
     )
 
 
-def _unknown(node: nodes.Node, layout: str, reason: str, message: str) -> Preview:
+def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> Preview:
     return Preview(
         name=node.name,
         layout=layout,
@@ -157,7 +157,7 @@ def _unknown(node: nodes.Node, layout: str, reason: str, message: str) -> Previe
 
 def of_rollout(
     goal: rollout.Goal,
-    node: nodes.Node,
+    node: nodes.FleetNode,
     document: layouts.Document,
     pods: Sequence[pod_object.Pod],
 ) -> Preview:
@@ -181,7 +181,7 @@ def of_rollout(
 
 
 def _affected(
-    node: nodes.Node, planned: plans.Planned, pods: Sequence[pod_object.Pod]
+    node: nodes.FleetNode, planned: plans.Planned, pods: Sequence[pod_object.Pod]
 ) -> tuple[tuple[resources.Loss, ...], tuple[str, ...]]:
     """Return the devices that pods lose, and the pods with claims, which can lose others.
 

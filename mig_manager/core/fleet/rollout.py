@@ -26,13 +26,13 @@ class Goal:
 
     layout: str | None  # None: undo on the nodes with a rollout's mark
 
-    def target(self, node: fleet_nodes.Node) -> str | None:
+    def target(self, node: fleet_nodes.FleetNode) -> str | None:
         """Return the label's value; None to remove it."""
         if self.layout is not None:
             return self.layout
         return node.mark.before if node.mark else node.requested
 
-    def mark(self, node: fleet_nodes.Node) -> marks.Mark | None:
+    def mark(self, node: fleet_nodes.FleetNode) -> marks.Mark | None:
         """Return the mark to write with the request."""
         if self.layout is not None:
             failed_at, last = None, node.status
@@ -42,7 +42,9 @@ class Goal:
             return marks.Mark(layout=self.layout, before=before, failed_at=failed_at)
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
-    def withdrawal(self, node: fleet_nodes.Node) -> tuple[str | None, marks.Mark | None] | None:
+    def withdrawal(
+        self, node: fleet_nodes.FleetNode
+    ) -> tuple[str | None, marks.Mark | None] | None:
         """Return the request and the mark before the rollout's; None: the request is not its."""
         mark = node.mark
         if mark is None or node.requested != self.target(node):
@@ -53,13 +55,13 @@ class Goal:
             (mark.layout, dataclasses.replace(mark, is_undone=False)) if mark.is_undone else None
         )
 
-    def is_superseded(self, node: fleet_nodes.Node) -> bool:
+    def is_superseded(self, node: fleet_nodes.FleetNode) -> bool:
         """Return whether another layout was requested between a rollout and its undo."""
         if self.layout is not None or node.mark is None:
             return False
         return node.requested not in (node.mark.layout, node.mark.before)
 
-    def includes(self, node: fleet_nodes.Node) -> bool:
+    def includes(self, node: fleet_nodes.FleetNode) -> bool:
         """Return whether the rollout includes a node; an undo omits one superseded after it."""
         if self.layout is not None:
             return True
@@ -222,7 +224,7 @@ class Rollout:
         """Record that a node's previous request was restored."""
         self._tracks[name].is_withdrawn = True
 
-    def decide(self, nodes: Sequence[fleet_nodes.Node], now_s: float) -> RolloutDecision:
+    def decide(self, nodes: Sequence[fleet_nodes.FleetNode], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
         included = (
             node
@@ -248,11 +250,11 @@ class Rollout:
             return decision
         return dataclasses.replace(decision, start=_startable(decision))
 
-    def _target(self, node: fleet_nodes.Node) -> str | None:
+    def _target(self, node: fleet_nodes.FleetNode) -> str | None:
         track = self._tracks[node.name]
         return track.target if track.has_joined else self._goal.target(node)
 
-    def _is_ours(self, node: fleet_nodes.Node) -> bool:
+    def _is_ours(self, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
         is_withdrawn = self._tracks[node.name].is_withdrawn
         return not is_withdrawn and self._goal.withdrawal(node) is not None
@@ -290,7 +292,7 @@ class Rollout:
         is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
         return RolloutPhase.STALLED if is_stalled else RolloutPhase.ROLLING
 
-    def _progress(self, node: fleet_nodes.Node, now_s: float) -> NodeProgress:
+    def _progress(self, node: fleet_nodes.FleetNode, now_s: float) -> NodeProgress:
         state, message = self._state(node, now_s)
         reported, track = node.answer, self._tracks[node.name]
         is_moving = state in (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
@@ -318,7 +320,7 @@ class Rollout:
             or (is_silent and not is_withdrawn),
         )
 
-    def _is_stable(self, node: fleet_nodes.Node, now_s: float) -> bool:
+    def _is_stable(self, node: fleet_nodes.FleetNode, now_s: float) -> bool:
         """Return whether a node will not change; a silent agent changes nothing."""
         track = self._tracks[node.name]
         if node.is_finished or node.has_responded:
@@ -328,7 +330,7 @@ class Rollout:
             track.unanswered_s = now_s
         return now_s - track.unanswered_s >= self._limits.silence_timeout_s
 
-    def _state(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeProgressState, str]:
+    def _state(self, node: fleet_nodes.FleetNode, now_s: float) -> tuple[NodeProgressState, str]:
         """Return a node's state, with a message if its agent reports none."""
         track = self._tracks[node.name]
         if track.is_withdrawn:
@@ -353,7 +355,7 @@ class Rollout:
         return (NodeProgressState.TO_DO, "") if node.is_ready else not_ready
 
     def _state_of_requested(
-        self, node: fleet_nodes.Node, now_s: float
+        self, node: fleet_nodes.FleetNode, now_s: float
     ) -> tuple[NodeProgressState, str]:
         if node.requested is None:
             why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
@@ -372,7 +374,7 @@ class Rollout:
         return self._state_in_time(node, now_s)
 
     def _state_in_time(
-        self, node: fleet_nodes.Node, now_s: float
+        self, node: fleet_nodes.FleetNode, now_s: float
     ) -> tuple[NodeProgressState, str]:
         track = self._tracks[node.name]
         if track.since_s is None:

@@ -1,8 +1,8 @@
 """Simulate a cluster whose nodes the partitioner's real decision repartitions, event by event.
 
-Nothing takes time but what is named in ``Times``. The scheduler retries every pending pod at each
-event, by priority and age, and lets later pods pass. It does not know GPUs. Pods not in the
-simulation take nothing, and no pod preempts another.
+Nothing takes time but what is named in ``SimulatedTimes``. The scheduler retries every pending pod
+at each event, by priority and age, and lets later pods pass. It does not know GPUs. Pods not in
+the simulation take nothing, and no pod preempts another.
 """
 
 import bisect
@@ -39,7 +39,7 @@ class Scheduler(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class SimulatedTimes:
     """How long things take; seconds."""
 
     begin_s: float = 0.5  # from a request to the agent's taint
@@ -52,7 +52,7 @@ class Times:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SimulatedPod:
     """A pod, and when and how long it runs; seconds since the begin of the simulation."""
 
     pod: demand.Pending
@@ -61,20 +61,20 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class SimulatedCluster:
     """Nodes and their scheduler."""
 
     nodes: Sequence[partitioned.PartitionedNode]  # without pods
     scheduler: Scheduler
     seed: int  # of what the scheduler and kubelet choose at random
     begin: dt.datetime
-    times: Times = dataclasses.field(default_factory=Times)
+    times: SimulatedTimes = dataclasses.field(default_factory=SimulatedTimes)
     base: Mapping[str, Mapping[str, model.DesiredGpu]] = dataclasses.field(default_factory=dict)
     """By node and UUID, the state to which idle instances are merged back."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Result:
+class SimulationResult:
     """What became of the pods and nodes."""
 
     waits: dict[str, float | None]
@@ -92,13 +92,13 @@ class Result:
 
 
 def simulate(
-    jobs: Iterable[Job],
-    cluster: Cluster,
+    jobs: Iterable[SimulatedPod],
+    cluster: SimulatedCluster,
     *,
     end_s: float,
     limits: decisions.PartitionerLimits | None,
     proceed: Callable[[float], bool] = lambda _: True,
-) -> Result:
+) -> SimulationResult:
     """Simulate the jobs on a cluster; without ``limits`` its layouts stay.
 
     ``proceed`` is called with the time of every event, and returns False to stop there.
@@ -111,8 +111,10 @@ class _Queue:
     """The pending pods with equal needs, and where they may run."""
 
     needs: demand.Needs
-    nodes: tuple[simulated_node.Node, ...]
-    jobs: list[tuple[tuple[int, float, int], Job]] = dataclasses.field(default_factory=list)
+    nodes: tuple[simulated_node.SimulatedNode, ...]
+    jobs: list[tuple[tuple[int, float, int], SimulatedPod]] = dataclasses.field(
+        default_factory=list
+    )
     """The first in order first: by priority, then by age."""
 
 
@@ -121,18 +123,20 @@ class _Run:
 
     def __init__(
         self,
-        jobs: Iterable[Job],
-        cluster: Cluster,
+        jobs: Iterable[SimulatedPod],
+        cluster: SimulatedCluster,
         end_s: float,
         limits: decisions.PartitionerLimits | None,
     ) -> None:
         self._cluster = cluster
         self._limits = limits
         self._is_preparing = limits is not None and limits.prepare_for_s > 0
-        self._nodes = {origin.name: simulated_node.Node(origin) for origin in cluster.nodes}
+        self._nodes = {
+            origin.name: simulated_node.SimulatedNode(origin) for origin in cluster.nodes
+        }
         self._exclusions = exclusions.Exclusions(cluster.nodes)
         self._queues: dict[demand.Needs, _Queue] = {}
-        self._pending: dict[str, Job] = {}
+        self._pending: dict[str, SimulatedPod] = {}
         self._draw = random.Random(cluster.seed)  # noqa: S311 - no secret
         self._events: list[tuple[float, int, functools.partial[None]]] = []
         self._sequence = itertools.count()
@@ -144,13 +148,13 @@ class _Run:
         self._history = past_decisions.History()
         self._cache = node_index.NodeCache()
         self._arrivals = arrivals.Arrivals()
-        self._result = Result(waits={}, end_s=end_s)
+        self._result = SimulationResult(waits={}, end_s=end_s)
         self._now_s = 0.0
         for job in {job.pod.uid: job for job in jobs}.values():
             self._result.waits[job.pod.uid] = None
             self._add(job.at_s, self._arrive, job)
 
-    def result(self, proceed: Callable[[float], bool]) -> Result:
+    def result(self, proceed: Callable[[float], bool]) -> SimulationResult:
         """Run to the end, or until ``proceed`` returns False."""
         while True:
             decide_s = self._next_decision_s()
@@ -176,7 +180,7 @@ class _Run:
 
     # -- pods ----------------------------------------------------------------------------------
 
-    def _arrive(self, job: Job) -> None:
+    def _arrive(self, job: SimulatedPod) -> None:
         rank = -job.pod.priority, job.at_s, next(self._sequence)
         bisect.insort(self._queue(job.pod.needs).jobs, (rank, job), key=lambda each: each[0])
         self._pending[job.pod.uid] = job
@@ -211,7 +215,7 @@ class _Run:
                 if queue.jobs:
                     heapq.heappush(heads, (queue.jobs[0][0], queue))
 
-    def _choose(self, queue: _Queue) -> simulated_node.Node | None:
+    def _choose(self, queue: _Queue) -> simulated_node.SimulatedNode | None:
         needs = queue.needs
         able = [node for node in queue.nodes if node.has_room(needs)]
         if not able:
@@ -221,14 +225,14 @@ class _Run:
         best = max(scores)
         return self._draw.choice([n for n, s in zip(able, scores, strict=True) if s == best])
 
-    def _place(self, job: Job, node: simulated_node.Node) -> None:
+    def _place(self, job: SimulatedPod, node: simulated_node.SimulatedNode) -> None:
         uid = job.pod.uid
         node.bind(job.pod, self._draw)
         del self._pending[uid]
         self._result.waits[uid] = self._now_s - job.at_s
         self._add(self._now_s + job.run_s, self._end, job.pod, node)
 
-    def _end(self, pod: demand.Pending, node: simulated_node.Node) -> None:
+    def _end(self, pod: demand.Pending, node: simulated_node.SimulatedNode) -> None:
         node.end(pod)
         self._react()
 
@@ -240,7 +244,7 @@ class _Run:
 
     # -- nodes ---------------------------------------------------------------------------------
 
-    def _begin(self, node: simulated_node.Node, change: decisions.Change) -> None:
+    def _begin(self, node: simulated_node.SimulatedNode, change: decisions.NodeChange) -> None:
         if node.begin(change, now=self._time()):
             at_s = self._now_s + self._cluster.times.change_s
             self._add(at_s, self._finish, node, change)
@@ -248,7 +252,7 @@ class _Run:
             self._result.refused += 1
         self._react()
 
-    def _finish(self, node: simulated_node.Node, change: decisions.Change) -> None:
+    def _finish(self, node: simulated_node.SimulatedNode, change: decisions.NodeChange) -> None:
         destroyed, lost = node.change(change, now=self._time())
         self._result.destroyed += destroyed
         self._result.lost += lost

@@ -20,7 +20,7 @@ _Span = tuple[str, model.Placement]
 """A GPU instance: the UUID of its GPU, and its placement."""
 
 
-class Node:
+class SimulatedNode:
     """A node whose devices, pods and agent are simulated."""
 
     def __init__(self, origin: partitioned.PartitionedNode) -> None:
@@ -91,7 +91,7 @@ class Node:
             is_changing=True, unusable="its agent works on layout custom", requested_at=now
         )
 
-    def begin(self, change: decisions.Change, *, now: dt.datetime) -> bool:
+    def begin(self, change: decisions.NodeChange, *, now: dt.datetime) -> bool:
         """Taint the node for a change; return False if it would destroy an instance in use."""
         self._publish(requested_at=None, started_at=now)
         _, gone = changed(self._node.gpus, change.goals)
@@ -100,7 +100,7 @@ class Node:
             self._finish(now, failed_hash=change.content_hash)
         return self._is_tainted
 
-    def change(self, change: decisions.Change, *, now: dt.datetime) -> tuple[int, int]:
+    def change(self, change: decisions.NodeChange, *, now: dt.datetime) -> tuple[int, int]:
         """Apply the change and remove the taint.
 
         Return how many instances it destroyed, and how many of these were in use.

@@ -9,7 +9,7 @@ from mig_manager.core.fleet import batch, demand, node_room, node_sets, partitio
 from mig_manager.core.node import well_known
 
 
-class Wait(enum.Enum):
+class WaitReason(enum.Enum):
     """Why a pod waits; the values are a public contract."""
 
     SCHEDULER = "scheduler"  # a node has room, or is being changed for it
@@ -20,8 +20,8 @@ class Wait(enum.Enum):
     UNUSABLE = "unusable"  # nodes that could have room are not ready, or their use is unknown
 
 
-_ORDER = tuple(Wait)
-Cause = tuple[Wait | None, str]
+_ORDER = tuple(WaitReason)
+Cause = tuple[WaitReason | None, str]
 """A reason and a message; without a reason, no change can help."""
 
 
@@ -59,7 +59,7 @@ class Causes:
         return self._known[key]
 
     @functools.cached_property
-    def _not_now(self) -> dict[tuple[Wait | None, str], int]:
+    def _not_now(self) -> dict[tuple[WaitReason | None, str], int]:
         """The sets of nodes that cannot be changed now, by cause."""
         sets = node_sets.by_key(map(self._why_not_now, self._index.nodes))
         return {cause: nodes for cause, nodes in sets.items() if cause[1]}
@@ -99,31 +99,31 @@ class Causes:
             ]
         )
 
-    def _possible(self, group: int, unplaced: int) -> Iterator[tuple[Wait, int, str]]:
+    def _possible(self, group: int, unplaced: int) -> Iterator[tuple[WaitReason, int, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         pods, never = self._batch, self._batch.never(group)
         # These can serve a pod without a change when other pods end.
         short = self._index.allocatable.short(pods.needs[group].amounts)
-        yield Wait.IN_USE, never & ~(short | pods.excluded(group)), "what it has is in use"
+        yield WaitReason.IN_USE, never & ~(short | pods.excluded(group)), "what it has is in use"
         rest = self._index.every & ~never
         for text, nodes in self._unpublished.items():
-            yield Wait.UNUSABLE, rest & nodes & ~self._index.published, text
+            yield WaitReason.UNUSABLE, rest & nodes & ~self._index.published, text
         rest &= self._index.published
         text = "it had room, and the scheduler did not place the pod"
-        yield Wait.NOT_SCHEDULED, rest & unplaced, text
+        yield WaitReason.NOT_SCHEDULED, rest & unplaced, text
         rest &= ~unplaced
         for (reason, text), nodes in self._not_now.items():
             if reason:
                 yield reason, rest & nodes, text
                 rest &= ~nodes
         for text, nodes in self._short(pods.needs[group].others, pods.amounts, rest):
-            yield Wait.IN_USE, nodes, f"{text} is available"
+            yield WaitReason.IN_USE, nodes, f"{text} is available"
             rest &= ~nodes
         able = pods.with_devices(group, rest)
         limited, on_hold = (able, 0) if self._is_full else (0, able & self._on_hold)
-        yield Wait.LIMITED, limited, "as many nodes as allowed are under change"
-        yield Wait.IN_USE, on_hold, "its GPUs are on hold for another pod"
-        yield Wait.IN_USE, rest & ~(limited | on_hold), "too much of its GPUs is in use"
+        yield WaitReason.LIMITED, limited, "as many nodes as allowed are under change"
+        yield WaitReason.IN_USE, on_hold, "its GPUs are on hold for another pod"
+        yield WaitReason.IN_USE, rest & ~(limited | on_hold), "too much of its GPUs is in use"
 
     def _impossible(self, group: int) -> Iterator[tuple[str, int]]:
         """Yield the opted-in nodes, by the reason why they can never serve a group."""
@@ -155,7 +155,7 @@ class Causes:
             if text := demand.why_short(needs, has.of(position)):
                 yield text, each
 
-    def _missing(self, group: int, empty: Iterable[node_room.GpuState]) -> str:
+    def _missing(self, group: int, empty: Iterable[node_room.GpuFacts]) -> str:
         """Return why GPUs cannot have the devices of a group."""
         for profile, count in self._batch.needs[group].profiles.items():
             most = sum(self._batch.search.most(state, profile) for state in empty)

@@ -114,12 +114,12 @@ def requested(view: node_object.NodeView) -> Custom | None:
     return Custom.of(view) if is_custom else None
 
 
-def request_for(name: str, custom: Custom | None) -> requests.Request:
+def request_for(name: str, custom: Custom | None) -> requests.RequestRecord:
     """Return the request for a layout, with the content of ``custom`` if that is requested."""
     if custom is None:
-        return requests.Request(config=name)
+        return requests.RequestRecord(config=name)
     is_program = is_marked(custom.text or "")
-    return requests.Request(
+    return requests.RequestRecord(
         config=name,
         annotation_hash=custom.annotation_hash,
         origin=requests.Origin.PARTITIONER if is_program else requests.Origin.CUSTOM,

@@ -21,7 +21,7 @@ Processes = Mapping[str, tuple[steps.GpuProcess, ...]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class GpuStatus:
     """The GPUs of a node, with their processes."""
 
     gpus: model.ObservedGpus

@@ -97,7 +97,7 @@ def fitting(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ServedLayout:
     """One layout in a node's list."""
 
     name: str
@@ -105,12 +105,14 @@ class Entry:
     origin: str
 
     @staticmethod
-    def of(layout: layouts.Layout) -> "Entry":
+    def of(layout: layouts.Layout) -> "ServedLayout":
         """Return the entry of a layout."""
-        return Entry(name=layout.name, content_hash=layout.content_hash, origin=layout.origin)
+        return ServedLayout(
+            name=layout.name, content_hash=layout.content_hash, origin=layout.origin
+        )
 
 
-def to_json(entries: Iterable[Entry], *, takes_custom: bool = False) -> str:
+def to_json(entries: Iterable[ServedLayout], *, takes_custom: bool = False) -> str:
     """Return the annotation that lists a node's layouts, up to its maximum size.
 
     ``takes_custom``: whether the node also takes a layout from its annotation.
@@ -131,13 +133,13 @@ def to_json(entries: Iterable[Entry], *, takes_custom: bool = False) -> str:
     return json.dumps({"version": _VERSION, **members, "layouts": rows})
 
 
-def from_json(text: str) -> tuple[Entry, ...]:
+def from_json(text: str) -> tuple[ServedLayout, ...]:
     """Parse that annotation, with printable texts; ValueError if it is malformed."""
     with json_text.decoding("a list of layouts"):
         data = json_text.parse_object(text)
         rows = list(data["layouts"].items())[:_MOST]
         return tuple(
-            Entry(
+            ServedLayout(
                 name=messages.word(name, _MOST_LETTERS),
                 content_hash=messages.word(row["hash"], _MOST_LETTERS),
                 origin=messages.word(row["origin"], _MOST_LETTERS),

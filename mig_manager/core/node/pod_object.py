@@ -11,7 +11,7 @@ from mig_manager.core.node import api_values, well_known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class ContainerWaiting:
     """Why kubelet cannot start a container."""
 
     reason: str  # such as ``ImagePullBackOff``
@@ -68,7 +68,7 @@ class Pod:
     """The value of a container's option ``--mig-strategy`` or variable ``MIG_STRATEGY``."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """The feature gates in its containers' ``FEATURE_GATES`` or ``--feature-gates``."""
-    waiting: Waiting | None = None  # of its first container that cannot start
+    waiting: ContainerWaiting | None = None  # of its first container that cannot start
     tolerated: frozenset[str] = frozenset()  # keys of the taints that it names and tolerates
     is_unlisted: bool = False
     """Whether kubelet lists it and the API does not, so that it cannot be evicted."""
@@ -233,7 +233,7 @@ _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 _LONGEST_WAITING = 300
 
 
-def _waiting(status: Mapping[str, Any]) -> Waiting | None:
+def _waiting(status: Mapping[str, Any]) -> ContainerWaiting | None:
     """Return why the first container that cannot start waits."""
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(kind) or ():
@@ -241,7 +241,9 @@ def _waiting(status: Mapping[str, Any]) -> Waiting | None:
             reason = str(state.get("reason") or "")
             if reason not in _STARTING:
                 text = messages.printable(str(state.get("message") or ""), instead=" ")
-                return Waiting(reason=reason, message=messages.fit(text, _LONGEST_WAITING))
+                return ContainerWaiting(
+                    reason=reason, message=messages.fit(text, _LONGEST_WAITING)
+                )
     return None
 
 

@@ -18,7 +18,7 @@ from mig_manager.core.node import well_known
 _ANY_LAYOUT = "*"
 
 
-class Drain(enum.Enum):
+class DrainPolicy(enum.Enum):
     """Which pods a change evicts."""
 
     AFFECTED = "affected"  # the pods that use devices to be destroyed
@@ -38,7 +38,7 @@ class DrainStrategy(enum.Enum):
 class Policy:
     """How to drain, and the plugin configs and startup taints of layouts."""
 
-    drain: Drain = Drain.AFFECTED
+    drain: DrainPolicy = DrainPolicy.AFFECTED
     strategy: DrainStrategy = DrainStrategy.ROLLING
     is_forced: bool = False
     """Whether remaining pods are deleted at the deadline, regardless of budgets."""

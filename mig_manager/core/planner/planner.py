@@ -162,7 +162,7 @@ def _creations(plan: steps.GpuPlan) -> Iterator[model.Creation]:
 
 
 def restore_checkpoint(
-    saved: Sequence[checkpoint.Device], gpus: Sequence[model.Gpu], *, is_mode_only: bool = False
+    saved: Sequence[checkpoint.SavedGpu], gpus: Sequence[model.Gpu], *, is_mode_only: bool = False
 ) -> steps.Plan:
     """Find the steps to a checkpoint; GPUs that it lacks are not touched.
 

@@ -186,7 +186,7 @@ def _lacks_placements(gi: model.GpuInstance) -> bool:
 
 
 def snapshots(
-    saved: Sequence[checkpoint.Device], gpus: Sequence[model.Gpu], *, is_mode_only: bool
+    saved: Sequence[checkpoint.SavedGpu], gpus: Sequence[model.Gpu], *, is_mode_only: bool
 ) -> list[model.GpuSnapshot]:
     """Return the GPUs of a checkpoint, which can be of another node or edited, as snapshots.
 
@@ -228,7 +228,7 @@ def snapshots(
     return restored
 
 
-def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuInstance]:
+def _instances(device: checkpoint.SavedGpu, gpu: model.Gpu) -> Iterator[model.GpuInstance]:
     specs = {spec.enum_index: spec for spec in gpu.profiles or ()}
     live = {_place(gi): gi.compute_instances for gi in gpu.gpu_instances}
     occupied = 0
@@ -260,7 +260,7 @@ def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuI
 
 
 def _require_engines(
-    device: checkpoint.Device, gpu: model.Gpu, instances: Sequence[model.Profile]
+    device: checkpoint.SavedGpu, gpu: model.Gpu, instances: Sequence[model.Profile]
 ) -> None:
     live = [gi.profile for gi in gpu.gpu_instances]
     capacity = placement.Capacity(gpu.profiles or (), live=live)
@@ -299,5 +299,5 @@ def _packed(
     return packing.fit(counts, occupied) if sum(counts) <= whole.gpu_slices else None
 
 
-def _refuse(place: checkpoint.Device | checkpoint.Instance, why: str) -> NoReturn:
+def _refuse(place: checkpoint.SavedGpu | checkpoint.Instance, why: str) -> NoReturn:
     raise errors.CheckpointError(why, location=place.location)

@@ -37,7 +37,7 @@ class Instance:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class SavedGpu:
     """A GPU of a checkpoint."""
 
     uuid: str
@@ -54,7 +54,7 @@ def render(gpus: Sequence[model.Gpu]) -> str:
     return json.dumps(state, separators=(",", ":"))
 
 
-def parse(text: str, *, source: str) -> tuple[Device, ...]:
+def parse(text: str, *, source: str) -> tuple[SavedGpu, ...]:
     """Parse a checkpoint of ``render`` or mig-parted; CheckpointError if it is malformed."""
     try:
         return tuple(_devices(text, source))
@@ -100,7 +100,7 @@ def _device_data(gpu: model.Gpu) -> dict[str, Any]:
     return {"UUID": gpu.uuid, "MigMode": _MODES[mode], "GpuInstances": instances or None}
 
 
-def _devices(text: str, source: str) -> Iterator[Device]:
+def _devices(text: str, source: str) -> Iterator[SavedGpu]:
     root = yaml_tree.parse(text, source=source)
     if root is None:
         start = errors.Location(source=source, line=1, column=1)
@@ -118,7 +118,7 @@ def _devices(text: str, source: str) -> Iterator[Device]:
         yield device
 
 
-def _device(node: yaml_tree.Node) -> Device:
+def _device(node: yaml_tree.Node) -> SavedGpu:
     data = _mapping(node, ("UUID", "MigMode", "GpuInstances"))
     uuid = fields.required(data, "UUID")
     if not (isinstance(uuid, yaml_tree.Scalar) and isinstance(uuid.value, str) and uuid.value):
@@ -132,7 +132,7 @@ def _device(node: yaml_tree.Node) -> Device:
     instances = tuple(map(_instance, fields.items(instances_node, "GpuInstances")))
     if instances and mode is model.MigMode.DISABLED:
         fields.fail(instances_node, "GpuInstances must be empty where MigMode is 0")
-    return Device(uuid=uuid.value, mode=mode, instances=instances, location=uuid.location)
+    return SavedGpu(uuid=uuid.value, mode=mode, instances=instances, location=uuid.location)
 
 
 def _instance(node: yaml_tree.Node) -> Instance:

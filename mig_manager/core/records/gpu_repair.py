@@ -29,7 +29,7 @@ Architecture, Virtualization = model.Architecture, model.Virtualization
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
+class RepairAttempts:
     """The attempts to repair one GPU."""
 
     gpu: str  # its UUID
@@ -49,9 +49,9 @@ class Repair:
         }
 
     @staticmethod
-    def from_data(data: Mapping[str, Any]) -> "Repair":
+    def from_data(data: Mapping[str, Any]) -> "RepairAttempts":
         """Parse plain data; see ``json_text.decoding`` for its exceptions."""
-        return Repair(
+        return RepairAttempts(
             gpu=str(data["gpu"]),
             attempts=int(data["attempts"]),
             next_s=float(int(data["next"])),
@@ -60,7 +60,7 @@ class Repair:
         )
 
 
-Repairs = tuple[Repair, ...]
+Repairs = tuple[RepairAttempts, ...]
 
 
 def open_gpus(repairs: Repairs) -> frozenset[str]:
@@ -74,7 +74,7 @@ def begun(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
     for uuid in uuids:
         attempts = known[uuid].attempts + 1 if uuid in known else 1
         next_s = now_s + _PAUSES.delay_s(attempts - 1)
-        known[uuid] = Repair(gpu=uuid, attempts=attempts, next_s=next_s, is_open=True)
+        known[uuid] = RepairAttempts(gpu=uuid, attempts=attempts, next_s=next_s, is_open=True)
     return tuple(known.values())
 
 

@@ -75,7 +75,7 @@ def unknown(config: str, reason: errors.Reason, why: str) -> Condition:
     )
 
 
-def condition(published: status.Status) -> Condition:
+def condition(published: status.RunStatus) -> Condition:
     """Return the condition for a published status.
 
     It omits the phase: each change of a condition costs a request, and the status annotation has

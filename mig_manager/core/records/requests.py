@@ -73,7 +73,7 @@ class FailedChanges:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RequestRecord:
     """A request, and its progress."""
 
     config: str
@@ -102,7 +102,9 @@ class Request:
         """Name of the layout, and hash of its annotation."""
         return self.config, self.annotation_hash
 
-    def continued_as(self, current: "Request", *, is_new: bool, now_s: float) -> "Request":
+    def continued_as(
+        self, current: "RequestRecord", *, is_new: bool, now_s: float
+    ) -> "RequestRecord":
         """Return the request to serve: this one, if the same is requested again.
 
         The agent decides whether a custom layout may evict when it first reads the content. Later
@@ -127,7 +129,7 @@ class Request:
             repairs=gpu_repair.postponed(self.repairs, now_s),
         )
 
-    def resolved(self, config_hash: str, *, is_from_owner: bool) -> "Request":
+    def resolved(self, config_hash: str, *, is_from_owner: bool) -> "RequestRecord":
         """Return the request once its layout's content is known.
 
         New content from the owner is a new request, so the old verification does not count. Other
@@ -141,7 +143,7 @@ class Request:
         known = dataclasses.replace(verified, gpus="") if is_same else None
         return dataclasses.replace(self, verified=known)
 
-    def with_status(self, published: status.Status, boot_id: str) -> "Request":
+    def with_status(self, published: status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request with the content that the machine was rebooted for, if it was."""
         if published.config != self.config:
             return self
@@ -154,7 +156,7 @@ class Request:
             rebooted_from=boot_id if is_new else self.rebooted_from,
         )
 
-    def with_failed_change(self, failed: FailedChanges) -> "Request":
+    def with_failed_change(self, failed: FailedChanges) -> "RequestRecord":
         """Return the request after one more change that failed."""
         last = self.failed_changes
         if last and (last.config_hash, last.boot_id) == (failed.config_hash, failed.boot_id):
@@ -199,7 +201,7 @@ class Request:
         return json.dumps({key: value for key, value in data.items() if value is not None})
 
     @staticmethod
-    def from_json(text: str) -> "Request":
+    def from_json(text: str) -> "RequestRecord":
         """Parse a kept text; ValueError if it is invalid, or of an unknown version."""
         with json_text.decoding("a request kept by an agent"):
             data = json_text.parse_object(text)
@@ -207,7 +209,7 @@ class Request:
                 raise ValueError("not a request kept by a version this agent knows")
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
             failed = data.get("failedChanges")
-            return Request(
+            return RequestRecord(
                 config=str(data["config"]),
                 annotation_hash=str(data.get("annotationHash", "")),
                 origin=Origin(data["origin"]),
@@ -237,11 +239,11 @@ class Request:
                     problem=str(failed["problem"]),
                     count=int(failed["count"]),
                 ),
-                repairs=tuple(map(gpu_repair.Repair.from_data, data.get("repairs", ()))),
+                repairs=tuple(map(gpu_repair.RepairAttempts.from_data, data.get("repairs", ()))),
             )
 
 
-def to_saved(record: Request, journal: journals.Journal) -> str:
+def to_saved(record: RequestRecord, journal: journals.Journal) -> str:
     """Return the text to save on the host: a record, with the journal's entries of the host.
 
     Older versions read the record alone.
@@ -269,12 +271,12 @@ def fingerprint(gpus: Iterable[model.Gpu]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]
 
 
-NONE = Request(config="")  # no layout is requested
+NONE = RequestRecord(config="")  # no layout is requested
 
 
 def of_status(
     published: status.PublishedStatus | None, journal: journals.Journal, applied: str
-) -> Request:
+) -> RequestRecord:
     """Infer the request from a status; ``NONE`` if that is impossible.
 
     For a node whose agent kept no record. In doubt the request may not evict, so that an upgrade
@@ -297,7 +299,7 @@ def of_status(
     if not journal.has_at_most_snapshot:
         is_verified = False
     is_custom = bool(published.annotation_hash)
-    return Request(
+    return RequestRecord(
         config=published.config,
         annotation_hash=published.annotation_hash,
         origin=Origin.CUSTOM if is_custom else Origin.LABEL,

@@ -1,6 +1,6 @@
 """The status of a run, for people and other programs, as JSON on the node.
 
-The agent writes a ``Status``; ``parse`` is its only reader.
+The agent writes a ``RunStatus``; ``parse`` is its only reader.
 """
 
 import collections
@@ -18,7 +18,7 @@ _MAX_GPUS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class RunStatus:
     """One run, as the status annotation shows it."""
 
     config: str

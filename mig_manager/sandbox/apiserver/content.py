@@ -232,7 +232,7 @@ def patched(content_type: str, obj: Object, patch: Any) -> Object:
         message = (
             "the body of the request was in an unknown format - accepted media types include: "
         )
-        raise resources.ApiError(415, message + ", ".join(paths))
+        raise resources.StatusError(415, message + ", ".join(paths))
     if not isinstance(patch, dict):
         raise resources.bad_request("json: cannot unmarshal a value that is not an object")
     merged: Object = _merge(obj, patch, paths[content_type])

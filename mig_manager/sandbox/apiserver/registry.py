@@ -17,7 +17,7 @@ from typing import Any
 from mig_manager.sandbox.apiserver import content, request, resources, store
 
 Object = resources.Object
-Target = request.Target
+Target = request.RequestTarget
 
 _DEFAULT_GRACE_S = 30
 """The default of a pod's ``terminationGracePeriodSeconds``."""
@@ -163,7 +163,7 @@ class Registry:
             pod = self.get(target)
             present = pod["spec"].get("nodeName")
             if present:
-                raise resources.ApiError(
+                raise resources.StatusError(
                     409,
                     f'Operation cannot be fulfilled on pods/binding "{target.name}": '
                     f"pod {target.name} is already assigned to node {present!r}",
@@ -286,7 +286,7 @@ def _check_eviction(objects: store.Store, pod: Object) -> None:
             "This pod has more than one PodDisruptionBudget, which the eviction subresource "
             "does not support."
         )
-        raise resources.ApiError(500, message, reason="")
+        raise resources.StatusError(500, message, reason="")
     for budget in budgets:
         now, name = budget["status"], budget["metadata"]["name"]
         healthy, desired = now["currentHealthy"], now["desiredHealthy"]
@@ -298,7 +298,7 @@ def _check_eviction(objects: store.Store, pod: Object) -> None:
                 f"The disruption budget {name} needs {desired} healthy pods and has {healthy} "
                 "currently"
             )
-            raise resources.ApiError(
+            raise resources.StatusError(
                 429,
                 "Cannot evict pod as it would violate the pod's disruption budget.",
                 details={"causes": [resources.cause("DisruptionBudget", because)]},

@@ -96,7 +96,7 @@ def accepts_table(accept: str) -> bool:
         if values["as"] == "Table" and values.get("v", "v1") == "v1":
             return True
     message = "only the following media types are accepted: application/json"
-    raise resources.ApiError(406, message)
+    raise resources.StatusError(406, message)
 
 
 def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:

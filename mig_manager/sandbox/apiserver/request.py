@@ -18,7 +18,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RequestTarget:
     """The resource and object of a request."""
 
     resource: resources.Resource
@@ -39,7 +39,7 @@ class RequestInfo:
     """A parsed request for a resource."""
 
     verb: str
-    target: Target
+    target: RequestTarget
     query: Mapping[str, str]
 
 
@@ -51,13 +51,13 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | Non
     verb = _VERBS.get(method, "")
     if verb not in _allowed(target):
         message = "the server does not allow this method on the requested resource"
-        raise resources.ApiError(405, message)
+        raise resources.StatusError(405, message)
     if verb == "get" and not target.name:
         verb = "watch" if query.get("watch", "") in ("1", "true") else "list"
     return RequestInfo(verb=verb, target=target, query=query)
 
 
-def _target(parts: list[str]) -> Target | None:
+def _target(parts: list[str]) -> RequestTarget | None:
     match parts:
         case ["api", version, *rest]:
             group = ""
@@ -79,10 +79,12 @@ def _target(parts: list[str]) -> Target | None:
     is_known = not subresource or subresource in resource.subresources
     if any(more) or not is_known or (name and resource.is_namespaced and not namespace):
         return None
-    return Target(resource=resource, namespace=namespace, name=name, subresource=subresource)
+    return RequestTarget(
+        resource=resource, namespace=namespace, name=name, subresource=subresource
+    )
 
 
-def _allowed(target: Target) -> tuple[str, ...]:
+def _allowed(target: RequestTarget) -> tuple[str, ...]:
     if target.subresource in ("binding", "eviction"):
         return ("create",)
     if target.name:

@@ -1,8 +1,8 @@
 """The resources of the API server, their discovery documents, and failures.
 
-Names, kinds and short names follow the Kubernetes API reference. Failures are ``ApiError``, given
-by HTTP status in docstrings, and ``Status`` objects in answers. Reasons, codes and the texts that
-clients match: ``sig-architecture/api-conventions.md``, "Response Status Kind", and the real
+Names, kinds and short names follow the Kubernetes API reference. Failures are ``StatusError``,
+given by HTTP status in docstrings, and ``Status`` objects in answers. Reasons, codes and the texts
+that clients match: ``sig-architecture/api-conventions.md``, "Response Status Kind", and the real
 server's answers.
 """
 
@@ -43,7 +43,7 @@ _REASONS = {
 }
 
 
-class ApiError(Exception):
+class StatusError(Exception):
     """A failure, to be answered with a Status."""
 
     def __init__(
@@ -82,14 +82,14 @@ def _status(outcome: str) -> Object:
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": outcome}
 
 
-def bad_request(message: str) -> ApiError:
+def bad_request(message: str) -> StatusError:
     """Return 400."""
-    return ApiError(400, message)
+    return StatusError(400, message)
 
 
-def no_such_path() -> ApiError:
+def no_such_path() -> StatusError:
     """Return 404 for a path without a resource."""
-    return ApiError(404, "the server could not find the requested resource")
+    return StatusError(404, "the server could not find the requested resource")
 
 
 def cause(reason: str, message: str, *, field: str = "") -> Object:
@@ -129,23 +129,23 @@ class Resource:
         words = {"name": name, "group": self.group, "kind": self.plural}
         return {key: word for key, word in words.items() if word}
 
-    def not_found(self, name: str) -> ApiError:
+    def not_found(self, name: str) -> StatusError:
         """Return 404 for a missing object."""
         message = f'{self.qualified} "{name}" not found'
-        return ApiError(404, message, details=self.details(name))
+        return StatusError(404, message, details=self.details(name))
 
-    def conflict(self, name: str, *, because: str) -> ApiError:
+    def conflict(self, name: str, *, because: str) -> StatusError:
         """Return 409 for a write whose precondition does not hold."""
         message = f'Operation cannot be fulfilled on {self.qualified} "{name}": {because}'
-        return ApiError(409, message, details=self.details(name))
+        return StatusError(409, message, details=self.details(name))
 
-    def invalid(self, name: str, causes: list[Object]) -> ApiError:
+    def invalid(self, name: str, causes: list[Object]) -> StatusError:
         """Return 422 for an object that breaks a rule; causes name their field."""
         lines = [f"{each['field']}: {each['message']}" for each in causes]
         text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
         words = f"{self.kind}.{self.group}" if self.group else self.kind
         details = self.details(name) | {"kind": self.kind, "causes": causes}
-        return ApiError(422, f'{words} "{name}" is invalid: {text}', details=details)
+        return StatusError(422, f'{words} "{name}" is invalid: {text}', details=details)
 
 
 _STATUS = ("status",)

@@ -56,7 +56,7 @@ class ApiServer:
         rules = registry.Registry(self.store)
         registry.start_budget_controller(self.store)
         for name in ("default", "kube-system"):
-            target = request.Target(resource=resources.NAMESPACES)
+            target = request.RequestTarget(resource=resources.NAMESPACES)
             rules.create(target, {"metadata": {"name": name}})
         self._watchers: set[store.Watcher] = set()
         self._application = middleware(
@@ -191,7 +191,7 @@ class _Application:
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         http = requests.Request(scope, receive)
         try:
-            call = _Call(http=http, body=await http.body())
+            call = _HttpRequest(http=http, body=await http.body())
         except requests.ClientDisconnect:
             return
         try:
@@ -212,11 +212,11 @@ class _Application:
                 else:
                     answer = renderer.item(self._perform(call, info))
                 response = _json_response(answer, 201 if info.verb == "create" else 200)
-        except resources.ApiError as error:
+        except resources.StatusError as error:
             response = status_response(error)
         await response(scope, receive, send)
 
-    def _perform(self, call: "_Call", info: request.RequestInfo) -> Object:
+    def _perform(self, call: "_HttpRequest", info: request.RequestInfo) -> Object:
         rules, target = self.rules, info.target
         dry_run = "All" in info.query.get("dryRun", "")
         if dry_run and target.subresource != "eviction":
@@ -236,7 +236,7 @@ class _Application:
             case _:
                 return rules.delete(target, call.json())
 
-    def _answer_other(self, call: "_Call") -> responses.Response:
+    def _answer_other(self, call: "_HttpRequest") -> responses.Response:
         """Answer a review, or a request for discovery or health."""
         path = call.http.url.path
         match [part for part in path.split("/") if part]:
@@ -277,7 +277,7 @@ class _Application:
                         await send(_chunk(chunk))
                 finally:
                     disconnect.cancel()
-        except resources.ApiError as error:
+        except resources.StatusError as error:
             # As the real server answers from its watch cache.
             await send(start)
             await send(_chunk(_line("ERROR", error.to_status())))
@@ -317,7 +317,7 @@ class _Application:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _HttpRequest:
     """One HTTP request with its whole body."""
 
     http: requests.Request
@@ -332,7 +332,7 @@ class _Call:
         """Return the content of a JSON body."""
         if self.content_type not in ("", "application/json"):
             message = "the body of the request was in an unknown format - accepted media types "
-            raise resources.ApiError(415, f"{message}include: application/json")
+            raise resources.StatusError(415, f"{message}include: application/json")
         return self.content()
 
     def content(self) -> Any:
@@ -343,7 +343,7 @@ class _Call:
             raise resources.bad_request(f"unable to decode the body: {error}") from error
 
 
-def status_response(error: resources.ApiError) -> responses.Response:
+def status_response(error: resources.StatusError) -> responses.Response:
     """Return the response to a failed request."""
     response = _json_response(error.to_status(), error.code)
     if error.retry_after_s:

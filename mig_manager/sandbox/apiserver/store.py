@@ -28,7 +28,7 @@ Key = tuple[str, str, str]
 """Plural of the resource, namespace (empty for cluster-wide ones), name."""
 
 
-class Change(enum.Enum):
+class EventType(enum.Enum):
     """A change of an object; the values are the watch event types."""
 
     ADDED = "ADDED"
@@ -41,7 +41,7 @@ class Record:
     """One entry of the history."""
 
     version: int
-    change: Change
+    change: EventType
     key: Key
     obj: Object
     """The object after the change; for DELETED, its last state with the deletion's version."""
@@ -104,7 +104,7 @@ class Store:
         with self.lock:
             if version < self._oldest:
                 message = f"too old resource version: {version} ({self._oldest})"
-                raise resources.ApiError(410, message)
+                raise resources.StatusError(410, message)
             start = bisect.bisect_right(self._history, version, key=lambda each: each.version)
             return self._history[start:]
 
@@ -131,7 +131,7 @@ class Store:
             if key in self._objects:
                 message = f'{resource.qualified} "{key[2]}" already exists'
                 details = resource.details(key[2])
-                raise resources.ApiError(409, message, reason="AlreadyExists", details=details)
+                raise resources.StatusError(409, message, reason="AlreadyExists", details=details)
             return copy.deepcopy(self.write(key, obj))
 
     def write(self, key: Key, obj: Object) -> Object:
@@ -146,7 +146,9 @@ class Store:
             self.version += 1
             obj["metadata"]["resourceVersion"] = str(self.version)
             self._objects[key] = obj
-            self._remember(Change.ADDED if before is None else Change.MODIFIED, key, obj, before)
+            self._remember(
+                EventType.ADDED if before is None else EventType.MODIFIED, key, obj, before
+            )
             return obj
 
     def remove(self, key: Key) -> Object | None:
@@ -157,7 +159,7 @@ class Store:
                 return None
             self.version += 1
             last = _at_version(before, self.version)
-            self._remember(Change.DELETED, key, last, before)
+            self._remember(EventType.DELETED, key, last, before)
             return last
 
     def trim_history(self, *, keep: int) -> None:
@@ -167,7 +169,7 @@ class Store:
             self._oldest = self._history[excess - 1].version
             del self._history[:excess]
 
-    def _remember(self, change: Change, key: Key, obj: Object, before: Object | None) -> None:
+    def _remember(self, change: EventType, key: Key, obj: Object, before: Object | None) -> None:
         record = Record(version=self.version, change=change, key=key, obj=obj, before=before)
         self._history.append(record)
         # In chunks, because cutting the front of a list moves the rest.
@@ -247,17 +249,17 @@ class Watcher:
         """Whether no change is queued."""
         return not self._queue
 
-    def drain(self) -> Iterator[tuple[Change, Object]]:
+    def drain(self) -> Iterator[tuple[EventType, Object]]:
         """Yield the queued changes for a client that knows only this selection."""
         while self._queue:
             record = self._queue.popleft()
             was_in = self._selection.matches(record.before)
-            is_in = record.change is not Change.DELETED and self._selection.matches(record.obj)
+            is_in = record.change is not EventType.DELETED and self._selection.matches(record.obj)
             if is_in:
-                yield (Change.MODIFIED if was_in else Change.ADDED), record.obj
+                yield (EventType.MODIFIED if was_in else EventType.ADDED), record.obj
             else:
                 # An object that leaves the selection appears in its last state within it.
-                yield Change.DELETED, _at_version(record.before or record.obj, record.version)
+                yield EventType.DELETED, _at_version(record.before or record.obj, record.version)
 
     def stop(self) -> None:
         """End the watch."""

@@ -175,7 +175,7 @@ def _address(argument: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class HandleTarget:
     """The object of one handle; a serial distinguishes an instance from its successor."""
 
     kind: HandleKind
@@ -186,15 +186,17 @@ class Target:
     """Of a whole GPU on a node where a handle does not outlive a reset."""
 
 
-def whole(node: states.MachineState, gpu: int) -> Target:
+def whole(node: states.MachineState, gpu: int) -> HandleTarget:
     """Return the target of a whole GPU."""
     attachment = node.gpus[gpu].attachments if node.options.reattaches else 0
-    return Target(kind=HandleKind.GPU, gpu=gpu, attachment=attachment)
+    return HandleTarget(kind=HandleKind.GPU, gpu=gpu, attachment=attachment)
 
 
-def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
+def mig_device(
+    gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance
+) -> HandleTarget:
     """Return the target of a MIG device."""
-    return Target(
+    return HandleTarget(
         kind=HandleKind.MIG_DEVICE, gpu=gpu, instance=instance.serial, compute=compute.serial
     )
 
@@ -245,8 +247,8 @@ class Session:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
-        self._targets: dict[int, Target] = {}
-        self._handles: dict[Target, int] = {}
+        self._targets: dict[int, HandleTarget] = {}
+        self._handles: dict[HandleTarget, int] = {}
         self._event_sets: dict[int, EventSet] = {}
         self._event_set_handles = itertools.count(self._FIRST_EVENT_SET, self._STEP)
 
@@ -289,7 +291,7 @@ class Session:
         with self._lock:
             self._event_sets.pop(_address(argument), None)
 
-    def handle(self, target: Target) -> int:
+    def handle(self, target: HandleTarget) -> int:
         """Return the handle of a target, always the same."""
         with self._lock:
             new = self._FIRST + self._STEP * len(self._handles)
@@ -297,7 +299,7 @@ class Session:
             self._targets[handle] = target
             return handle
 
-    def target(self, argument: Any) -> Target:
+    def target(self, argument: Any) -> HandleTarget:
         """Return the target of a handle argument; INVALID_ARGUMENT: not of this session."""
         target = self._targets.get(_address(argument))
         if target is None:
@@ -309,7 +311,7 @@ class Session:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class View:
+class DriverView:
     """The node as a function sees it; made in every call, where a frozen class is slow."""
 
     session: Session
@@ -318,16 +320,16 @@ class View:
     read: Callable[[], states.MachineState]
     """Reads the node again, for long calls."""
 
-    def put_handle(self, reference: Any, target: Target) -> None:
+    def put_handle(self, reference: Any, target: HandleTarget) -> None:
         """Write a handle for the caller."""
         put(reference, ctypes.c_void_p, self.session.handle(target))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class DeviceView(View):
+class DeviceView(DriverView):
     """A view of the device or instance behind the first argument."""
 
-    target: Target
+    target: HandleTarget
 
     @property
     def board(self) -> states.Board:
@@ -377,15 +379,17 @@ class DeviceView(View):
         return self.board.row(self.instance.profile_id)
 
     @property
-    def whole(self) -> Target:
+    def whole(self) -> HandleTarget:
         """Its GPU as a target."""
         return whole(self.node, self.target.gpu)
 
-    def target_of(self, instance: states.GpuInstance) -> Target:
+    def target_of(self, instance: states.GpuInstance) -> HandleTarget:
         """Return the target of a GPU instance of this GPU."""
-        return Target(kind=HandleKind.GPU_INSTANCE, gpu=self.target.gpu, instance=instance.serial)
+        return HandleTarget(
+            kind=HandleKind.GPU_INSTANCE, gpu=self.target.gpu, instance=instance.serial
+        )
 
-    def target_within(self, compute: states.ComputeInstance) -> Target:
+    def target_within(self, compute: states.ComputeInstance) -> HandleTarget:
         """Return the target of a compute instance of this GPU instance."""
         return dataclasses.replace(
             self.target_of(self.instance), kind=HandleKind.COMPUTE_INSTANCE, compute=compute.serial

@@ -57,22 +57,22 @@ def error_text(code: Any) -> bytes:
 @calls.function(
     "nvmlInitWithFlags", "nvmlInit_v2", "nvmlInit", latency="init_s", needs_session=False
 )
-def _init(view: calls.View, *_: Any) -> None:
+def _init(view: calls.DriverView, *_: Any) -> None:
     view.session.begin()
 
 
 @calls.function("nvmlShutdown")
-def _shutdown(view: calls.View) -> None:
+def _shutdown(view: calls.DriverView) -> None:
     view.session.end()
 
 
 @calls.function("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
-def _driver_version(view: calls.View, buffer: Any, length: Any) -> None:
+def _driver_version(view: calls.DriverView, buffer: Any, length: Any) -> None:
     calls.put_text(buffer, length, view.node.options.driver_version)
 
 
 @calls.function("nvmlSystemGetProcessName")
-def _process_name(view: calls.View, pid: Any, buffer: Any, length: Any) -> None:
+def _process_name(view: calls.DriverView, pid: Any, buffer: Any, length: Any) -> None:
     requested = calls.number(pid)
     for client in view.node.clients:
         if client.pid == requested:
@@ -82,12 +82,12 @@ def _process_name(view: calls.View, pid: Any, buffer: Any, length: Any) -> None:
 
 
 @calls.function("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2")
-def _count(view: calls.View, count: Any) -> None:
+def _count(view: calls.DriverView, count: Any) -> None:
     calls.put(count, ctypes.c_uint, len(view.boards))
 
 
 @calls.function("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2")
-def _by_index(view: calls.View, index: Any, device: Any) -> None:
+def _by_index(view: calls.DriverView, index: Any, device: Any) -> None:
     requested = calls.number(index)
     if not 0 <= requested < len(view.boards):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -95,7 +95,7 @@ def _by_index(view: calls.View, index: Any, device: Any) -> None:
 
 
 @calls.function("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
-def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
+def _by_pci_bus_id(view: calls.DriverView, bus_id: Any, device: Any) -> None:
     # Domains are written with four digits or eight.
     requested = calls.text(bus_id).upper().lstrip("0")
     for board in view.boards:
@@ -105,14 +105,14 @@ def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
     raise states.Refused(states.Code.NOT_FOUND)
 
 
-def _put_whole(view: calls.View, device: Any, index: int) -> None:
+def _put_whole(view: calls.DriverView, device: Any, index: int) -> None:
     if view.node.gpus[index].is_lost:
         raise states.Refused(states.Code.GPU_IS_LOST)
     view.put_handle(device, calls.whole(view.node, index))
 
 
 @calls.function("nvmlDeviceGetHandleByUUID")
-def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
+def _by_uuid(view: calls.DriverView, uuid: Any, device: Any) -> None:
     # nvml.h: this initialises every GPU during the search, and fails if any is lost.
     if any(gpu.is_lost for gpu in view.node.gpus):
         raise states.Refused(states.Code.GPU_IS_LOST)
@@ -300,17 +300,17 @@ def _event_mask(view: calls.DeviceView) -> int:
 
 
 @calls.function("nvmlEventSetCreate")
-def _create_event_set(view: calls.View, event_set: Any) -> None:
+def _create_event_set(view: calls.DriverView, event_set: Any) -> None:
     calls.put(event_set, ctypes.c_void_p, view.session.new_event_set())
 
 
 @calls.function("nvmlEventSetFree")
-def _free_event_set(view: calls.View, event_set: Any) -> None:
+def _free_event_set(view: calls.DriverView, event_set: Any) -> None:
     view.session.free_event_set(event_set)
 
 
 @calls.function("nvmlEventSetWait", "nvmlEventSetWait_v2")
-def _wait_for_event(view: calls.View, event_set: Any, data: Any, timeout_ms: Any) -> None:
+def _wait_for_event(view: calls.DriverView, event_set: Any, data: Any, timeout_ms: Any) -> None:
     target = calls.struct(data, pynvml.c_nvmlEventData_t)
     deadline = time.monotonic() + calls.number(timeout_ms) / 1000
     pause = threading.Event()

@@ -70,9 +70,9 @@ class SimulatedLibrary:
         return lambda *arguments: self._call(name, function, arguments)
 
     def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
-        return self._answer(Attempt(name, function, arguments))
+        return self._answer(RunningCall(name, function, arguments))
 
-    def _answer(self, attempt: "Attempt") -> int:
+    def _answer(self, attempt: "RunningCall") -> int:
         """Run a call and return its code."""
         try:
             attempt.resolve_handle(self._session)
@@ -87,7 +87,7 @@ class SimulatedLibrary:
             attempt.code = int(states.Code.DRIVER_NOT_LOADED)
         return attempt.code
 
-    def _run(self, attempt: "Attempt") -> None:
+    def _run(self, attempt: "RunningCall") -> None:
         function = attempt.function
         attempt.entered_ns = time.monotonic_ns()
         node = self.state.read()
@@ -105,7 +105,7 @@ class SimulatedLibrary:
         if seconds > 0:
             threading.Event().wait(seconds)
 
-    def _change(self, attempt: "Attempt") -> None:
+    def _change(self, attempt: "RunningCall") -> None:
         def change(node: states.MachineState) -> states.MachineState:
             assert attempt.target is not None  # noqa: S101 - changes take a handle
             index = attempt.target.gpu
@@ -114,11 +114,13 @@ class SimulatedLibrary:
 
         self.state.update(change)
 
-    def _view(self, node: states.MachineState, target: calls.Target | None) -> calls.View:
+    def _view(
+        self, node: states.MachineState, target: calls.HandleTarget | None
+    ) -> calls.DriverView:
         boards = states.boards_of(node)
         session, read = self._session, self.state.read
         if target is None:
-            return calls.View(session=session, node=node, boards=boards, read=read)
+            return calls.DriverView(session=session, node=node, boards=boards, read=read)
         view = calls.DeviceView(
             session=session, node=node, boards=boards, read=read, target=target
         )
@@ -126,14 +128,14 @@ class SimulatedLibrary:
         return view
 
 
-class Attempt:
+class RunningCall:
     """One call while it runs."""
 
     def __init__(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> None:
         self.name = name
         self.function = function
         self.rest = arguments
-        self.target: calls.Target | None = None
+        self.target: calls.HandleTarget | None = None
         self.code = int(states.Code.SUCCESS)
         self.started_ns = self.entered_ns = time.monotonic_ns()
         """``entered``: when the driver began; for a change, when it had locked the GPU."""

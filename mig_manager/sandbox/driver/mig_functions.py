@@ -188,7 +188,7 @@ def _instance_by_id(view: calls.DeviceView, instance_id: Any, handle: Any) -> No
     _put_known(view, targets.get(calls.number(instance_id)), handle)
 
 
-def _put_known(view: calls.DeviceView, target: calls.Target | None, handle: Any) -> None:
+def _put_known(view: calls.DeviceView, target: calls.HandleTarget | None, handle: Any) -> None:
     if target is None:
         raise states.Refused(states.Code.NOT_FOUND)
     view.put_handle(handle, target)
@@ -324,7 +324,7 @@ def _compute_info(view: calls.DeviceView, info: Any) -> None:
 
 
 def _put_handles(
-    view: calls.DeviceView, targets: list[calls.Target], handles: Any, count: Any
+    view: calls.DeviceView, targets: list[calls.HandleTarget], handles: Any, count: Any
 ) -> None:
     calls.put_all(handles, ctypes.c_void_p, [view.session.handle(each) for each in targets])
     calls.put(count, ctypes.c_uint, len(targets))

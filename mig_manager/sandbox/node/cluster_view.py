@@ -19,7 +19,7 @@ from mig_manager.sandbox.node import objects
 
 _log = logging.getLogger(__name__)
 
-_TIMES = watch.Times(
+_TIMES = watch.WatchTimes(
     watch_s=5.0,
     stall_s=7.0,
     steady_s=1.0,
@@ -38,7 +38,7 @@ _NOT_FOUND = 404
 _CONFLICT = 409
 
 
-class Kind(enum.Enum):
+class WatchedKind(enum.Enum):
     """A watched kind; the value is the path of the collection over all namespaces."""
 
     NODE = "/api/v1/nodes"
@@ -47,7 +47,7 @@ class Kind(enum.Enum):
 
     def collection(self, namespace: str) -> str:
         """Return the path of the collection of a namespace."""
-        if self is Kind.NODE:
+        if self is WatchedKind.NODE:
             return str(self.value)
         root, _, plural = str(self.value).rpartition("/")
         return f"{root}/namespaces/{namespace}/{plural}"
@@ -58,11 +58,11 @@ class Kind(enum.Enum):
 
 
 _TYPES = {
-    Kind.NODE: {"apiVersion": "v1", "kind": "Node"},
-    Kind.POD: {"apiVersion": "v1", "kind": "Pod"},
-    Kind.DAEMON_SET: {"apiVersion": "apps/v1", "kind": "DaemonSet"},
+    WatchedKind.NODE: {"apiVersion": "v1", "kind": "Node"},
+    WatchedKind.POD: {"apiVersion": "v1", "kind": "Pod"},
+    WatchedKind.DAEMON_SET: {"apiVersion": "apps/v1", "kind": "DaemonSet"},
 }
-Listener = Callable[[Kind, objects.JsonObject], None]
+Listener = Callable[[WatchedKind, objects.JsonObject], None]
 Server = str | api.KubeApi
 """The URL of an API server that accepts every token, or a connection to any API server."""
 
@@ -80,11 +80,13 @@ class ClusterView:
         self._api = api.KubeApi.at(server, token=_TOKEN) if isinstance(server, str) else server
         self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
         self._lock = threading.Lock()
-        self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}
+        self._objects: dict[WatchedKind, dict[str, objects.JsonObject]] = {
+            kind: {} for kind in WatchedKind
+        }
         # Older events of deleted objects, and answers with them, may still arrive.
         self._deleted: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._listeners: list[Listener] = []
-        self._watches = [_Collection(self, self._api, kind) for kind in Kind]
+        self._watches = [_KindWatch(self, self._api, kind) for kind in WatchedKind]
 
     def __enter__(self) -> Self:
         """Read every collection once, then watch them.
@@ -113,26 +115,28 @@ class ClusterView:
             self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def list(self, kind: Kind) -> tuple[objects.JsonObject, ...]:
+    def list(self, kind: WatchedKind) -> tuple[objects.JsonObject, ...]:
         """Return all objects of a kind; they must not be changed."""
         with self._lock:
             return tuple(self._objects[kind].values())
 
     def node(self, name: str) -> objects.JsonObject | None:
         """Return a node; None if it does not exist."""
-        nodes = (node for node in self.list(Kind.NODE) if objects.name(node) == name)
+        nodes = (node for node in self.list(WatchedKind.NODE) if objects.name(node) == name)
         return next(nodes, None)
 
-    def create(self, kind: Kind, obj: objects.JsonObject) -> None:
+    def create(self, kind: WatchedKind, obj: objects.JsonObject) -> None:
         """Create an object, unless its name exists."""
         with self._writing, _tolerating(_CONFLICT):
             self._put(kind, self._api.post(kind.collection(objects.namespace(obj)), obj))
 
-    def patch(self, kind: Kind, obj: objects.JsonObject, change: Mapping[str, Any]) -> None:
+    def patch(self, kind: WatchedKind, obj: objects.JsonObject, change: Mapping[str, Any]) -> None:
         """Merge a change into an object, if it still exists."""
         self._merge(kind, obj, lambda: self._api.patch(kind.path(obj), change))
 
-    def patch_status(self, kind: Kind, obj: objects.JsonObject, status: Mapping[str, Any]) -> None:
+    def patch_status(
+        self, kind: WatchedKind, obj: objects.JsonObject, status: Mapping[str, Any]
+    ) -> None:
         """Merge a change into an object's status, if it still exists; conditions by their type."""
         path = f"{kind.path(obj)}/status"
         self._merge(kind, obj, lambda: self._api.patch_lists(path, {"status": status}))
@@ -142,13 +146,13 @@ class ClusterView:
         target = {"apiVersion": "v1", "kind": "Node", "name": node_name}
         metadata = {"name": objects.name(pod), "namespace": objects.namespace(pod)}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-        path = Kind.POD.path(pod)
+        path = WatchedKind.POD.path(pod)
         with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
             self._api.post(f"{path}/binding", body)
             # The answer to a binding is a Status, not the pod.
-            self._put(Kind.POD, self._api.get(path))
+            self._put(WatchedKind.POD, self._api.get(path))
 
-    def delete(self, kind: Kind, obj: objects.JsonObject, *, now: bool = False) -> None:
+    def delete(self, kind: WatchedKind, obj: objects.JsonObject, *, now: bool = False) -> None:
         """Delete an object by its UID, if it still exists.
 
         ``now``: without grace, as kubelet does after the end of the containers.
@@ -175,7 +179,7 @@ class ClusterView:
         self._remove(kind, obj)
 
     def _merge(
-        self, kind: Kind, obj: objects.JsonObject, patch: Callable[[], objects.JsonObject]
+        self, kind: WatchedKind, obj: objects.JsonObject, patch: Callable[[], objects.JsonObject]
     ) -> None:
         try:
             with self._writing:
@@ -188,7 +192,7 @@ class ClusterView:
         else:
             self._put(kind, answer)
 
-    def _put(self, kind: Kind, obj: objects.JsonObject) -> None:
+    def _put(self, kind: WatchedKind, obj: objects.JsonObject) -> None:
         with self._lock:
             known = self._objects[kind].get(objects.uid(obj))
             is_old = known is not None and objects.version(known) >= objects.version(obj)
@@ -197,22 +201,22 @@ class ClusterView:
             self._objects[kind][objects.uid(obj)] = obj
         self._notify(kind, obj)
 
-    def _remove(self, kind: Kind, obj: objects.JsonObject) -> None:
+    def _remove(self, kind: WatchedKind, obj: objects.JsonObject) -> None:
         with self._lock:
             self._objects[kind].pop(objects.uid(obj), None)
             if objects.uid(obj) not in self._deleted:
                 self._deleted.append(objects.uid(obj))
         self._notify(kind, obj)
 
-    def _notify(self, kind: Kind, obj: objects.JsonObject) -> None:
+    def _notify(self, kind: WatchedKind, obj: objects.JsonObject) -> None:
         for listener in tuple(self._listeners):
             listener(kind, obj)
 
 
-class _Collection(watch.Watch):
+class _KindWatch(watch.Watch):
     """Keeps the objects of one kind in the view."""
 
-    def __init__(self, view: ClusterView, kube: api.KubeApi, kind: Kind) -> None:
+    def __init__(self, view: ClusterView, kube: api.KubeApi, kind: WatchedKind) -> None:
         name = f"sandbox-watch-{kind.name.lower()}"
         super().__init__(kube, kind.value, {}, name=name, times=_TIMES)
         self._view = view

@@ -6,7 +6,7 @@ from typing import Any
 
 from mig_manager.sandbox.node import cluster_view, objects
 
-Kind = cluster_view.Kind
+Kind = cluster_view.WatchedKind
 
 NOT_READY_TAINT = "node.kubernetes.io/not-ready"
 _STANDARD_TOLERATIONS: tuple[Mapping[str, str], ...] = (

@@ -18,7 +18,7 @@ from mig_manager.sandbox.node import device_manager
 _GPU = "nvidia.com/gpu"
 
 
-class Strategy(enum.Enum):
+class PluginStrategy(enum.Enum):
     """``MIG_STRATEGY`` of NVIDIA's device plugin: how GPUs and MIG devices become resources."""
 
     NONE = "none"
@@ -27,7 +27,7 @@ class Strategy(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class EnumeratedGpu:
     """A GPU in the device plugin's enumeration."""
 
     index: int
@@ -38,11 +38,11 @@ class Gpu:
     none."""
 
 
-def observe(state: state_file.SharedState) -> tuple[Gpu, ...]:
+def observe(state: state_file.SharedState) -> tuple[EnumeratedGpu, ...]:
     """Return the GPUs as a program in a pod sees them: except lost ones, ascending by index."""
     node = state.read()
     return tuple(
-        Gpu(
+        EnumeratedGpu(
             index=board.index,
             uuid=board.uuid,
             is_mig_enabled=gpu.is_enabled,
@@ -72,7 +72,7 @@ class NotStartedError(Exception):
     """The container runtime could not start the program."""
 
 
-class Program(Protocol):
+class PodProgram(Protocol):
     """The containers of one pod as one program; used by one thread."""
 
     @property
@@ -146,7 +146,7 @@ class Plugin:
         *,
         state: state_file.SharedState,
         manager: device_manager.DeviceManager,
-        strategy: Strategy,
+        strategy: PluginStrategy,
         start_s: float,
     ) -> None:
         self._state = state
@@ -194,17 +194,19 @@ class Plugin:
         self._registered = ()
 
 
-def enumerate_devices(gpus: Sequence[Gpu], strategy: Strategy) -> dict[str, tuple[str, ...]]:
+def enumerate_devices(
+    gpus: Sequence[EnumeratedGpu], strategy: PluginStrategy
+) -> dict[str, tuple[str, ...]]:
     """Return device ids by resource name; if there are none, the plugin registers nothing.
 
     Raises:
         ExitedError: These GPUs make the plugin exit.
     """
     resources: dict[str, list[str]] = {}
-    if strategy is Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
+    if strategy is PluginStrategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
         _check_single(gpus)
         resources[_GPU] = [uuid for gpu in gpus for uuid in gpu.mig_devices]
-    elif strategy is Strategy.MIXED:
+    elif strategy is PluginStrategy.MIXED:
         for gpu in gpus:
             if not gpu.is_mig_enabled:
                 resources.setdefault(_GPU, []).append(gpu.uuid)
@@ -215,7 +217,7 @@ def enumerate_devices(gpus: Sequence[Gpu], strategy: Strategy) -> dict[str, tupl
     return {name: tuple(ids) for name, ids in resources.items() if ids}
 
 
-def _check_single(gpus: Sequence[Gpu]) -> None:
+def _check_single(gpus: Sequence[EnumeratedGpu]) -> None:
     if not all(gpu.is_mig_enabled for gpu in gpus):
         raise ExitedError("strategy single: MIG is enabled on some GPUs only")
     empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]

@@ -24,10 +24,12 @@ class KubeletOptions:
     """How long a pod needs to stop, unless its annotation has another time."""
 
 
-ProgramFactory = Callable[[objects.JsonObject, device_manager.Allocation], device_plugin.Program]
+ProgramFactory = Callable[
+    [objects.JsonObject, device_manager.Allocation], device_plugin.PodProgram
+]
 
 
-class _Stage(enum.Enum):
+class _PodStage(enum.Enum):
     WAITING = enum.auto()
     """For its start, or for its next start after a crash."""
     RUNNING = enum.auto()
@@ -36,12 +38,12 @@ class _Stage(enum.Enum):
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Worker:
+class _AdmittedPod:
     """One admitted pod."""
 
     uid: str
-    program: device_plugin.Program
-    stage: _Stage = _Stage.WAITING
+    program: device_plugin.PodProgram
+    stage: _PodStage = _PodStage.WAITING
     next_at: float | None
     """When the stage ends, in monotonic seconds."""
     restarts: int = 0
@@ -71,14 +73,14 @@ class Kubelet:
         self._manager = manager
         self._program_of = program_of
         self._node_labels = node_labels
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _AdmittedPod] = {}
 
     def register(self) -> None:
         """Create the Node object, or add missing labels.
 
         Existing labels stay: a pause of the device plugin must survive kubelet.
         """
-        kind = cluster_view.Kind.NODE
+        kind = cluster_view.WatchedKind.NODE
         node = self._cluster.node(self._options.name)
         if node is None:
             metadata = {"name": self._options.name, "labels": dict(self._node_labels)}
@@ -105,7 +107,7 @@ class Kubelet:
             "nodeInfo": {key: had.get(key) for key in info},
         }
         if node is not None and any(have.get(key) != value for key, value in status.items()):
-            self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
+            self._cluster.patch_status(cluster_view.WatchedKind.NODE, node, status)
 
     def next_at(self) -> float | None:
         """Return the time of the next action, in monotonic seconds; None: no action is due."""
@@ -121,7 +123,7 @@ class Kubelet:
         """
         pods = {
             objects.uid(pod): pod
-            for pod in self._cluster.list(cluster_view.Kind.POD)
+            for pod in self._cluster.list(cluster_view.WatchedKind.POD)
             if objects.node_name(pod) == self._options.name
         }
         for uid in self._workers.keys() - pods.keys():
@@ -132,7 +134,7 @@ class Kubelet:
                 continue
             self._advance(worker, pod, now)
             if worker.status is not None:
-                self._cluster.patch_status(cluster_view.Kind.POD, pod, worker.status)
+                self._cluster.patch_status(cluster_view.WatchedKind.POD, pod, worker.status)
                 worker.status = None
 
     def stop(self) -> None:
@@ -141,10 +143,10 @@ class Kubelet:
             self._end(worker)
         self._workers.clear()
 
-    def _admit(self, pod: objects.JsonObject, now: float) -> _Worker | None:
+    def _admit(self, pod: objects.JsonObject, now: float) -> _AdmittedPod | None:
         """Admit a pod; None if it does not run."""
         if objects.is_terminating(pod):
-            self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
+            self._cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
             return None
         if objects.is_finished(pod):
             return None
@@ -157,9 +159,9 @@ class Kubelet:
                 "message": f"Pod was rejected: {error}",
                 "startTime": store.timestamp(),
             }
-            self._cluster.patch_status(cluster_view.Kind.POD, pod, status)
+            self._cluster.patch_status(cluster_view.WatchedKind.POD, pod, status)
             return None
-        worker = _Worker(
+        worker = _AdmittedPod(
             uid=objects.uid(pod),
             program=self._program_of(pod, allocation),
             next_at=now + self._options.pod_start_s,
@@ -173,21 +175,21 @@ class Kubelet:
         self._workers[worker.uid] = worker
         return worker
 
-    def _advance(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
+    def _advance(self, worker: _AdmittedPod, pod: objects.JsonObject, now: float) -> None:
         if objects.is_terminating(pod):
             self._terminate(worker, pod, now)
             return
         is_due = worker.next_at is not None and now >= worker.next_at
         try:
-            if worker.stage is _Stage.RUNNING and is_due:
+            if worker.stage is _PodStage.RUNNING and is_due:
                 self._end(worker)
                 worker.status = objects.succeeded(pod)
-            elif worker.stage is _Stage.RUNNING:
+            elif worker.stage is _PodStage.RUNNING:
                 worker.program.poll(now)
-            elif worker.stage is _Stage.WAITING and is_due:
+            elif worker.stage is _PodStage.WAITING and is_due:
                 worker.program.start(now)
                 run_s = objects.annotations(pod).get(objects.RUN_SECONDS)
-                worker.stage = _Stage.RUNNING
+                worker.stage = _PodStage.RUNNING
                 worker.next_at = None if run_s is None else now + float(run_s)
                 worker.status = objects.running(pod, restarts=worker.restarts)
         except device_plugin.NotStartedError as error:
@@ -196,21 +198,27 @@ class Kubelet:
             self._back_off(worker, pod, now, reason="CrashLoopBackOff", message=str(error))
 
     def _back_off(
-        self, worker: _Worker, pod: objects.JsonObject, now: float, *, reason: str, message: str
+        self,
+        worker: _AdmittedPod,
+        pod: objects.JsonObject,
+        now: float,
+        *,
+        reason: str,
+        message: str,
     ) -> None:
         worker.program.stop()
         delay_s = _CRASH_BACKOFF_S * 2.0**worker.restarts
         worker.restarts += 1
-        worker.stage = _Stage.WAITING
+        worker.stage = _PodStage.WAITING
         worker.next_at = now + min(delay_s, _CRASH_BACKOFF_MAX_S)
         worker.status = objects.waiting(
             pod, reason=reason, message=message, restarts=worker.restarts
         )
 
-    def _terminate(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
-        if worker.stage is _Stage.RUNNING:
-            worker.stage, worker.stopping_since = _Stage.STOPPING, now
-        if worker.stage is _Stage.STOPPING:
+    def _terminate(self, worker: _AdmittedPod, pod: objects.JsonObject, now: float) -> None:
+        if worker.stage is _PodStage.RUNNING:
+            worker.stage, worker.stopping_since = _PodStage.STOPPING, now
+        if worker.stage is _PodStage.STOPPING:
             # Computed every time: a second deletion may shorten the grace period.
             grace_s = pod["metadata"]["deletionGracePeriodSeconds"]
             own_s = objects.annotations(pod).get(objects.STOP_SECONDS, self._options.pod_stop_s)
@@ -219,9 +227,9 @@ class Kubelet:
                 return
         self._end(worker)
         worker.status = None
-        self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
+        self._cluster.delete(cluster_view.WatchedKind.POD, pod, now=True)
 
-    def _end(self, worker: _Worker) -> None:
-        worker.stage, worker.next_at = _Stage.STOPPED, None
+    def _end(self, worker: _AdmittedPod) -> None:
+        worker.stage, worker.next_at = _PodStage.STOPPED, None
         worker.program.stop()
         self._manager.release(worker.uid)

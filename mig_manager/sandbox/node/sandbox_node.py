@@ -36,7 +36,7 @@ _JOIN_S = 10.0
 class NodeOptions(kubelet.KubeletOptions):
     """How one sandbox node behaves; durations in seconds."""
 
-    strategy: device_plugin.Strategy = device_plugin.Strategy.MIXED
+    strategy: device_plugin.PluginStrategy = device_plugin.PluginStrategy.MIXED
     deploy_style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR
     tick_s: float = 10.0
     """How often kubelet writes the node's status; 10 is kubelet's nodeStatusUpdateFrequency."""
@@ -123,7 +123,7 @@ class SandboxNode:
         )
         daemon.register()
         daemon_set = objects.plugin_daemon_set(options.deploy_style)
-        cluster.create(cluster_view.Kind.DAEMON_SET, daemon_set)
+        cluster.create(cluster_view.WatchedKind.DAEMON_SET, daemon_set)
         undo.enter_context(device_manager.serving_pod_resources(self._socket, self.devices))
         undo.callback(cluster.listen(lambda *_: self._wake.set()))
         thread = threading.Thread(target=self._run, args=(daemon,), name=f"sandbox-{options.name}")
@@ -134,7 +134,7 @@ class SandboxNode:
 
     def _program_of(
         self, pod: objects.JsonObject, allocation: device_manager.Allocation
-    ) -> device_plugin.Program:
+    ) -> device_plugin.PodProgram:
         if objects.is_plugin(pod):
             return device_plugin.Plugin(
                 state=self._state,

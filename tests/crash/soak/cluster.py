@@ -185,7 +185,7 @@ class Library(nvml_faults.CountingLibrary):
         super().__init__(rig.state)
         self._rig = rig
 
-    def _change(self, attempt: "simulated.Attempt") -> None:
+    def _change(self, attempt: "simulated.RunningCall") -> None:
         self._rig.script.before_change()
         before = simulated_rig.devices(self.state)
         super()._change(attempt)

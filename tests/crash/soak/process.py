@@ -66,7 +66,7 @@ class Process:
         self._heard = _Telemetry(rig)
         self.box = _Mailbox(rig, self._heard)
         self._heard.box = self.box
-        agent = main.Service(
+        agent = main.AgentService(
             settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,
@@ -126,7 +126,7 @@ class Process:
         if self._error is not None:
             raise self._error
 
-    def _live(self, agent: main.Service) -> None:
+    def _live(self, agent: main.AgentService) -> None:
         try:
             agent.loop.serve()
         except scenes.Killed:
