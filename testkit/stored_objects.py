@@ -9,7 +9,7 @@ Object = resources.Object
 
 
 class StoredObjects:
-    """The objects of a server with a ``store``; its methods raise ``ApiError`` 404."""
+    """The objects of a server with a ``store``; its methods raise ``StatusError`` 404."""
 
     store: store.Store
 

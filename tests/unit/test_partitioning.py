@@ -88,6 +88,12 @@ DECISIONS: dict[
         {},
         ["a: 1x 4g.20gb instead of 1x 3g.20gb for p"],
     ),
+    "an idle instance moves where another of the same pod must be": (
+        [node("a", ["1g.5gb@0"], ["1g.5gb@0*"])],
+        [pod("p", "1g.5gb", "7g.40gb")],
+        {},
+        ["a: 1x 1g.5gb, 1x 7g.40gb instead of 1x 1g.5gb for p"],
+    ),
     "idle instances stay for the pod that they serve": (
         [node("a", SMALL)],
         [pod("small", "7x1g.5gb"), pod("large", "7g.40gb", age_s=30)],

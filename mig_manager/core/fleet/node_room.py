@@ -281,24 +281,31 @@ class NodeRoom:
 
         No device is created on the GPUs ``without``.
         """
-        before, items = self._claimed, list[model.Profile]()
+        before = self._claimed
+        # Of several profiles, the idle instance of one may be where another has to be created.
+        for reuses_idle in (True, False)[: len(devices)]:
+            missing = self._missing(devices, reuses_idle=reuses_idle)
+            # A pod can request any number.
+            is_possible = all(count <= self._gpus.most(each) for each, count in missing.items())
+            if is_possible and self._create([*missing.elements()], without, itertools.count()):
+                return True
+            self._claimed = before
+        return False
+
+    def _missing(
+        self, devices: model.Devices, *, reuses_idle: bool
+    ) -> collections.Counter[model.Profile]:
+        """Return the devices to create for a pod, and claim the idle ones that serve it."""
+        missing = collections.Counter[model.Profile]()
         for profile, count in devices:
             again = 0
-            if has := self._schedulable.get(profile, 0):
+            if reuses_idle and (has := self._schedulable.get(profile, 0)):
                 claimed = self._claimed.get(profile, 0)
-                again = min(count, has - claimed - self._lost.get(profile, 0))
-                if again > 0:
+                again = max(0, min(count, has - claimed - self._lost.get(profile, 0)))
+                if again:
                     self._claimed = {**self._claimed, profile: claimed + again}
-            created = count - max(0, again)
-            # A pod can request any number.
-            if created and created > self._gpus.most(profile):
-                self._claimed = before
-                return False
-            items += [profile] * created
-        if self._create(items, without, itertools.count()):
-            return True
-        self._claimed = before
-        return False
+            missing[profile] = count - again
+        return missing
 
     def drain(self, indices: Iterable[int]) -> bool:
         """Destroy the idle instances of GPUs that can be lost; return whether there are any."""

@@ -38,7 +38,7 @@ _POD_DEFAULTS = {
 class Registry:
     """Creates, changes and deletes objects as the real API server.
 
-    Its methods raise ``ApiError`` with the real server's codes.
+    Its methods raise ``StatusError`` with the real server's codes.
     """
 
     def __init__(self, objects: store.Store) -> None:
