@@ -150,7 +150,7 @@ class Transaction:
         return after, tuple(rounds.executed)
 
     def _give_up(self, rounds: "_Rounds") -> rollback.Rollback:
-        if not rounds.is_refused:
+        if rounds.has_begun:
             return self.roll_back(rounds.before)
         nothing = rollback.Rollback(is_complete=True, message="nothing was changed")
         snapshot = (*self.elsewhere, *rounds.earlier)
@@ -241,10 +241,10 @@ class _Rounds:
     before: Snapshots  # the GPUs that a rollback restores; grows with each plan
     points: hook_points.HookPoints
     earlier: Snapshots = ()
-    """``before`` without the present plan: the rollback if that is refused. The instances that a
-    stale plan would create belong to another program."""
+    """``before`` without the present plan: the rollback if that was not begun. The instances that
+    a stale plan would create belong to another program."""
     executed: list[Executed] = dataclasses.field(default_factory=list)
-    is_refused: bool = False  # whether the executor refused to begin the present plan
+    has_begun: bool = False  # whether a step of the present plan may have been executed
 
     def begin(self, plan: steps.Plan, now: Observed) -> None:
         """Write the snapshot that a rollback restores once a plan is executed."""
@@ -252,6 +252,7 @@ class _Rounds:
         if before != self.before or not self.executed:
             self.transaction.journal.begin((*self.transaction.elsewhere, *before), plan)
         self.earlier, self.before = planner.trimmed(now, self.before), before
+        self.has_begun = False
 
     def run(
         self, plan: steps.Plan, first: steps.Plan, observed: Observed, replan: Replan
@@ -295,11 +296,11 @@ class _Rounds:
         )
 
         def attempt() -> tuple[Observed, bool]:
-            self.is_refused = False
+            self.has_begun = True
             try:
                 return self.transaction.execution.run(guarded, observed)
             except execution.REFUSALS:
-                self.is_refused = True
+                self.has_begun = False
                 raise
 
         wait = self.transaction.idle_wait or timing.Wait(clock=self.transaction.clock)

@@ -329,6 +329,20 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back_too() -> None:
     assert played.journal.text is None
 
 
+def test_a_failing_hook_keeps_instances_in_use_of_an_interrupted_change() -> None:
+    played = Played("before", "hooks: {pre-apply-config: [{command: config}]}")
+    assert played.cut_off("wanted", at=4)
+    interrupted = played.shape
+    played.driver.clients = "train (pid 7)"
+    played.hooks.broken = {"config"}
+
+    with pytest.raises(errors.HostError, match="config failed"):
+        played.change_to("small")
+
+    assert played.shape == interrupted
+    assert played.journal.text is not None
+
+
 def test_a_stale_plan_in_a_later_round_keeps_foreign_instances() -> None:
     played = Played("off")
     (foreign,) = samples.gpu(samples.A100, "3g.20gb@4").gpu_instances

@@ -313,3 +313,11 @@ def test_fingerprint_does_not_depend_on_the_order_of_the_gpus() -> None:
     gpus = (first, dataclasses.replace(second, uuid="GPU-other"))
 
     assert requests.fingerprint(gpus) == requests.fingerprint(gpus[::-1])
+
+
+def test_failed_changes_with_a_reason_of_a_newer_version_are_left_out() -> None:
+    kept = requests.RequestRecord(config="a", failed_changes=FAILED).to_json()
+    newer = kept.replace(f'"{FAILED.reason.value}"', '"OfANewerVersion"')
+
+    assert newer != kept
+    assert requests.RequestRecord.from_json(newer) == requests.RequestRecord(config="a")

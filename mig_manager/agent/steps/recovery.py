@@ -191,8 +191,7 @@ def roll_back(job: jobs.Job) -> str:
         change = job.transaction()
         plan, cancel = planner.restore(now, snapshot), Uninterrupted(job.deps)
         if plan.is_empty:
-            result = rollback.verify_without_steps(now, snapshot)
-            return change.conclude(result).message if result.is_complete else result.message
+            return change.conclude(rollback.verify_without_steps(now, snapshot)).message
         _require_unused(job.deps, plan, now, cancel)
         job.journal.begin_rollback()
         pods = job.deps.workloads.list()

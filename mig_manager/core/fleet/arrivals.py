@@ -31,6 +31,9 @@ class Arrivals:
         alike = dataclasses.replace(needs, amounts=needs.mig)
         with self._lock:
             self._rates[alike] = self._rate(alike, now_s) + 1 / _MEMORY_S, now_s
+            # Replicas that only count do not ask what to expect.
+            if len(self._rates) > _MOST_EXPECTED:
+                self._forget(now_s)
 
     def expected(self, now_s: float, within_s: float) -> tuple[demand.Pending, ...]:
         """Return the pods that likely arrive within a time, the most likely first.
@@ -38,14 +41,9 @@ class Arrivals:
         Arrivals are independent of each other (Poisson).
         """
         with self._lock:
-            rates = {
-                needs: rate
-                for needs in self._rates
-                if (rate := self._rate(needs, now_s)) > _LEAST_RATE
-            }
-            self._rates = {needs: (rate, now_s) for needs, rate in rates.items()}
+            rates = self._forget(now_s)
         likely: list[tuple[float, demand.Amounts, demand.Needs]] = []
-        for needs, rate in rates.items():
+        for needs, (rate, _) in rates.items():
             mean = rate * within_s
             exactly = fewer = math.exp(-mean)
             for count in range(1, _MOST_EXPECTED + 1):
@@ -59,6 +57,12 @@ class Arrivals:
             demand.Pending(namespace="", name="expected", uid=f"{number:04}", needs=needs)
             for number, (_, _, needs) in enumerate(likely[:_MOST_EXPECTED])
         )
+
+    def _forget(self, now_s: float) -> dict[demand.Needs, tuple[float, float]]:
+        """Forget the pods that no longer arrive; return the present rates."""
+        present = {needs: (self._rate(needs, now_s), now_s) for needs in self._rates}
+        self._rates = {needs: rate for needs, rate in present.items() if rate[0] > _LEAST_RATE}
+        return self._rates
 
     def _rate(self, needs: demand.Needs, now_s: float) -> float:
         rate, at_s = self._rates.get(needs, (0.0, now_s))

@@ -109,8 +109,9 @@ class Changes:
         except errors.LayoutError:
             return False
         document = custom_layouts.written(wanted)
-        is_safe = not any(
-            step.placement in node.in_use[step.gpu_uuid]
+        # A GPU that awaits a reset has no known use.
+        is_safe = all(
+            step.gpu_uuid in node.in_use and step.placement not in node.in_use[step.gpu_uuid]
             for step in plan.of(steps.DestroyGpuInstance)
         )
         if document.content_hash == node.failed_hash:

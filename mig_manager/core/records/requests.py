@@ -209,6 +209,9 @@ class RequestRecord:
                 raise ValueError("not a request kept by a version this agent knows")
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
             failed = data.get("failedChanges")
+            # A newer version may know further reasons.
+            if failed and failed["reason"] not in {reason.value for reason in errors.Reason}:
+                failed = None
             return RequestRecord(
                 config=str(data["config"]),
                 annotation_hash=str(data.get("annotationHash", "")),
