@@ -122,7 +122,7 @@ class Transaction:
         """
         rounds = _Rounds(self, interrupted, points or hook_points.HookPoints())
         plan = rounds.points.first_stage(first)
-        rounds.begin(plan, observed)
+        rounds.begin(first, observed)
         try:
             after = rounds.run(plan, first, observed, replan)
         except errors.Superseded as end:
