@@ -25,6 +25,8 @@ class Arrivals:
         self._lock = lock or contextlib.nullcontext()
         self._rates: dict[demand.Needs, tuple[float, float]] = {}
         """Arrivals a second, and when that was true."""
+        self._present_s = -math.inf
+        """When the pods that no longer arrive were last forgotten."""
 
     def add(self, needs: demand.Needs, now_s: float) -> None:
         """Count the arrival of a pod that requests MIG devices."""
@@ -32,7 +34,7 @@ class Arrivals:
         with self._lock:
             self._rates[alike] = self._rate(alike, now_s) + 1 / _MEMORY_S, now_s
             # Replicas that only count do not ask what to expect.
-            if len(self._rates) > _MOST_EXPECTED:
+            if now_s > self._present_s + _MEMORY_S:
                 self._forget(now_s)
 
     def expected(self, now_s: float, within_s: float) -> tuple[demand.Pending, ...]:
@@ -61,6 +63,7 @@ class Arrivals:
     def _forget(self, now_s: float) -> dict[demand.Needs, tuple[float, float]]:
         """Forget the pods that no longer arrive; return the present rates."""
         present = {needs: (self._rate(needs, now_s), now_s) for needs in self._rates}
+        self._present_s = now_s
         self._rates = {needs: rate for needs, rate in present.items() if rate[0] > _LEAST_RATE}
         return self._rates
 

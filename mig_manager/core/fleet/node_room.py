@@ -289,6 +289,8 @@ class NodeRoom:
             is_possible = all(count <= self._gpus.most(each) for each, count in missing.items())
             if is_possible and self._create([*missing.elements()], without, itertools.count()):
                 return True
+            if self._claimed is before:
+                break  # nothing idle was claimed: another search would be the same
             self._claimed = before
         return False
 
