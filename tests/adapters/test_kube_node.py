@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -406,13 +407,20 @@ def test_a_startup_taint_goes_although_another_writer_was_first(rig: Rig) -> Non
 
 
 def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> None:
-    rig.server.inject(apiserver.Fault(method="PATCH", hang_s=0.5))
+    first, second = threading.Event(), threading.Event()
 
+    def wait_for_first() -> None:
+        rig.kube.before_patch = lambda: second.wait(30)
+        first.wait(30)
+
+    rig.kube.before_patch = wait_for_first
     rig.own.announce(node_object.NodePatch(labels={"phase": "first"}))
 
     assert "phase" not in rig.stored()["metadata"]["labels"]
+    first.set()
     rig.own.announce(node_object.NodePatch(labels={"phase": "second"}))
     assert rig.stored()["metadata"]["labels"]["phase"] == "first"
+    second.set()
     third = rig.own.patch(node_object.NodePatch(labels={"third": "yes"}))
     assert (third.labels["phase"], rig.patches()) == ("second", 3)
 
