@@ -2,7 +2,7 @@
 
     python -m bench.partitioner [--nodes 4 40] [--trace openb.csv] [--results docs/results]
 
-The simulation is ``core/fleet/simulated_cluster.py``: pure, seeded, without API server. Rows:
+The simulation, ``core/partitioning/simulated_cluster.py``, is pure and seeded. Rows:
 ``ours``, prepared for likely pods or not, the best fixed layout and ``all-balanced``, each under
 the default scheduler and a packing one; placement in no time (first-fit, and with least
 fragmentation); and a bound for any scheduler.
@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core.fleet import decisions, simulated_cluster
+from mig_manager.core.partitioning import decisions, simulated_cluster
 from testkit import bounds, day, day_layouts, traces
 
 _DAY_S = 3600.0

@@ -30,7 +30,8 @@ from typing import Any
 from bench import planning
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.fleet import (
+from mig_manager.core.node import resources, well_known
+from mig_manager.core.partitioning import (
     arrivals,
     decisions,
     demand,
@@ -39,7 +40,6 @@ from mig_manager.core.fleet import (
     partitioning,
     past_decisions,
 )
-from mig_manager.core.node import resources, well_known
 from mig_manager.core.records import capacity, gpu_codec
 
 _PRODUCT = "A100-SXM4-40GB"

@@ -11,7 +11,7 @@ from mig_manager.agent import jobs, outcomes, run_status
 from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model, steps
-from mig_manager.core.node import gpu_use, node_object, schedulable
+from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness, requests
 
 _MOST_FAILED_CHECKS = 3
@@ -153,7 +153,7 @@ def act(
     # A GPU that the layout does not name, or another place of the same instances.
     differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
     # Another program may have destroyed instances and created equal ones.
-    has_others = gpu_use.device_ids(observation.gpus) != gpu_use.device_ids(outcome.verified_gpus)
+    has_others = device_ids.of_gpus(observation.gpus) != device_ids.of_gpus(outcome.verified_gpus)
     lacks_devices = node is not None and schedulable.has_too_few(observation.gpus, node)
     # Without the layout, a run can verify only what the last one did.
     may_run = not (differs and observation.is_file_unusable)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from mig_manager.agent import publish, run_journal, settings
-from mig_manager.agent.pods import successors
+from mig_manager.agent import publish, run_journal, settings, successors
 from mig_manager.change import boot_layouts, hook_points, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom_layouts

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name
-from mig_manager.core.records import checkpoint
+from mig_manager.core import checkpoint, model, profile_name
 
 _GRIDS = {
     8: hardware.Grid.SEVEN_SLICE,

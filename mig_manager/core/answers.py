@@ -448,7 +448,7 @@ class _UnmetPod(TypedDict):
 
 class _WaitingPod(TypedDict):
     pod: str
-    reason: Annotated[str, "core.fleet.waiting.WaitReason"]
+    reason: Annotated[str, "core.partitioning.waiting.WaitReason"]
     message: str
 
 

@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import events, leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import messages, timing
-from mig_manager.core.fleet import decisions, demand
+from mig_manager.core.partitioning import decisions, demand
 
 _AT_ONCE = 20
 _PAUSE_S = 6.0

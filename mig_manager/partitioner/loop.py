@@ -17,7 +17,9 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import liveness, messages, model, timestamps, timing
-from mig_manager.core.fleet import (
+from mig_manager.core.layout import layouts, served
+from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import (
     breaker,
     changes,
     decisions,
@@ -27,8 +29,6 @@ from mig_manager.core.fleet import (
     partitioning,
     past_decisions,
 )
-from mig_manager.core.layout import layouts, served
-from mig_manager.core.node import well_known
 from mig_manager.partitioner import announcer, metrics, recommendations
 from mig_manager.partitioner import settings as partitioner_settings
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Container
 
 from mig_manager.core import messages
-from mig_manager.core.fleet import decisions
+from mig_manager.core.partitioning import decisions
 
 _REPORT_EVERY_S = 3600.0
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.core.fleet import (
+from mig_manager.core.layout import layouts, served
+from mig_manager.core.partitioning import (
     decisions,
     demand,
     partitioned,
@@ -19,7 +20,6 @@ from mig_manager.core.fleet import (
     simulated_cluster,
     simulated_node,
 )
-from mig_manager.core.layout import layouts, served
 from mig_manager.partitioner import replay_report
 
 PARTITIONER = "partitioner"

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import answers, bar, messages, tables, timestamps
-from mig_manager.core.fleet import simulated_cluster
+from mig_manager.core.partitioning import simulated_cluster
 from mig_manager.partitioner import simulation
 
 PRESENT = "present layouts"

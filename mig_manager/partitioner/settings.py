@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from mig_manager import errors
 from mig_manager.core import model, node_settings, options, profile_name, timing
-from mig_manager.core.fleet import decisions, partitioned, rollout, simulated_cluster
+from mig_manager.core.fleet import rollout
 from mig_manager.core.node import selectors
+from mig_manager.core.partitioning import decisions, partitioned, simulated_cluster
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MOST_RESERVED = 99999

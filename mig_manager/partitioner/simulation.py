@@ -8,8 +8,14 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture
-from mig_manager.core.fleet import decisions, demand, partitioned, partitioning, past_decisions
 from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import (
+    decisions,
+    demand,
+    partitioned,
+    partitioning,
+    past_decisions,
+)
 
 _NO_NODE = (
     "No node of the file is opted in, or --node-selector leaves it out. Opt nodes in with "

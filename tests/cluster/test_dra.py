@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import claims, schedulable, well_known
+from mig_manager.core.node import claims, device_ids, well_known
 from mig_manager.sandbox.node import cluster_view, objects
 from tests import dra_driver, waiting
 from tests.cluster import clusters
@@ -116,7 +116,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
         assert stage.status()["reason"] == "Applied", stage.status()
         assert len(stage.workloads().keys() & names) == 1
         assert len(driver.starts) == 2
-        uuids, _ = schedulable.expected_devices(stage.gpus.observe())
+        uuids, _ = device_ids.expected(stage.gpus.observe())
         (published,) = stage.api.get(SLICES)["items"]
         assert set(claims.parse_slice(published).uuids.values()) == uuids
         assert len(uuids) == 4

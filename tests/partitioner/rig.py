@@ -12,9 +12,9 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, timing
-from mig_manager.core.fleet import demand
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import device_classes, resources, well_known
+from mig_manager.core.partitioning import demand
 from mig_manager.core.planner import planner
 from mig_manager.core.records import capacity, gpu_codec
 from mig_manager.partitioner import main, settings

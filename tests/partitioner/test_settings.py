@@ -7,8 +7,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from mig_manager.core.fleet import decisions
 from mig_manager.core.node import selectors
+from mig_manager.core.partitioning import decisions
 from mig_manager.partitioner import settings
 from tests.unit import samples
 

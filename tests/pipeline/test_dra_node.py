@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import claims, policies, schedulable, well_known
+from mig_manager.core.node import claims, device_ids, policies, well_known
 from mig_manager.errors import Reason
 from tests.node import fake_cluster, fakes, gpu_values
 from tests.node.scenes import (
@@ -226,7 +226,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.driver_runs, number
-        assert published(rig) == schedulable.expected_devices(rig.gpus)[0]
+        assert published(rig) == device_ids.expected(rig.gpus)[0]
         assert_restored(rig)
     assert number > 5
 

@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import schedulable, well_known
+from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
 from tests import changes
 from tests.node import fakes, gpu_values, scenes, swept_scenes
@@ -59,7 +59,7 @@ def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -
     rig, agent, ended = scenes.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
-    rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
     agent.check_drift(LAYOUT, ended)
 
     rig.gpus = before
@@ -79,7 +79,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     assert agent.check_drift("first", ended) is drift.Action.HEAL
     rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
 
-    assert rig.schedulable == {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
     assert agent.check_drift("first", rested) is drift.Action.REST
 
 
@@ -96,7 +96,7 @@ def test_a_plugin_is_restarted_after_instances_were_recreated_in_place() -> None
     rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable != served
-    assert rig.schedulable == {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
     assert agent.check_drift(LAYOUT, rested) is drift.Action.REST
 
 
@@ -106,7 +106,7 @@ def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     agent.note_node(rig.node.read())
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
-    rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus[:1])[0]}
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus[:1])[0]}
     agent.note_node(rig.node.read())
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
@@ -538,7 +538,7 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     ended = scenes.run(rig, LAYOUT, by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
-    rig.schedulable = {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus[:1])[0]}
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus[:1])[0]}
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
 

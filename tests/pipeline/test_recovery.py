@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
-from mig_manager.core.node import schedulable, well_known
+from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
 from tests.node import fakes, gpu_values, scenes, swept_scenes
@@ -236,7 +236,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated
         outcome = scenes.resume(rig, requested)
 
         assert outcome.state is model.State.SUCCESS, number
-        assert rig.schedulable == {"nvidia.com/gpu": schedulable.expected_devices(rig.gpus)[0]}
+        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
         scenes.assert_restored(rig)
     assert unfinished > 0
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import steps
-from mig_manager.core.records import checkpoint
+from mig_manager.core import checkpoint, steps
 from tests.node import applying_rig, scenes
 from tests.node.applying_rig import is_creation
 from tests.unit import samples

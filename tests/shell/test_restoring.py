@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model, steps
-from mig_manager.core.records import checkpoint
+from mig_manager.core import checkpoint, model, steps
 from tests.node import fake_host
 from tests.node.applying_rig import Node
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.records import checkpoint
+from mig_manager.core import checkpoint, model
 from tests.node import gpu_values
 from tests.node.applying_rig import PROFILES, BootNode, Node
 

@@ -18,8 +18,8 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import liveness, model, ports, profile_name
-from mig_manager.core.fleet import decisions
 from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import decisions
 from mig_manager.core.planner import planner
 from mig_manager.partitioner import metrics as partitioner_metrics
 from mig_manager.sandbox.driver import library as simulated

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.fleet import (
+from mig_manager.core.layout import config, layouts
+from mig_manager.core.node import resources, well_known
+from mig_manager.core.partitioning import (
     claimed_nodes,
     decisions,
     demand,
@@ -21,8 +23,6 @@ from mig_manager.core.fleet import (
     past_decisions,
     waiting,
 )
-from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import resources, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 from tests.unit import machine, samples

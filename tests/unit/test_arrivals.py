@@ -1,6 +1,6 @@
 """Which pods are expected after recent arrivals."""
 
-from mig_manager.core.fleet import arrivals, demand
+from mig_manager.core.partitioning import arrivals, demand
 
 _SMALL = ("nvidia.com/mig-1g.5gb", 1)
 _LARGE = ("nvidia.com/mig-7g.40gb", 2)

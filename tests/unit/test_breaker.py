@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.core.fleet import breaker
+from mig_manager.core.partitioning import breaker
 
 _MIN_S = 60.0
 Answer = tuple[float, int, int]

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, steps
+from mig_manager.core import checkpoint, model, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from mig_manager.core.records import checkpoint
 from tests.node import gpu_values
 from tests.unit import drawn_gpus, machine, oracle, samples
 

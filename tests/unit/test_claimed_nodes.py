@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.fleet import claimed_nodes, decisions, waiting
 from mig_manager.core.node import claims, device_classes
+from mig_manager.core.partitioning import claimed_nodes, decisions, waiting
 from tests import dra_driver
 from tests.unit import partitions, samples
 from tests.unit.partitions import SMALL, pod, why

@@ -12,10 +12,10 @@ from mig_manager.core import model
 from mig_manager.core.node import (
     claims,
     clients,
+    device_ids,
     gpu_use,
     mig_managers,
     pod_object,
-    schedulable,
     well_known,
 )
 from tests.node import gpu_values
@@ -40,7 +40,7 @@ def a_slice(*devices: Mapping[str, Any], pool: str = "n1", **of_pool: int) -> di
 
 
 def of_gpus(gpus: tuple[model.Gpu, ...]) -> tuple[claims.Slice, ...]:
-    uuids, _ = schedulable.expected_devices(gpus)
+    uuids, _ = device_ids.expected(gpus)
     devices = [a_device(f"d{n}", uuid=uuid) for n, uuid in enumerate(sorted(uuids))]
     return (claims.parse_slice(a_slice(*devices)),)
 

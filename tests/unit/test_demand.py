@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.fleet import demand, exclusions, partitioned
 from mig_manager.core.node import api_values, well_known
+from mig_manager.core.partitioning import demand, exclusions, partitioned
 from tests.unit import partitions, samples
 from tests.unit.partitions import pod
 

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import client_table, gpu_use, pod_object, well_known
+from mig_manager.core.node import client_table, device_ids, gpu_use, pod_object, well_known
 from tests.unit import machine, samples
 from tests.unit.samples import pod
 
@@ -325,11 +325,11 @@ def test_users_has_a_pod_whose_device_no_gpu_has_unless_it_has_no_process(
 
 
 def test_device_ids_are_unknown_with_a_gpu_that_cannot_be_observed() -> None:
-    assert gpu_use.device_ids((gpu(),)) == frozenset({GPU, *MIG.values()})
+    assert device_ids.of_gpus((gpu(),)) == frozenset({GPU, *MIG.values()})
     lost = model.UnreachableGpu(
         index=1, uuid="", reason=errors.Reason.GPU_LOST, code=None, message="lost"
     )
-    assert gpu_use.device_ids(model.ObservedGpus((gpu(),), (lost,))) is None
+    assert device_ids.of_gpus(model.ObservedGpus((gpu(),), (lost,))) is None
 
 
 @pytest.mark.parametrize(

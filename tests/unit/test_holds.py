@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import decisions, holds, partitioned, past_decisions
+from mig_manager.core.partitioning import decisions, holds, partitioned, past_decisions
 from tests.unit import partitions, samples
 from tests.unit.partitions import NOW, decided, node, pod
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mig_manager.core import model
-from mig_manager.core.fleet import batch, offers, past_decisions, waiting
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import batch, offers, past_decisions, waiting
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 

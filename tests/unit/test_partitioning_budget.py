@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import changes, demand, partitioned, waiting
 from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import changes, demand, partitioned, waiting
 from tests.unit.partitions import EMPTY, NOW, decided, node, pod, seen, why
 
 Wait = waiting.WaitReason

@@ -12,8 +12,8 @@ import hypothesis
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.fleet import decisions, demand, past_decisions, waiting
 from mig_manager.core.node import resources
+from mig_manager.core.partitioning import decisions, demand, past_decisions, waiting
 from tests.unit import machine, partitions, samples
 
 _STARTS = {"1g.5gb": range(7), "1g.10gb": (0, 2, 4, 6), "2g.10gb": (0, 2, 4), "3g.20gb": (0, 4)}

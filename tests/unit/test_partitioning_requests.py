@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import decisions, past_decisions, waiting
 from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import decisions, past_decisions, waiting
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
 

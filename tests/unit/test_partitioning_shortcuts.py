@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import hypothesis
 from hypothesis import strategies as st
 
-from mig_manager.core.fleet import (
+from mig_manager.core.node import selectors
+from mig_manager.core.partitioning import (
     batch,
     decisions,
     demand,
@@ -18,7 +19,6 @@ from mig_manager.core.fleet import (
     partitioning,
     past_decisions,
 )
-from mig_manager.core.node import selectors
 from tests.unit import partitions
 from tests.unit.test_partitioning_properties import Cluster, clusters
 

@@ -7,7 +7,14 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import node_object, pod_object, resources, schedulable, strategies
+from mig_manager.core.node import (
+    device_ids,
+    node_object,
+    pod_object,
+    resources,
+    schedulable,
+    strategies,
+)
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import device_plugin
 from tests.node import gpu_values
@@ -258,7 +265,7 @@ def test_console_gpus_do_not_count() -> None:
     display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
     layouts = strategies.gpu_layouts((gpu, display), {gpu.uuid: samples.want({"1g.5gb": 7})})
     assert not strategies.refusals(layouts)
-    assert schedulable.expected_devices((gpu, display)) == schedulable.expected_devices((gpu,))
+    assert device_ids.expected((gpu, display)) == device_ids.expected((gpu,))
 
 
 # Which pods ask for which devices, and what a plan means to them

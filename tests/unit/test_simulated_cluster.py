@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core.fleet import decisions, simulated_cluster
+from mig_manager.core.partitioning import decisions, simulated_cluster
 from testkit import day, day_layouts
 
 _END_S = 1200.0

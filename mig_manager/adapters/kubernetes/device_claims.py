@@ -12,8 +12,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, watch
-from mig_manager.core.fleet import claimed_nodes, partitioned
 from mig_manager.core.node import claims, device_classes, well_known
+from mig_manager.core.partitioning import claimed_nodes, partitioned
 
 _GROUP = f"/apis/{device_classes.VERSION}"
 _OF_DRIVER = {"fieldSelector": f"spec.driver={well_known.GPU_CLAIM_DRIVER}"}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, collection, device_claims, events, node, watch
 from mig_manager.core import timing
-from mig_manager.core.fleet import arrivals, decisions, demand, partitioned
 from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import arrivals, decisions, demand, partitioned
 
 _NAME_DIGITS = 24
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent.pods import successors
+from mig_manager.agent import successors
 from mig_manager.core import messages, ports, timing
 from mig_manager.core.node import evictions, pod_object, policies, well_known
 

@@ -9,7 +9,14 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent.pods import orders
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.node import client_table, clients, gpu_use, mig_managers, pod_object
+from mig_manager.core.node import (
+    client_table,
+    clients,
+    device_ids,
+    gpu_use,
+    mig_managers,
+    pod_object,
+)
 
 _log = structlog.get_logger()
 
@@ -165,7 +172,7 @@ def _observe(
         pods=list_pods(),
         assigned=assigned,
         no_answer=no_answer,
-        known_ids=gpu_use.device_ids(gpus),
+        known_ids=device_ids.of_gpus(gpus),
         resource_names=gpu_use.resource_names(gpus),
     )
     if deps.processes is not None and needs_processes(usage):

@@ -22,7 +22,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     """Write the GPUs' instances to a file."""
     from mig_manager.adapters.host import files
     from mig_manager.cli.commands import gpus
-    from mig_manager.core.records import checkpoint
+    from mig_manager.core import checkpoint
 
     here = gpus.GpuCommand(chosen, terminal)
     file, observed = here.checkpoint_file(), here.observed

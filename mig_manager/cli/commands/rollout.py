@@ -1,13 +1,7 @@
 """``mig-manager rollout``."""
 
-import pathlib
-from typing import Any
-
-from mig_manager import errors
-from mig_manager.cli.toolkit import console, settings
-from mig_manager.core import node_settings, options
-from mig_manager.core.fleet import rollout
-from mig_manager.core.node import well_known
+from mig_manager.cli.commands import rollout_settings
+from mig_manager.cli.toolkit import console
 
 ABOUT = """
 Uses your credentials for the cluster. It labels nodes, waits for their agents, and
@@ -27,79 +21,7 @@ exit 0: every node has the layout; with --dry-run: can have it
 
 exit 1: a node does not have it; with --dry-run: cannot have it, or that is unknown
 """
-
-
-class Settings(settings.AnswerSettings, node_settings.DocumentSettings):
-    """Settings of one rollout."""
-
-    layout_operand: str | None = options.text(
-        "the layout, or 'undo' to restore every node's previous request",
-        name="layout",
-        metavar=options.LAYOUT,
-        has_variable=False,
-        is_operand=True,
-    )
-    selector: str = options.text(
-        "label selector of the nodes, as for kubectl (required)",
-        short="l",
-        metavar="SELECTOR",
-        default="",
-    )
-    max_unavailable: str = options.text(
-        "max nodes unavailable at once (number or %), counting those already unavailable",
-        metavar="NUMBER",
-        default="1",
-        parse=rollout.parse_amount,
-    )
-    node_timeout_s: float = options.seconds(
-        "how long a node may take, not counting its wait for a slot", default=1800.0, least=1.0
-    )
-    silence_timeout_s: float = options.seconds(
-        "how long an agent may take to react before its node counts as failed",
-        default=120.0,
-        least=0.1,
-    )
-    config_file: pathlib.Path | None = options.path(
-        "config document to plan with", short="f", default_text="from the ConfigMap"
-    )
-    config_map: tuple[str, str] | None = options.declared(settings.CONFIG_MAP)
-    kubeconfig: pathlib.Path = options.path(
-        "credentials for the cluster", variable="KUBECONFIG", default_text="~/.kube/config"
-    )
-    pauses_on_failure: bool = options.switch(
-        "start no more nodes after a failure", name="pause-on-failure"
-    )
-    is_dry_run: bool = options.switch(
-        "show for every node whether the layout fits and what it would cost; change nothing",
-        name="dry-run",
-    )
-    goal: rollout.Goal
-    limits: rollout.RolloutLimits
-
-    @classmethod
-    def values(cls, source: options.Source) -> dict[str, Any]:
-        """Return the values of all fields."""
-        values = super().values(source)
-        sources = ("config_file", "config_map")
-        if any(map(source.parsed.get, sources)):
-            # The command line overrides a variable, also the one for the other source.
-            values |= {key: None for key in sources if not source.parsed.get(key)}
-        values["selector"] = values["selector"].strip()
-        if not values["selector"]:
-            raise errors.UsageError("name the nodes: -l SELECTOR, as for kubectl")
-        if values["kubeconfig"] is None:
-            if not source.environ.get("HOME"):
-                raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
-            values["kubeconfig"] = pathlib.Path(source.environ["HOME"]) / ".kube" / "config"
-        return values | {
-            "goal": _goal(values["layout_operand"]),
-            "limits": rollout.RolloutLimits(
-                max_unavailable=values["max_unavailable"],
-                pauses=values["pauses_on_failure"],
-                node_timeout_s=values["node_timeout_s"],
-                silence_timeout_s=values["silence_timeout_s"],
-            ),
-        }
+Settings = rollout_settings.RolloutSettings
 
 
 def run(chosen: Settings, terminal: console.Console) -> int:
@@ -107,13 +29,3 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.cli.commands import rollout_course
 
     return rollout_course.run(chosen, terminal)
-
-
-def _goal(operand: str | None) -> rollout.Goal:
-    if not operand:
-        raise errors.UsageError("name a layout, or 'undo'")
-    if operand == "undo":
-        return rollout.Goal(layout=None)
-    if not well_known.LABEL_VALUE.fullmatch(operand):
-        raise errors.UsageError(f"{operand!r} is not a valid label value")
-    return rollout.Goal(layout=operand)

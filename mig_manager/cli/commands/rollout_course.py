@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli.commands import rollout as command
-from mig_manager.cli.commands import rollout_report
+from mig_manager.cli.commands import rollout_report, rollout_settings
 from mig_manager.cli.toolkit import console, documents
 from mig_manager.core import bar, node_settings
 from mig_manager.core.fleet import listed_layouts, preview, rollout
@@ -23,7 +22,7 @@ _POLL_S = 0.5
 _DRAW_S = 0.2
 
 
-def run(chosen: command.Settings, terminal: console.Console) -> int:
+def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it.
 
     Returns:
@@ -57,7 +56,7 @@ def run(chosen: command.Settings, terminal: console.Console) -> int:
 
 
 def _refuse_unknown_layout(
-    chosen: command.Settings,
+    chosen: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
@@ -72,7 +71,7 @@ def _refuse_unknown_layout(
 
 
 def _preview(
-    chosen: command.Settings,
+    chosen: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
@@ -103,7 +102,7 @@ def _preview(
 
 
 def _document(
-    chosen: command.Settings,
+    chosen: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     default: layouts.Document | None,
@@ -118,12 +117,14 @@ def _document(
     )
 
 
-def _title(chosen: command.Settings) -> str:
+def _title(chosen: rollout_settings.RolloutSettings) -> str:
     layout = chosen.goal.layout
     return "undo of the rollout" if layout is None else f"layout {layout}"
 
 
-def _roll_out(chosen: command.Settings, terminal: console.Console, selected: fleet.Fleet) -> int:
+def _roll_out(
+    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+) -> int:
     display, decisions = _Display(chosen, terminal), _decisions(chosen, terminal, selected)
     decision = next(decisions)  # an interrupt before this has no outcome to show
     try:
@@ -146,7 +147,7 @@ def _roll_out(chosen: command.Settings, terminal: console.Console, selected: fle
 
 
 def _decisions(
-    chosen: command.Settings, terminal: console.Console, selected: fleet.Fleet
+    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> Iterator[rollout.RolloutDecision]:
     """Yield every decision, then execute it, until the rollout is over.
 
@@ -201,7 +202,9 @@ def _act(
 class _Display:
     """Shows decisions: in a live table, as a line for every change of a node, or not at all."""
 
-    def __init__(self, chosen: command.Settings, terminal: console.Console) -> None:
+    def __init__(
+        self, chosen: rollout_settings.RolloutSettings, terminal: console.Console
+    ) -> None:
         self._terminal = terminal
         self._title = _title(chosen)
         self._style = terminal.style(chosen.colour)

@@ -8,7 +8,7 @@ from mig_manager.adapters import prometheus
 from mig_manager.adapters.host import files
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timing
-from mig_manager.core.fleet import past_pods
+from mig_manager.core.partitioning import past_pods
 from mig_manager.partitioner import replay, replay_report, settings, simulation
 
 _MOST_BYTES = 1 << 30  # of a file with the objects of a cluster

@@ -1,1 +1,1 @@
-"""Many nodes: rollouts, their previews, and the budget of nodes under change."""
+"""The nodes of a cluster: what they show, rollouts, and slots for nodes under change."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.node import pod_object, schedulable, strategies, well_known
+from mig_manager.core.node import device_ids, pod_object, strategies, well_known
 
 DEPLOY_LABEL = well_known.DEPLOY_LABEL_PREFIX + "dra-driver"
 """Node label by which the GPU operator's GPUCluster deploys the driver."""
@@ -126,7 +126,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
             return f"the DRA driver has published {size} of {each.count} ResourceSlices"
     # The driver may have devices of unreachable GPUs too.
     is_partial = bool(model.unreachable(gpus))
-    expected, _ = schedulable.expected_devices(gpus)
+    expected, _ = device_ids.expected(gpus)
     listed = [
         uuid
         for each in current

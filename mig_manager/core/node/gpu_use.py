@@ -10,37 +10,22 @@ for.
 
 import collections
 import dataclasses
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model, steps
-from mig_manager.core.node import claims, client_table, clients, pod_object, resources, well_known
+from mig_manager.core.node import (
+    claims,
+    client_table,
+    clients,
+    device_ids,
+    pod_object,
+    resources,
+    well_known,
+)
 from mig_manager.core.planner import placement
 
 Processes = Mapping[str, Sequence[steps.GpuProcess]]
 """The processes that use GPUs, by UUID; a GPU that does not answer is missing."""
-
-_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
-"""Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form.
-Other device plugins have other ids (GKE: ``nvidia0/gi7``)."""
-
-
-def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
-    """Return the ids of all devices of a node's GPUs; None if not all are known.
-
-    For None, an unknown device may belong to an unreachable GPU, which no plan changes. A device
-    whose UUID NVML does not report is no reason: a plan may change it.
-    """
-    if model.unreachable(gpus):
-        return None
-    return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
-
-
-def is_unknown(device_id: str, known_ids: frozenset[str] | None) -> bool:
-    """Check whether no GPU has this device of NVIDIA's; ``known_ids`` as from ``device_ids``."""
-    is_missing = known_ids is not None and device_id not in known_ids
-    return is_missing and _DEVICE_UUID.fullmatch(device_id) is not None
 
 
 def resource_names(gpus: Iterable[model.Gpu]) -> dict[str, str]:
@@ -61,7 +46,7 @@ class Usage:
     assigned: tuple[pod_object.PodDevices, ...] | None
     """Kubelet's allocations, or its last answer if it is silent now; None: it never answered."""
     no_answer: str = ""  # why kubelet does not answer now
-    known_ids: frozenset[str] | None = None  # see ``device_ids``
+    known_ids: frozenset[str] | None = None  # see ``device_ids.of_gpus``
     resource_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """See ``resource_names``; a device without a name here may have any."""
     processes: Processes | None = None  # None: unknown
@@ -163,7 +148,7 @@ class Usage:
             return "kubelet does not answer" if is_silent else "kubelet lists no device of it yet"
         if pod.has_gpu_init:
             return "kubelet does not list the devices of its init container"
-        is_named = any(map(_DEVICE_UUID.fullmatch, allocated.device_ids))
+        is_named = any(map(device_ids.DEVICE_UUID.fullmatch, allocated.device_ids))
         return "" if is_named else "its device ids are not UUIDs"
 
     def named(self, users: Iterable[pod_object.Pod]) -> str:
@@ -235,7 +220,7 @@ class Usage:
         if not ids.isdisjoint(affected):
             return True
         # The ids of one pod can belong to several plugins, such as one for network cards.
-        return has_gpu and not any(map(_DEVICE_UUID.fullmatch, ids))
+        return has_gpu and not any(map(device_ids.DEVICE_UUID.fullmatch, ids))
 
     def _may_get(self, pod: pod_object.Pod, affected: Collection[str] | None) -> bool:
         """Return whether the resources of a pod may stand for one of the devices; None: any GPU.
@@ -270,7 +255,7 @@ class Usage:
 
         Another program destroyed its instance, or the DRA driver's ResourceSlices are outdated.
         """
-        return is_unknown(device_id, self.known_ids)
+        return device_ids.is_unknown(device_id, self.known_ids)
 
     def _may_run(self, pod: pod_object.Pod) -> bool:
         """Return whether a process on a GPU may belong to this pod.

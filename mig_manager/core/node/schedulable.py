@@ -4,18 +4,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.node import gpu_use, node_object, resources, strategies
+from mig_manager.core.node import device_ids, node_object, resources, strategies
 
 _REPLICAS = ".replicas"  # end of the labels of GPU feature discovery for replicas
-
-
-def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
-    known = tuple(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
-    whole = frozenset(gpu.uuid for gpu in known)
-    enabled = [gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED]
-    unsliced = whole - {gpu.uuid for gpu in enabled}
-    return unsliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
 
 
 def why_not(
@@ -53,7 +44,7 @@ def why_not(
                 f"the node's allocatable {name} is {shown}, {count} expected"
                 for name, (shown, count) in sorted(_unreported(devices, node).items())
             )
-    sliced, _ = expected_devices(known)
+    sliced, _ = device_ids.expected(known)
     return (
         f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
         f"{len(sliced)} are expected{_unhealthy(known, ids, registered)}"
@@ -91,10 +82,10 @@ def destroyed(
     the ``strategy`` is none, or unknown (None).
     """
     _, ids = _devices(allocatable)
-    known_ids = gpu_use.device_ids(gpus)
+    known_ids = device_ids.of_gpus(gpus)
     if known_ids is not None and strategy not in (None, strategies.Strategy.NONE):
         known_ids -= {gpu.uuid for gpu in gpus if gpu.current_mode is model.MigMode.ENABLED}
-    return frozenset(each for each in ids if gpu_use.is_unknown(each, known_ids))
+    return frozenset(each for each in ids if device_ids.is_unknown(each, known_ids))
 
 
 def _devices(
@@ -127,10 +118,10 @@ def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], registered: int) 
     The device plugin marks one device of a GPU unhealthy after a critical Xid, later versions all
     of them (k8s-device-plugin#1929). No version marks a device healthy again before its restart.
     """
-    expected, _ = expected_devices(gpus)
+    expected, _ = device_ids.expected(gpus)
     if not ids <= expected or registered < len(expected):
         return ""
-    unhealthy = {gpu.index: expected_devices((gpu,))[0] - ids for gpu in gpus}
+    unhealthy = {gpu.index: device_ids.expected((gpu,))[0] - ids for gpu in gpus}
     names = ", ".join(f"{len(each)} of GPU {index}" for index, each in unhealthy.items() if each)
     return f"; unhealthy, after an Xid until the device plugin restarts: {names}"
 
@@ -163,14 +154,14 @@ def has_too_few(gpus: Sequence[model.Gpu], node: node_object.NodeView) -> bool:
     A node without any has no device plugin, or a DRA driver.
     """
     registered = _count_registered(gpus, node.capacity, {}, None)
-    return 0 < registered < len(expected_devices(gpus)[0])
+    return 0 < registered < len(device_ids.expected(gpus)[0])
 
 
 def _possible_devices(
     gpus: Iterable[model.Gpu], strategy: strategies.Strategy | None
 ) -> tuple[frozenset[str], ...]:
     """Return the device ids of the plugin by its strategy; both sets if that is unknown."""
-    sliced, whole = expected_devices(gpus)
+    sliced, whole = device_ids.expected(gpus)
     if strategy is None:
         return sliced, whole
     return (whole,) if strategy is strategies.Strategy.NONE else (sliced,)
@@ -187,10 +178,10 @@ def _why_not_counted(
     A sum would not do: until kubelet's heartbeat the node may have as many devices of the former
     layout.
     """
-    sliced, _ = expected_devices(gpus)
+    sliced, _ = device_ids.expected(gpus)
     allocatable = resources.devices_of(node.allocatable)
     total = sum(allocatable.values())
-    needed = len(expected_devices(_among(gpus, changed))[0])
+    needed = len(device_ids.expected(_among(gpus, changed))[0])
     counts = _counts(gpus)
     for expected in [counts[strategy]] if strategy else counts.values():
         if _is_as_expected(allocatable, expected, node.labels):

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.core import model, steps
+from mig_manager.core import checkpoint, model, steps
 from mig_manager.core.planner import misfits, packing, placement, search
-from mig_manager.core.records import checkpoint
 
 
 def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:

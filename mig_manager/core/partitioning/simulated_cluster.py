@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, timing
-from mig_manager.core.fleet import (
+from mig_manager.core.partitioning import (
     arrivals,
     decisions,
     demand,

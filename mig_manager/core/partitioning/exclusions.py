@@ -8,8 +8,8 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.core import messages
-from mig_manager.core.fleet import demand, node_sets, partitioned
 from mig_manager.core.node import resources, selectors
+from mig_manager.core.partitioning import demand, node_sets, partitioned
 
 _NAME_FIELD = "metadata.name"
 

@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.fleet import batch, holds, node_room, node_sets, partitioned
+from mig_manager.core.partitioning import batch, holds, node_room, node_sets, partitioned
 
 _MOST_SEARCHED = 300
 """Nodes in different states that are compared for one change."""

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 
-from mig_manager.core.fleet import demand
+from mig_manager.core.partitioning import demand
 
 _MEMORY_S = 600.0
 """After this time an arrival counts for a third."""

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.fleet import demand, node_index, node_room, node_sets, partitioned
 from mig_manager.core.node import resources
+from mig_manager.core.partitioning import demand, node_index, node_room, node_sets, partitioned
 from mig_manager.core.planner import placement
 
 _MOST_CERTAIN = 300

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from mig_manager.core.fleet import demand, partitioned
 from mig_manager.core.node import claims, device_classes, resources
+from mig_manager.core.partitioning import demand, partitioned
 
 _DYNAMIC = "its DRA driver creates MIG devices by itself (DynamicMIG)"
 

@@ -11,8 +11,8 @@ import random
 from collections.abc import Mapping
 
 from mig_manager.core import model
-from mig_manager.core.fleet import decisions, demand, partitioned
 from mig_manager.core.node import resources
+from mig_manager.core.partitioning import decisions, demand, partitioned
 from mig_manager.core.planner import planner
 
 _SLICES = 7

@@ -14,8 +14,8 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import json_text, timestamps
-from mig_manager.core.fleet import demand
 from mig_manager.core.node import api_values
+from mig_manager.core.partitioning import demand
 
 _REQUESTS = "kube_pod_container_resource_requests"
 _CREATED, _STARTED, _ENDED = "kube_pod_created", "kube_pod_start_time", "kube_pod_completion_time"

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import (
+from mig_manager.core.fleet import rollout
+from mig_manager.core.layout import custom_layouts
+from mig_manager.core.partitioning import (
     batch,
     decisions,
     demand,
     partitioned,
     past_decisions,
-    rollout,
     waiting,
 )
-from mig_manager.core.layout import custom_layouts
 from mig_manager.core.planner import planner
 
 _MOST_CHANGES = 8

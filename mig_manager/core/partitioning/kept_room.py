@@ -6,7 +6,7 @@ long. Pod affinity, volumes and so on can keep it off.
 
 import datetime as dt
 
-from mig_manager.core.fleet import batch, decisions, partitioned, past_decisions, waiting
+from mig_manager.core.partitioning import batch, decisions, partitioned, past_decisions, waiting
 
 _MOST_UNUSED = 2
 """Rooms that a pod does not use before the partitioner waits longer and longer between them."""

@@ -15,7 +15,7 @@ import functools
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
-from mig_manager.core.fleet import batch, node_room, node_sets
+from mig_manager.core.partitioning import batch, node_room, node_sets
 
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from mig_manager.core import messages, profile_name
-from mig_manager.core.fleet import batch, demand, node_room, node_sets, partitioned
 from mig_manager.core.node import well_known
+from mig_manager.core.partitioning import batch, demand, node_room, node_sets, partitioned
 
 
 class WaitReason(enum.Enum):

@@ -17,7 +17,7 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import (
+from mig_manager.core.partitioning import (
     batch,
     changes,
     decisions,

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager.core import model
-from mig_manager.core.fleet import exclusions, node_room, node_sets, partitioned
 from mig_manager.core.node import resources
+from mig_manager.core.partitioning import exclusions, node_room, node_sets, partitioned
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -9,10 +9,11 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import slots
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import api_values, claims, resources, strategies, well_known
+from mig_manager.core.partitioning import demand
 from mig_manager.core.records import status as node_status
 
 _UNREACHABLE = errors.Reason.GPU_UNREACHABLE.value

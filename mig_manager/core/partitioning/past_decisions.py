@@ -5,8 +5,8 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping
 
-from mig_manager.core.fleet import decisions, demand, holds, partitioned
 from mig_manager.core.node import resources
+from mig_manager.core.partitioning import decisions, demand, holds, partitioned
 
 _LEAST_REST_S = 5.0
 _LONGEST_REST_S = 60.0

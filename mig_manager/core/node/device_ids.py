@@ -1,0 +1,38 @@
+"""The ids of devices: those that GPUs have, and those expected of a device plugin."""
+
+import re
+from collections.abc import Iterable
+
+from mig_manager.core import model
+from mig_manager.core.node import strategies
+
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
+"""Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form.
+Other device plugins have other ids (GKE: ``nvidia0/gi7``)."""
+
+
+def of_gpus(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
+    """Return the ids of all devices of a node's GPUs; None if not all are known.
+
+    For None, an unknown device may belong to an unreachable GPU, which no plan changes. A device
+    whose UUID NVML does not report is no reason: a plan may change it.
+    """
+    if model.unreachable(gpus):
+        return None
+    return frozenset(uuid for gpu in gpus for uuid in (gpu.uuid, *gpu.mig_uuids))
+
+
+def is_unknown(device_id: str, known_ids: frozenset[str] | None) -> bool:
+    """Check whether no GPU has this device of NVIDIA's; ``known_ids`` as from ``of_gpus``."""
+    is_missing = known_ids is not None and device_id not in known_ids
+    return is_missing and DEVICE_UUID.fullmatch(device_id) is not None
+
+
+def expected(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
+    known = tuple(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
+    whole = frozenset(gpu.uuid for gpu in known)
+    enabled = [gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED]
+    unsliced = whole - {gpu.uuid for gpu in enabled}
+    return unsliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
