@@ -80,7 +80,8 @@ class RunJournal:
         Before that, their run may be under way in another process: this run then neither undoes
         nor writes them.
         """
-        if not self._is_taken_over and not self.entries.is_empty:
+        # Even without entries: another agent may have begun a change and been killed since.
+        if not self._is_taken_over:
             self.entries = self._read()
         self._is_taken_over = True
 

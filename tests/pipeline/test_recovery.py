@@ -74,6 +74,23 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
     scenes.assert_restored(rig)
 
 
+@pytest.mark.parametrize("wanted", [LAYOUT, "all-balanced"])
+def test_successor_that_started_before_the_change_takes_over_its_journal(wanted: str) -> None:
+    calls = len(scenes.calls(scenes.busy_node, LAYOUT))
+    for index in range(1, calls):
+        rig = scenes.busy_node()
+        successor = scenes.reconciler(rig)
+        successor.recover(LAYOUT)
+        rig.failing = {len(rig.log) + index: scenes.Killed()}
+        with pytest.raises(scenes.Killed):
+            scenes.run(rig)
+        rig.failing = {}
+
+        assert scenes.run(rig, wanted, by=successor).state is model.State.SUCCESS, index
+        assert scenes.has_layout(rig, wanted)
+        scenes.assert_restored(rig)
+
+
 def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
     for index, rig, _ in kills("host-services"):
         rig.host.services |= {"dcgm.service": True, "nvsm.service": True}
