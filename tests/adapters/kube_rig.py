@@ -22,6 +22,11 @@ CONFLICT_WHEN_DONE = {"409-when-done": apiserver.Fault(status=409, is_carried_ou
 """As where another writer was quicker after us."""
 
 
+def timeout_s(fault: apiserver.Fault) -> float:
+    """Return how long to wait for an answer: short only where there is none."""
+    return 1.0 if fault.stall else 60.0
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Answers a request with its page, or with the next entry of the script."""
 
@@ -60,7 +65,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.over = threading.Event()
         self.pauses: list[float] = []
         """Between attempts of ``kube``, in seconds."""
-        self.kube = self.client(2.0)
+        self.kube = self.client(60.0)
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
 
     def __enter__(self) -> Self:

@@ -164,8 +164,7 @@ FAULTS = kube_rig.CONFLICT_WHEN_DONE | {
 def test_one_failed_request_neither_loses_the_lease_nor_makes_two_leaders(
     rig: Rig, fault: apiserver.Fault
 ) -> None:
-    # Some answers never come.
-    rig.request_timeout_s = 0.4
+    rig.request_timeout_s = kube_rig.timeout_s(fault)
     for verb, skip in itertools.product(("get", "create", "update"), (0, 1)):
         first, second = rig.replica("a"), rig.replica("b")
         rig.server.inject(dataclasses.replace(fault, verb=verb, resource="leases", skip=skip))

@@ -21,8 +21,6 @@ from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-slot-0"
-SILENCE_S = 0.4
-"""For answers that never come."""
 
 
 class Clock(fakes.FakeClock):
@@ -268,7 +266,7 @@ def may_take(own: leases.LeaseSlots) -> bool:
 def test_a_failed_request_does_not_prevent_taking_and_releasing_a_slot(
     rig: Rig, fault: apiserver.Fault
 ) -> None:
-    rig.request_timeout_s = SILENCE_S
+    rig.request_timeout_s = kube_rig.timeout_s(fault)
     for verb, skip in itertools.product(("list", "create", "update"), (0, 1)):
         for lease in rig.holders():
             rig.server.delete(resources.LEASES, lease, NAMESPACE)
@@ -286,7 +284,7 @@ def test_a_failed_request_does_not_prevent_taking_and_releasing_a_slot(
 
 @pytest.mark.parametrize("fault", SWEPT)
 def test_a_failed_renewal_does_not_lose_the_slot(rig: Rig, fault: apiserver.Fault) -> None:
-    rig.request_timeout_s = SILENCE_S
+    rig.request_timeout_s = kube_rig.timeout_s(fault)
     own = rig.with_slot("a", renew_s=0.01)
 
     rig.server.inject(dataclasses.replace(fault, verb="update", resource="leases"))

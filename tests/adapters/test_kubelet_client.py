@@ -39,7 +39,7 @@ def test_questions_share_a_process_started_ahead_until_dismissed(
     client.assigned()
     assert children() - before == {first}
     client.dismiss()
-    assert children() == before
+    assert children() <= before
     client.dismiss()
 
 
@@ -49,7 +49,7 @@ def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet
     client = a_client(kubelet, *command)
     before, files = children(), descriptors()
     client.allocatable()
-    waiting.until(lambda: children() == before and descriptors() == files, within_s=60.0)
+    waiting.until(lambda: children() <= before and descriptors() <= files)
     assert client.allocatable() == {}
     client.dismiss()
 
@@ -65,7 +65,7 @@ def test_dismissal_signals_no_process_that_is_reaped(
     kubelet.start()
     client, before, files = a_client(kubelet), children(), descriptors()
     client.prepare()
-    waiting.until(lambda: children() == before and descriptors() == files)
+    waiting.until(lambda: children() <= before and descriptors() <= files)
     monkeypatch.setattr(os, "killpg", killpg)
     client.dismiss()
     assert signalled == []
@@ -96,7 +96,7 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> No
     client.prepare()
     with pytest.raises(errors.ClusterError, match="No such file"):
         client.assigned()
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def test_a_process_that_is_no_good_is_an_error_that_says_why(
     with pytest.raises(errors.ClusterError, match=message) as caught:
         client.assigned()
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
-    assert children() == before
+    assert children() <= before

@@ -258,6 +258,8 @@ answer(model.NO_GPUS)
     gpus = child(script, timeout_s=6.0)
     with structlog.testing.capture_logs() as logs:
         try:
+            gpus.prepare()
+            waiting.until(pid_file.exists, "a worker that is traced")
             with pytest.raises(errors.HardwareError) as caught:
                 gpus.observe()
             if "status 99" in caught.value.message:

@@ -21,7 +21,7 @@ WRITTEN = pathlib.Path(__file__).parent / "kubelet_messages"
 """Kubelet's messages, made by Kubernetes' Go types and not by our table."""
 
 
-def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> pod_resources.PodResources:
+def ask(kubelet: Kubelet, *, timeout_s: float = 60.0) -> pod_resources.PodResources:
     return pod_resources.PodResources(
         str(kubelet.path), timeout_s=timeout_s, sleep=lambda _seconds: None
     )

@@ -104,7 +104,7 @@ def test_a_worker_without_an_answer_is_ended_by_the_deadline(
     since = time.monotonic()
     with pytest.raises(error):
         child.ask(LARGE, timeout_s=timeout_s)
-    assert time.monotonic() - since < 20
+    assert time.monotonic() - since < 50
     assert child.end()
     assert child.status == status
 
