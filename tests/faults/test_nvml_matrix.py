@@ -127,7 +127,7 @@ UNSEEN = (
 """Answers that hide an instance. What the first read missed blocks the MIG mode change, and
 no rollback restores it."""
 
-HUNG_TIMEOUT_S = 4.0
+HUNG_TIMEOUT_S = 8.0
 """Also what a healthy worker may take on a machine that is busy with other tests."""
 
 WAYS = ("full-disk", "closed-pipe", "stalled-reader")

@@ -141,7 +141,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     rig.apply(FORMER, rig.names)
     rig.played.dead.add("node-001")
 
-    answer = rig.roll(LAYOUT, "--silence-timeout-s", "1")
+    answer = rig.roll(LAYOUT, "--silence-timeout-s", "3")
 
     assert (answer.status, answer.data["state"]) == (1, "failed")
     assert answer.data["counts"]["applied"] == 4
@@ -156,7 +156,7 @@ def test_undo_without_an_agents_response_requests_the_layout_again(rig: Rig) -> 
     assert rig.roll(LAYOUT).status == 0
     rig.played.dead.add("node-001")
 
-    answer = rig.roll("undo", "--silence-timeout-s", "1")
+    answer = rig.roll("undo", "--silence-timeout-s", "3")
 
     assert (answer.status, answer.data["state"]) == (1, "failed")
     assert answer.data["counts"] | {"applied": 4, "no-response": 1} == answer.data["counts"]
@@ -175,7 +175,7 @@ def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
     for name in rig.names[:2]:
         rig.change(name, break_down)
 
-    answer = rig.roll(LAYOUT, "--silence-timeout-s", "1")
+    answer = rig.roll(LAYOUT, "--silence-timeout-s", "3")
 
     assert (answer.status, answer.data["state"]) == (1, "stalled")
     assert answer.data["unavailable"] == ["node-000", "node-001"]

@@ -288,7 +288,7 @@ class Rig:
     def replica(self, name: str = "a", **options: str) -> Replica:
         """Start a replica that steps only when a test says so."""
         kube = MortalApi.at(
-            self.server.url, token=name, request_timeout_s=2.0, sleep=lambda _seconds: None
+            self.server.url, token=name, request_timeout_s=60.0, sleep=lambda _seconds: None
         )
         chosen = settings.PartitionerSettings.read(
             {"command": "partitioner", "mode": "act", "quiet_s": str(QUIET_S)} | options, {}

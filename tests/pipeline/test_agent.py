@@ -273,13 +273,14 @@ def test_unwritten_condition_is_retried_without_a_drift_check(name: str | None) 
 
 def test_drift_check_runs_although_the_condition_is_unwritten() -> None:
     pipeline = Pipeline("a", Reason.APPLIED, Reason.APPLIED)
-    pipeline.next_action = drift.Action.RUN
     pipeline.condition.refusals = 1_000_000
 
-    serve(pipeline, pauses(0.01, drift_check_s=0.05))
+    with serving(pipeline, pauses(0.01, drift_check_s=0.4)):
+        waiting.until(lambda: pipeline.condition.refusals < 1_000_000)
+        pipeline.next_action = drift.Action.RUN
 
-    assert pipeline.looks == 1
-    assert pipeline.condition.refusals < 1_000_000
+    assert pipeline.looks > 0
+    assert pipeline.runs == [("a", 1), ("a", 1)]
 
 
 def test_new_request_is_served_although_the_condition_is_unwritten() -> None:

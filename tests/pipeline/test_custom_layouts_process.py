@@ -29,7 +29,7 @@ def wait_for(stage: agent_stage.Stage, text: str) -> model.State:
         status = stage.status()
         return status.get("annotationHash") == expected and "finishedAt" in status
 
-    stage.wait(has_ended, "an end", timeout_s=60)
+    stage.wait(has_ended, "an end")
     return model.State(stage.status()["state"])
 
 

@@ -171,7 +171,8 @@ def test_hundred_watchers_need_no_thread_and_are_forgotten(
 ) -> None:
     threads_before, listeners_before = threading.active_count(), len(server.store._listeners)
     watches = [watch(f"fieldSelector=metadata.name%3Dn{index}") for index in range(100)]
-    assert threading.active_count() == threads_before
+    # Threads of earlier tests may end meanwhile.
+    assert threading.active_count() <= threads_before
     server.create(*(apirig.a_node(f"n{index}") for index in range(100)))
 
     assert [each.names(1) for each in watches] == [[f"ADDED n{i}"] for i in range(100)]

@@ -162,7 +162,7 @@ def test_a_reader_is_not_given_the_older_state_of_another_thread(path: pathlib.P
 def test_changes_on_two_gpus_overlap_unless_all_have_one_lock(
     path: pathlib.Path, gpus: tuple[int, ...], *, is_one_lock: bool, is_overlapping: bool
 ) -> None:
-    seconds = 0.3 if is_overlapping else 0.05
+    seconds = 1.0 if is_overlapping else 0.05
     latency = states.Latency(create_gpu_instance_s=seconds)
     boot(path, "2xA100", latency=latency, logs_calls=True, serialise_all_gpus=is_one_lock)
     calls = created_at_once(path, *gpus)

@@ -71,9 +71,9 @@ def test_a_driver_that_fails_hides_nothing_else(
     patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, **fault))
     since = time.monotonic()
 
-    result = patient.examine("--timeout-s", "4")
+    result = patient.examine("--timeout-s", "10" if "hang_s" in fault else "60")
 
-    assert time.monotonic() - since < 30
+    assert time.monotonic() - since < 100
     assert result.failing == {"driver"}
     assert result.text("gpus") == "cannot be checked: the driver does not answer"
     assert "the agent" not in result.remedies("driver")

@@ -71,8 +71,7 @@ def cluster_rig(patient: Patient) -> Iterator[Cluster]:
         )
         with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
             waiting.until(
-                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
-                within_s=20,
+                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube)
             )
         yield found
 

@@ -116,7 +116,7 @@ def test_more_nodes_than_a_page_holds_are_all_shown(user: rig.Viewer) -> None:
 def test_a_failed_node_says_when_its_agent_tries_again(user: rig.Viewer) -> None:
     failed = rig.node("n1", requested="a", state=model.State.FAILED, reason=errors.Reason.IN_USE)
     run = json.loads(failed["metadata"]["annotations"]["mig-manager.io/status"])
-    for name, when in (("soon", rig.ago(minutes=-10.2)), ("over", rig.ago(minutes=10))):
+    for name, when in (("soon", rig.ago(minutes=-10.9)), ("over", rig.ago(minutes=10))):
         failed["metadata"]["name"] = name
         text = json.dumps(run | {"retryAt": when})
         failed["metadata"]["annotations"]["mig-manager.io/status"] = text

@@ -5,8 +5,7 @@ import dataclasses
 import http.client
 import json
 import pathlib
-import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prometheus_client import parser
@@ -21,6 +20,7 @@ from mig_manager.sandbox import demo_layouts, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import apiserver
+from tests.cluster import envtest
 from tests.sandbox import library
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
@@ -115,10 +115,14 @@ class Stage(stages.Stage):
         self._driver.close()
         return status
 
+    def wait(self, holds: Callable[[], bool], what: str, *, timeout_s: float = 180.0) -> None:
+        """Wait as the demo does, but longer: other tests may keep the processors busy."""
+        super().wait(holds, what, timeout_s=timeout_s)
+
     def lines(self) -> list[dict[str, Any]]:
-        """Return what the agent has logged."""
+        """Return what the agent has logged, without a line that it is still writing."""
         text = self.agent_log.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     def wait_for_listener(self) -> None:
         """Wait until the agent listens for events of GPUs, after its run."""
@@ -173,8 +177,7 @@ class ObservedStage(Stage):
     """The same with an agent that serves health and metrics."""
 
     def __init__(self, spec: str, *agent_options: str, **how: Any) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self._port: int = server.getsockname()[1]
+        (self._port,) = envtest.free_ports(1)
         served = ("--health-address", "127.0.0.1", "--health-port", str(self._port))
         super().__init__(spec, *served, *agent_options, **how)
 
