@@ -205,3 +205,24 @@ def test_instance_created_after_the_plan_is_not_taken_for_its_own(
     )
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
     assert node.observe() == now
+
+
+@pytest.mark.parametrize("name", ["1c.3g.20gb", "3g.20gb"])
+def test_compute_instance_created_after_the_plan_makes_it_stale(
+    node: Rig, proc: ProcTree, name: str
+) -> None:
+    within = gi_step(node.enable(), "3g.20gb")
+    node.run(within)
+    seen = node.observe()
+    create = ci_step(within, name)
+    node.run(create)
+    now = node.observe()
+
+    with pytest.raises(errors.StalePlanError) as caught:
+        execute(proc, seen, create)
+
+    assert caught.value.message == (
+        f"GPU 0 ({seen.uuid}) has {name} at {create.placement} "
+        f"in the GPU instance at {within.placement} already"
+    )
+    assert node.observe() == now

@@ -385,6 +385,23 @@ def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) ->
     scenes.assert_restored(rig)
 
 
+def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+
+    def keep() -> None:
+        if serving.killed == 1:
+            last = list(serving.here)[-1]
+            rig.pods[last] = dataclasses.replace(rig.pods[last], is_kept=True)
+
+    rig.clock.on_wait.append(keep)
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "do-not-evict forbids the eviction" in outcome.message
+    assert serving.killed == 1
+    assert not is_closed(rig)
+
+
 def test_pods_without_a_controller_go_last() -> None:
     rig, _ = node_with(room_elsewhere=4, replicas=2)
     used = frozenset().union(*rig.kubelet.assigned.values())

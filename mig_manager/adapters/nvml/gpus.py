@@ -152,32 +152,62 @@ def _require_functions(plan: steps.Plan) -> None:
 
 
 def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
-    """Refuse a plan if a GPU instance that it creates exists already.
+    """Refuse a plan if an instance that it creates exists already.
 
     Another program created it after planning, or the driver withheld it then. A rollback removes
     the instances that the plan creates, and must not remove that instance.
     """
-    new = {
-        (step.profile_id, step.placement): step.profile
-        for step in plan.of(steps.CreateGpuInstance)
-    }
-    if not new or plan.takes_whole_gpu:
+    creates = plan.of(steps.CreateGpuInstance)
+    places = {step.placement for step in creates}
+    # The others are in GPU instances that the plan keeps.
+    inside = [
+        step
+        for step in plan.of(steps.CreateComputeInstance)
+        if step.gpu_instance_placement not in places
+    ]
+    if not (creates or inside) or plan.takes_whole_gpu:
         return
     name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
     with last_calls.RECORDER.on_gpu(plan.gpu_index):
         try:
             device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, known)
-            existing = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
+            existing = [*_existing(plan, device, creates), *_existing_inside(plan, device, inside)]
         except errors.HardwareError as error:
             raise library.about(name, error, doing="cannot list its GPU instances") from error
+    if existing:
+        raise errors.StalePlanError(f"{name} has {', '.join(existing)} already")
+
+
+def _existing(
+    plan: steps.GpuPlan, device: gpu_device.Device, creates: Sequence[steps.CreateGpuInstance]
+) -> Iterator[str]:
+    """Name the GPU instances to create that exist, and that the plan does not destroy."""
+    new = {(step.profile_id, step.placement): step.profile for step in creates}
     destroyed = {step.gpu_instance_id for step in plan.of(steps.DestroyGpuInstance)}
-    names = [
-        f"{new[each.profile_id, each.placement]} at {each.placement}"
-        for each in existing
-        if (each.profile_id, each.placement) in new and each.instance_id not in destroyed
-    ]
-    if names:
-        raise errors.StalePlanError(f"{name} has {', '.join(names)} already")
+    for each in device.gpu_instances(sorted({profile_id for profile_id, _ in new})):
+        profile = new.get((each.profile_id, each.placement))
+        if profile and each.instance_id not in destroyed:
+            yield f"{profile} at {each.placement}"
+
+
+def _existing_inside(
+    plan: steps.GpuPlan, device: gpu_device.Device, creates: Sequence[steps.CreateComputeInstance]
+) -> Iterator[str]:
+    """Name the compute instances to create that exist, and that the plan does not destroy."""
+    destroyed = {
+        (step.gpu_instance_id, step.compute_instance_id)
+        for step in plan.of(steps.DestroyComputeInstance)
+    }
+    profiles = {step.profile.gpu_instance for step in creates}
+    ids = [profile_id for profile in profiles for profile_id in device.profile_ids(profile)]
+    for gi in device.gpu_instances(ids):
+        new = [step for step in creates if step.gpu_instance_placement == gi.placement]
+        for ci in device.compute_instances(gi) if new else ():
+            for step in new:
+                is_there = step.profile.spans or step.placement == ci.placement
+                is_same = is_there and step.profile.compute_slices == ci.slices
+                if is_same and (gi.instance_id, ci.instance_id) not in destroyed:
+                    yield f"{step.profile} at {ci.placement} in the GPU instance at {gi.placement}"
 
 
 def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:

@@ -150,7 +150,8 @@ class Evictions:
             # A missing right comes first: only a person can grant it.
             failed.sort(key=lambda error: error.reason is not errors.Reason.FORBIDDEN)
             return failed[0].reason, failed[0].message
-        if has_evicted and self.is_rolling and len(staying) == len(remaining):
+        is_waiting = len(staying) == len(remaining) and not _not_evictable(remaining)
+        if has_evicted and self.is_rolling and is_waiting:
             return self._why_stalled(remaining)
         if not self._may_list_budgets:
             more = "the agent may not list PodDisruptionBudgets, so they were not counted"
@@ -176,6 +177,9 @@ class Evictions:
             if blocked or not is_possible:
                 return blocked
             self._may_evict = True
+        if not is_possible:
+            # It became so since the first eviction, and others would be evicted in vain.
+            return dict(counted.refused)
         batch = pending
         if counted.refused:
             batch = [pod for pod in counted.rolling if self._why_paused(pod) is None]
