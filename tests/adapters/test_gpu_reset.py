@@ -225,6 +225,19 @@ def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
     assert message in error.message
 
 
+def test_a_gpu_that_is_not_shown_after_its_reset_is_not_called_unreset(
+    machine: Machine, gpus: Gpus, tmp_path: pathlib.Path
+) -> None:
+    done = tmp_path / "done"
+    shown = f'if [ "$1" = --gpu-reset ]; then touch {done}; elif [ -e {done} ]; then exit; fi'
+    machine.wrap(shown)
+
+    with pytest.raises(errors.HostError) as caught:
+        machine.reset(gpus[:1])
+
+    assert caught.value.message.endswith(f"does not show {gpus[0]}")
+
+
 def test_an_unprivileged_reset_is_no_permission(machine: Machine, gpus: Gpus) -> None:
     machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
 

@@ -154,7 +154,7 @@ class SmiReset:
         statuses = {status.uuid: status for status in parse(done.stdout)}
         if missing := [str(gpu) for gpu in gpus if gpu.uuid not in statuses]:
             raise errors.HostError(
-                f"{done.line} does not show {', '.join(missing)}; no GPU is reset", reason=_REASON
+                f"{done.line} does not show {', '.join(missing)}", reason=_REASON
             )
         return statuses
 

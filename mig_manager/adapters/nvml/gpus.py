@@ -158,12 +158,12 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
     the instances that the plan creates, and must not remove that instance.
     """
     creates = plan.of(steps.CreateGpuInstance)
-    places = {step.placement for step in creates}
+    placements = {step.placement for step in creates}
     # The others are in GPU instances that the plan keeps.
     inside = [
         step
         for step in plan.of(steps.CreateComputeInstance)
-        if step.gpu_instance_placement not in places
+        if step.gpu_instance_placement not in placements
     ]
     if not (creates or inside) or plan.takes_whole_gpu:
         return
