@@ -229,8 +229,8 @@ def test_a_gpu_that_is_not_shown_after_its_reset_is_not_called_unreset(
     machine: Machine, gpus: Gpus, tmp_path: pathlib.Path
 ) -> None:
     done = tmp_path / "done"
-    shown = f'if [ "$1" = --gpu-reset ]; then touch {done}; elif [ -e {done} ]; then exit; fi'
-    machine.wrap(shown)
+    script = f'if [ "$1" = --gpu-reset ]; then touch {done}; elif [ -e {done} ]; then exit; fi'
+    machine.wrap(script)
 
     with pytest.raises(errors.HostError) as caught:
         machine.reset(gpus[:1])

@@ -249,6 +249,17 @@ def test_eviction_refused_for_now_has_the_servers_retry_after(
     assert (verdict.answer, verdict.retry_after_s) == (evictions.Eviction.BLOCKED, after_s or 0.0)
 
 
+def test_admission_webhooks_learn_that_an_eviction_is_a_dry_run(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: pod_object.Pod
+) -> None:
+    workloads.can_evict(pod)
+    workloads.evict(pod)
+
+    # Their review has the dry run of the request, not the one in the Eviction.
+    sent = server.log.requests(resource="pods/eviction")
+    assert [each.query.get("dryRun") for each in sent] == ["All", None]
+
+
 @pytest.mark.parametrize("status", [403, 500, 400])
 def test_any_other_refusal_is_an_error(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: pod_object.Pod, status: int

@@ -185,9 +185,11 @@ class KubeApi:
         """Get a text, such as a container's log; never sent twice."""
         return self._body(_Request("GET", path, query=query)).decode(errors="replace")
 
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def post(
+        self, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Create an object; never sent twice."""
-        return self._object(_Request("POST", path, body))
+        return self._object(_Request("POST", path, body, query=query))
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; never sent twice."""

@@ -82,10 +82,10 @@ class KubeWorkloads:
         return tuple(pod for pod in pods if budget.covers(pod))
 
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        return self._evict(pod, {})
+        return self._evict(pod)
 
     def can_evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        return self._evict(pod, {"dryRun": ["All"]})
+        return self._evict(pod, is_dry_run=True)
 
     def delete(self, pod: pod_object.Pod) -> None:
         try:
@@ -94,7 +94,13 @@ class KubeWorkloads:
             if not _is_gone(error):
                 raise
 
-    def _evict(self, pod: pod_object.Pod, options: dict[str, Any]) -> evictions.EvictionResponse:
+    def _evict(
+        self, pod: pod_object.Pod, *, is_dry_run: bool = False
+    ) -> evictions.EvictionResponse:
+        # In the Eviction alone, admission webhooks that move the pod themselves would not learn of
+        # it: ``dryRun`` of an AdmissionReview is that of the request.
+        query = {"dryRun": "All"} if is_dry_run else None
+        options = {"dryRun": ["All"]} if is_dry_run else {}
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -102,7 +108,7 @@ class KubeWorkloads:
             "deleteOptions": {**_only_this_uid(pod), **options},
         }
         try:
-            self._kube.post(f"{_path(pod)}/eviction", eviction)
+            self._kube.post(f"{_path(pod)}/eviction", eviction, query)
         except responses.ApiError as error:
             if _is_gone(error):
                 return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
