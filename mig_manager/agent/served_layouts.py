@@ -11,6 +11,7 @@ from mig_manager.agent import settings
 from mig_manager.core import messages, model, ports, yaml_tree
 from mig_manager.core.layout import config, layouts, served
 from mig_manager.core.node import well_known
+from mig_manager.core.records import gpu_codec
 
 _log = structlog.get_logger()
 
@@ -93,6 +94,20 @@ def _merge(
     return dataclasses.replace(document, layouts=others)
 
 
+@functools.lru_cache(maxsize=4)
+def _fitting_names(
+    candidates: tuple[tuple[layouts.Layout, bool], ...], idle: tuple[model.Gpu, ...]
+) -> frozenset[str]:
+    """Return the names of the layouts that these idle GPUs can have.
+
+    Cached, because every run asks it, of layouts and GPUs that rarely change, and planning all
+    layouts would take half of the time of a run. Equal layouts can differ in ``is_lenient``, which
+    is given beside each.
+    """
+    fits = served.fitting((layout for layout, _ in candidates), idle)
+    return frozenset(fit.layout.name for fit in fits)
+
+
 def _read(source: ports.ConfigSource, limits: settings.Limits) -> layouts.Document:
     return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
 
@@ -115,7 +130,10 @@ class LayoutList:
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
             return None
-        return tuple(fit.layout for fit in served.fitting(document.layouts.values(), gpus))
+        listed = document.layouts.values()
+        idle = tuple(map(gpu_codec.idle, gpus))
+        names = _fitting_names(tuple((each, each.is_lenient) for each in listed), idle)
+        return tuple(each for each in listed if each.name in names)
 
     def annotations(self, fitting: tuple[layouts.Layout, ...] | None) -> dict[str, str | None]:
         """Return the annotation to write; empty if the layouts are unknown."""
