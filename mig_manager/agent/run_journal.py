@@ -10,7 +10,7 @@ journal on the Node, and resumes or undoes with the same code. There are three k
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Unpack
 
 import structlog
 
@@ -85,17 +85,17 @@ class RunJournal:
             self.entries = self._read()
         self._is_taken_over = True
 
-    def note(self, **entries: Any) -> None:
+    def note(self, **entries: Unpack[journals.Changes]) -> None:
         """Change entries; the next patch writes them."""
         self.entries = dataclasses.replace(self.entries, **entries)
 
-    def announce(self, **entries: Any) -> None:
+    def announce(self, **entries: Unpack[journals.Changes]) -> None:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
         self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
         self._save_on_host()
 
-    def note_status(self, **fields: Any) -> None:
+    def note_status(self, **fields: Unpack[status.Changes]) -> None:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)
 
@@ -133,7 +133,7 @@ class RunJournal:
         self.entries = after
         self._confirm()
 
-    def enter(self, phase: model.Phase, message: str, **entries: Any) -> None:
+    def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Changes]) -> None:
         """Publish a new phase, with new entries if there are any."""
         if entries:
             step = Step(message=message, entries=dataclasses.replace(self.entries, **entries))

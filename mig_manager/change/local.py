@@ -7,7 +7,7 @@ run can roll back and does not mistake half of a change for the former state.
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 from mig_manager import errors
 from mig_manager.change import boot_layouts, transaction
@@ -131,7 +131,7 @@ class LocalJournal:
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
 
-    def note(self, **entries: Any) -> None:
+    def note(self, **entries: Unpack[journals.Changes]) -> None:
         """Change entries, and write the file or remove it.
 
         Raises:
@@ -152,7 +152,7 @@ class LocalJournal:
         except errors.ConfigError as error:
             self.deps.notify(f"{error.message}; remove it, because it is outdated")
 
-    def announce(self, **entries: Any) -> None:
+    def announce(self, **entries: Unpack[journals.Changes]) -> None:
         """Change entries and write the file; a failure is only reported."""
         try:
             self.note(**entries)

@@ -7,7 +7,7 @@ it, and in where they keep the journal (``ChangeJournal``): in a file or on the 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 
 import structlog
 
@@ -46,14 +46,14 @@ class ChangeJournal(Protocol):
     def begin_rollback(self) -> object:
         """Report that a rollback begins; must not raise ``MigManagerError``."""
 
-    def note(self, **entries: Any) -> object:
+    def note(self, **entries: Unpack[journals.Changes]) -> object:
         """Change entries; a file is written at once, and the Node with its next patch.
 
         Raises:
             MigManagerError: A snapshot that must be kept cannot be written.
         """
 
-    def announce(self, **entries: Any) -> object:
+    def announce(self, **entries: Unpack[journals.Changes]) -> object:
         """Change entries and write them now; must not raise ``MigManagerError``."""
 
 

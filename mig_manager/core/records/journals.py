@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from mig_manager.core import json_text, model
 from mig_manager.core.node import node_object, well_known
@@ -223,6 +223,22 @@ class Journal:
             stale_files=data.get("staleFiles") is True,
             persistent_gpus=_uuids(data.get("persistentGpus", [])),
         )
+
+
+class Changes(TypedDict, total=False):
+    """New values of a journal's entries; entries that it lacks stay."""
+
+    config: str
+    plugin_config: PluginConfig | None
+    host_services: tuple[str, ...]
+    exit_hook: bool
+    rebooted_from: str
+    draining: bool
+    has_evicted: bool
+    applied: str
+    snapshot: tuple[model.GpuSnapshot, ...]
+    stale_files: bool
+    persistent_gpus: tuple[str, ...]
 
 
 NONE = Journal(config="")  # nothing to restore

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import datetime as dt
 import json
+from typing import TypedDict
 
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model, timestamps
@@ -88,6 +89,16 @@ class RunStatus:
             or None,
         }
         return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
+
+
+class Changes(TypedDict, total=False):
+    """New values of a status; fields that it lacks stay."""
+
+    config_hash: str
+    origin: str
+    is_rebooted: bool
+    gpus: model.ObservedGpus
+    config_problem: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
