@@ -18,9 +18,6 @@ from mig_manager.core.records import gpu_recovery, gpu_repair, requests
 DRIFTED = "the GPUs do not have the requested layout"
 NOT_REQUESTED = "no layout is requested"
 
-_LONGEST_PROBLEM = 600
-"""In bytes: each GPU's is kept in an annotation."""
-
 _OBSTACLES = (
     errors.Reason.LOCKED,
     errors.Reason.SLOTS_TAKEN,
@@ -158,7 +155,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         if outcome.state is model.State.FAILED:
             # The remedy is about the layout.
             why = outcome.message.removesuffix(outcome.reason.remedy).rstrip(" .")
-            return messages.fit(why, _LONGEST_PROBLEM)
+            return messages.fit(why, requests.LONGEST_PROBLEM)
         gpu = after.get(uuid)
         return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable"
 

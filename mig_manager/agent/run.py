@@ -34,8 +34,6 @@ from mig_manager.core.records import requests
 
 _log = structlog.get_logger()
 
-_LONGEST_PROBLEM = 600
-"""In bytes: it is kept in an annotation."""
 _MID_CHANGE = (
     model.Phase.EXECUTE,
     model.Phase.ROLL_BACK,
@@ -111,7 +109,7 @@ def _count_failure(job: jobs.Job, error: errors.MigManagerError) -> None:
             config_hash=job.status.config_hash,
             boot_id=job.deps.boot_id,
             reason=error.reason,
-            problem=messages.fit(error.message, _LONGEST_PROBLEM),
+            problem=messages.fit(error.message, requests.LONGEST_PROBLEM),
         )
         job.journal.note_record(job.journal.record.with_failed_change(failed))
 

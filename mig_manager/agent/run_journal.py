@@ -133,10 +133,21 @@ class RunJournal:
         self.entries = after
         self._confirm()
 
-    def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Changes]) -> None:
-        """Publish a new phase, with new entries if there are any."""
-        if entries:
-            step = Step(message=message, entries=dataclasses.replace(self.entries, **entries))
+    def enter(
+        self,
+        phase: model.Phase,
+        message: str,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        **entries: Unpack[journals.Changes],
+    ) -> None:
+        """Publish a new phase, with new labels and entries if there are any."""
+        if labels or entries:
+            step = Step(
+                message=message,
+                entries=dataclasses.replace(self.entries, **entries),
+                change=node_object.NodePatch(labels=labels or {}),
+            )
             self.publish_step(phase, lambda _view: step)
             return
         self._end_phase()
@@ -146,12 +157,9 @@ class RunJournal:
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, and remove the label of the applied layout."""
-        step = Step(
-            message=f"running {len(plan.steps)} steps on the GPUs",
-            entries=dataclasses.replace(self.entries, snapshot=before),
-            change=node_object.NodePatch(labels={well_known.APPLIED_LABEL: None}),
-        )
-        self.publish_step(model.Phase.EXECUTE, lambda _view: step)
+        message = f"running {len(plan.steps)} steps on the GPUs"
+        labels = {well_known.APPLIED_LABEL: None}
+        self.enter(model.Phase.EXECUTE, message, labels=labels, snapshot=before)
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""

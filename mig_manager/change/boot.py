@@ -127,6 +127,22 @@ def _read(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _RestoreOutcome:
+    """The outcome of a change of some GPUs."""
+
+    executed: tuple[transaction.Executed, ...] = ()
+    failures: tuple[errors.MigManagerError, ...] = ()
+    unreachable: tuple[model.UnreachableGpu, ...] = ()
+
+    def join(self, more: "_RestoreOutcome") -> "_RestoreOutcome":
+        return _RestoreOutcome(
+            executed=(*self.executed, *more.executed),
+            failures=(*self.failures, *more.failures),
+            unreachable=(*self.unreachable, *more.unreachable),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _LockedBoot:
     """The restore of one saved layout, under the lock."""
 
@@ -140,20 +156,61 @@ class _LockedBoot:
     check: Callable[[], object]
     idle_by_s: float  # the deadline of the one wait for processes that use the GPUs
 
+    def repair(self, gpus: Sequence[model.Gpu]) -> _RestoreOutcome:
+        """Reset and restore GPUs with a fault, one after the other: one may be in use."""
+        outcome = _RestoreOutcome()
+        for gpu in gpus:
+            self.deps.notify(f"{gpu_recovery.fault(gpu)}: resetting it")
+            outcome = outcome.join(self._change((gpu.uuid,), planner.repair))
+        return outcome
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _RestoreOutcome:
-    """The outcome of a change of some GPUs."""
+    def change_all(self, uuids: tuple[str, ...]) -> _RestoreOutcome:
+        """Restore all GPUs in one change; if it fails, one GPU after the other."""
+        outcome = self._change(uuids)
+        # A hung driver would cost a whole deadline for each GPU.
+        is_hung = any(error.reason is errors.Reason.NVML_TIMEOUT for error in outcome.failures)
+        if not outcome.failures or is_hung or len(uuids) == 1:
+            return outcome
+        self.deps.notify(f"{outcome.failures[0].message}; trying one GPU after the other")
+        outcome = dataclasses.replace(outcome, failures=())
+        for uuid in uuids:
+            outcome = outcome.join(self._change((uuid,)))
+        return outcome
 
-    executed: tuple[transaction.Executed, ...] = ()
-    failures: tuple[errors.MigManagerError, ...] = ()
-    unreachable: tuple[model.UnreachableGpu, ...] = ()
-
-    def join(self, more: "_RestoreOutcome") -> "_RestoreOutcome":
+    def _change(
+        self, uuids: tuple[str, ...], plan_with: _PlanWith = planner.restore
+    ) -> _RestoreOutcome:
+        """Restore GPUs in one change, or roll them back."""
+        before = {gpu.uuid: gpu for gpu in self.journal.entries.snapshot}
+        interrupted = self.interrupted | before
+        elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in self.pending - {*uuids})
+        observed = after = model.NO_GPUS
+        try:
+            observed = self.deps.gpus.observe()
+            plan = _plan(self.target, observed, uuids, plan_with)
+            if plan.is_empty:
+                self.journal.note(snapshot=elsewhere)
+                return _RestoreOutcome(unreachable=observed.unreachable)
+            idle_timeout_s = max(0.0, self.idle_by_s - self.deps.clock.monotonic())
+            deps = dataclasses.replace(self.deps, idle_timeout_s=idle_timeout_s)
+            change = dataclasses.replace(
+                local.new_transaction(deps, self.journal, check=self.check),
+                refresh_files=None,  # once, after the last GPU
+                in_use_timeout_s=idle_timeout_s,
+                elsewhere=elsewhere,
+            )
+            after, executed = change.run(
+                plan,
+                observed=observed,
+                interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),
+                replan=lambda after: _plan(self.target, after, uuids, plan_with),
+            )
+        except errors.UsageError:
+            raise
+        except errors.MigManagerError as error:
+            return _RestoreOutcome(failures=(error,), unreachable=observed.unreachable)
         return _RestoreOutcome(
-            executed=(*self.executed, *more.executed),
-            failures=(*self.failures, *more.failures),
-            unreachable=(*self.unreachable, *more.unreachable),
+            executed=executed, unreachable=(*observed.unreachable, *after.unreachable)
         )
 
 
@@ -187,10 +244,10 @@ def _restore(
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
         )
-        outcome = _repair(run, faulty)
+        outcome = run.repair(faulty)
         if uuids:
             # A GPU whose repair failed has its layout as far as the driver allows.
-            outcome = outcome.join(_change_all(run, tuple(uuids)))
+            outcome = outcome.join(run.change_all(tuple(uuids)))
         else:
             journal.note(snapshot=unreachable)
         if outcome.failures:
@@ -220,66 +277,6 @@ def _restore(
         problems=tuple(problems),
         may_be_partial=any(gpu.uuid in uuids for gpu in journal.entries.snapshot),
         faults=tuple(gpu_recovery.faults(after)),
-    )
-
-
-def _repair(run: _LockedBoot, gpus: Sequence[model.Gpu]) -> _RestoreOutcome:
-    """Reset and restore GPUs with a fault, one after the other: one may be in use."""
-    outcome = _RestoreOutcome()
-    for gpu in gpus:
-        run.deps.notify(f"{gpu_recovery.fault(gpu)}: resetting it")
-        outcome = outcome.join(_change(run, (gpu.uuid,), planner.repair))
-    return outcome
-
-
-def _change_all(run: _LockedBoot, uuids: tuple[str, ...]) -> _RestoreOutcome:
-    """Restore all GPUs in one change; if it fails, one GPU after the other."""
-    outcome = _change(run, uuids)
-    # A hung driver would cost a whole deadline for each GPU.
-    is_hung = any(error.reason is errors.Reason.NVML_TIMEOUT for error in outcome.failures)
-    if not outcome.failures or is_hung or len(uuids) == 1:
-        return outcome
-    run.deps.notify(f"{outcome.failures[0].message}; trying one GPU after the other")
-    outcome = dataclasses.replace(outcome, failures=())
-    for uuid in uuids:
-        outcome = outcome.join(_change(run, (uuid,)))
-    return outcome
-
-
-def _change(
-    run: _LockedBoot, uuids: tuple[str, ...], plan_with: _PlanWith = planner.restore
-) -> _RestoreOutcome:
-    """Restore GPUs in one change, or roll them back."""
-    before = {gpu.uuid: gpu for gpu in run.journal.entries.snapshot}
-    interrupted = run.interrupted | before
-    elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in run.pending - {*uuids})
-    observed = after = model.NO_GPUS
-    try:
-        observed = run.deps.gpus.observe()
-        plan = _plan(run.target, observed, uuids, plan_with)
-        if plan.is_empty:
-            run.journal.note(snapshot=elsewhere)
-            return _RestoreOutcome(unreachable=observed.unreachable)
-        idle_timeout_s = max(0.0, run.idle_by_s - run.deps.clock.monotonic())
-        deps = dataclasses.replace(run.deps, idle_timeout_s=idle_timeout_s)
-        change = dataclasses.replace(
-            local.new_transaction(deps, run.journal, check=run.check),
-            refresh_files=None,  # once, after the last GPU
-            in_use_timeout_s=idle_timeout_s,
-            elsewhere=elsewhere,
-        )
-        after, executed = change.run(
-            plan,
-            observed=observed,
-            interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),
-            replan=lambda after: _plan(run.target, after, uuids, plan_with),
-        )
-    except errors.UsageError:
-        raise
-    except errors.MigManagerError as error:
-        return _RestoreOutcome(failures=(error,), unreachable=observed.unreachable)
-    return _RestoreOutcome(
-        executed=executed, unreachable=(*observed.unreachable, *after.unreachable)
     )
 
 

@@ -25,15 +25,12 @@ class Advertiser(Protocol):
 
     name: str
     deploy_label: str
-    entry: str
-    """The journal's entry that it served the node before it was paused."""
 
     def owns(self, pod: pod_object.Pod) -> bool:
         """Check whether a pod is of this program."""
 
     def was_paused(self, entries: journals.Journal) -> bool:
         """Check whether it served the node before it was paused."""
-        return bool(getattr(entries, self.entry))
 
     def is_awaited(self, job: jobs.Job) -> bool:
         """Check whether it must serve the node again, even without a pod now."""

@@ -18,6 +18,7 @@ from mig_manager.core.node import (
     strategies,
     well_known,
 )
+from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
@@ -29,10 +30,12 @@ class DevicePlugin(advertisers.Advertiser):
 
     name = "device plugin"
     deploy_label = well_known.PLUGIN_DEPLOY_LABEL
-    entry = "has_plugin"
 
     def owns(self, pod: pod_object.Pod) -> bool:
         return clients.is_device_plugin(pod)
+
+    def was_paused(self, entries: journals.Journal) -> bool:
+        return entries.has_plugin
 
     def withdraw(self, job: jobs.Job) -> None:
         """Remove kubelet's devices from the node until a new plugin registers."""

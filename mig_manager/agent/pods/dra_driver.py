@@ -9,6 +9,7 @@ from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertisers
 from mig_manager.core import model
 from mig_manager.core.node import claims, pod_object, strategies, well_known
+from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
@@ -18,10 +19,12 @@ class DraDriver(advertisers.Advertiser):
 
     name = "DRA driver"
     deploy_label = claims.DEPLOY_LABEL
-    entry = "has_dra_driver"
 
     def owns(self, pod: pod_object.Pod) -> bool:
         return claims.is_driver(pod)
+
+    def was_paused(self, entries: journals.Journal) -> bool:
+        return entries.has_dra_driver
 
     def withdraw(self, job: jobs.Job) -> None:
         """Delete the ResourceSlices, until a new driver publishes its own.

@@ -9,7 +9,6 @@ and ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_co
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
@@ -128,18 +127,19 @@ def _pause(
         names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
         names += [pod.key for pod in pause.to_delete]
         stopped = advertising.owners((*pause.label_managed, *pause.to_delete))
-        served: dict[str, Any] = {
-            each.entry: True
+        served = frozenset(
+            each
             for each in advertising.ALL
-            if each in stopped or each.deploy_label in pause.labels
-        }
+            if each in stopped or each.deploy_label in pause.labels or each.was_paused(before)
+        )
         return run_journal.Step(
             message="pausing " + ", ".join(names or ["nothing"]),
             entries=dataclasses.replace(
                 before,
                 paused_labels={**pause.labels, **before.paused_labels},
                 hold_taint=bool(pause.to_delete) or before.hold_taint,
-                **served,
+                has_plugin=advertising.PLUGIN in served,
+                has_dra_driver=advertising.DRIVER in served,
             ),
             change=node_object.NodePatch(
                 labels=dict.fromkeys(pause.labels, well_known.PAUSED_VALUE),

@@ -24,10 +24,10 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
     """
     if job.deps.slots is not None and not job.journal.entries.blocks_workloads:
         job.deps.slots.check()
-    affected = change.affected_pods(job)
+    affected = change.affected_pods
     message = f"applying {job.status.title}"
     if affected:
-        act = "evict" if isinstance(change.rights, orders.Evict) else "wait for"
+        act = "evict" if isinstance(change.order.rights, orders.Evict) else "wait for"
         count = messages.count(len(affected), "pod")
         message = f"{count} to {act}: {change.usage.named(affected)}"
 
@@ -59,7 +59,7 @@ def drain_pods(
         MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
         Superseded: Another layout is requested, or the agent stops.
     """
-    pod_drain = _new_drain(job, change.order(job))
+    pod_drain = _new_drain(job, change.order)
     return pod_drain, _drain(job, change, pod_drain, job.deps.workloads.list())
 
 
@@ -93,7 +93,7 @@ def pause_clients(
         job,
         change.plan,
         pods,
-        change.extra_clients,
+        change.order.extra_clients,
         surveyed=change.usage.pods,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
         drain_late=lambda listed: _drain(job, change, pod_drain, listed),
@@ -115,7 +115,7 @@ def drain_whole_node(
     """
     if job.request.is_on_demand:
         raise errors.DrainError("a custom layout does not reboot an on-demand node")
-    order = orders.Order(affected=None, limits=job.limits, rights=change.rights)
+    order = orders.Order(affected=None, limits=job.limits, rights=change.order.rights)
     usage = survey.wait_for_usage(job.deps, change.gpus, order.undecided_pods, job.cancel)
     claiming = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:

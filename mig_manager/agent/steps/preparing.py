@@ -12,7 +12,6 @@ from mig_manager.agent.pods import advertising, orders, pausing, resuming, surve
 from mig_manager.agent.steps import host, recovery, resolving
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
-    client_table,
     clients,
     gpu_use,
     pod_object,
@@ -37,32 +36,21 @@ class PlannedChange:
     target: resolving.Target
     desired: Mapping[str, model.DesiredGpu]
     """The target's GPUs by UUID."""
-    rights: orders.Rights
     gpus: model.ObservedGpus
     plan: steps.Plan
+    order: orders.Order
+    """The drain for the plan."""
     restoring: tuple[model.GpuSnapshot, ...] = ()
     """The instances of GPUs outside the target from before an interrupted change."""
     usage: gpu_use.Usage = _NOT_ASKED
     """Who uses the devices; empty before it is asked."""
-    extra_clients: tuple[client_table.ExtraClient, ...] = ()
     services: tuple[str, ...] = ()
     """The host's services that the owner lists."""
 
-    def order(self, job: jobs.Job) -> orders.Order:
-        """Return the drain for this change."""
-        may_evict = isinstance(self.rights, orders.Evict)
-        is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
-        return orders.Order(
-            affected=None if is_whole_node else clients.affected_ids(self.plan, self.gpus),
-            limits=job.limits,
-            rights=self.rights,
-            extra_clients=self.extra_clients,
-            has_begun=job.journal.entries.draining,
-        )
-
-    def affected_pods(self, job: jobs.Job) -> tuple[pod_object.Pod, ...]:
-        """Return the pods to evict."""
-        return self.order(job).affected_pods(self.usage)
+    @property
+    def affected_pods(self) -> tuple[pod_object.Pod, ...]:
+        """The pods to evict."""
+        return self.order.affected_pods(self.usage)
 
 
 def plan_change(job: jobs.Job, target: resolving.Target) -> PlannedChange:
@@ -88,14 +76,22 @@ def plan_change(job: jobs.Job, target: resolving.Target) -> PlannedChange:
     restoring = others if others and recovery.is_possible(job, gpus, others) else ()
     plan = target.plan(gpus, restoring=restoring)
     _require_repaired(job, gpus, plan)
+    rights = _rights(job, plan)
+    may_evict = isinstance(rights, orders.Evict)
+    is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
     return PlannedChange(
         target=target,
         desired=desired,
-        rights=_rights(job, plan),
         gpus=gpus,
         plan=plan,
+        order=orders.Order(
+            affected=None if is_whole_node else clients.affected_ids(plan, gpus),
+            limits=job.limits,
+            rights=rights,
+            extra_clients=extra_clients,
+            has_begun=job.journal.entries.draining,
+        ),
         restoring=restoring,
-        extra_clients=extra_clients,
         services=services,
     )
 
@@ -115,22 +111,19 @@ def require_possible(job: jobs.Job, planned: PlannedChange) -> PlannedChange:
         Superseded: Another layout is requested, or the agent stops.
     """
     change = _survey(job, planned)
-    is_waited = resuming.await_driver(
-        job, change.affected_pods(job), change.usage.pods, change.gpus
-    )
-    if is_waited:
+    if resuming.await_driver(job, change.affected_pods, change.usage.pods, change.gpus):
         change = _survey(job, change)
     survey.require_idle(
         job.deps,
         change.plan,
-        change.order(job),
+        change.order,
         change.usage,
         services=change.services,
         wait=idle_wait(job),
     )
     # Ask before pods are evicted: a silent init system could not stop services later.
     host.running_services(job, change.services, change.plan)
-    change.order(job).require_allowed(change.usage.named(change.affected_pods(job)))
+    change.order.require_allowed(change.usage.named(change.affected_pods))
     return change
 
 
@@ -175,9 +168,7 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
 def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
     job.deps.standby.expect_change()
-    usage = survey.wait_for_usage(
-        job.deps, change.gpus, change.order(job).undecided_pods, job.cancel
-    )
+    usage = survey.wait_for_usage(job.deps, change.gpus, change.order.undecided_pods, job.cancel)
     if not job.limits.allows_foreign_managers:
         others = survey.foreign_managers(job.deps, usage.pods)
         if others:
@@ -189,7 +180,14 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     desired = strategies.gpu_layouts(change.gpus, change.desired)
     advertising.require_served(job, desired, usage.pods)
     plan = change.target.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
-    return dataclasses.replace(change, usage=usage, plan=plan)
+    is_whole_node = change.order.affected is None
+    order = dataclasses.replace(
+        change.order,
+        affected=None if is_whole_node else clients.affected_ids(plan, change.gpus),
+        # A wait for the DRA driver makes an earlier attempt's drain start over.
+        has_begun=job.journal.entries.draining,
+    )
+    return dataclasses.replace(change, usage=usage, plan=plan, order=order)
 
 
 def idle_wait(job: jobs.Job) -> timing.Wait:

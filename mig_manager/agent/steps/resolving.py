@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, remembering, run_journal, served_layouts
+from mig_manager.agent import jobs, remembering, served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import requests
 
@@ -233,12 +233,9 @@ def _remove_applied_label(job: jobs.Job) -> None:
     """Remove the label of the applied layout, which a reboot may have taken from the GPUs."""
     if well_known.APPLIED_LABEL not in job.deps.node.latest().labels:
         return
-    step = run_journal.Step(
-        message=f"the GPUs no longer have layout {job.status.title}",
-        entries=job.journal.entries,
-        change=node_object.NodePatch(labels={well_known.APPLIED_LABEL: None}),
-    )
-    job.journal.publish_step(model.Phase.RESOLVE, lambda _view: step)
+    message = f"the GPUs no longer have layout {job.status.title}"
+    labels = {well_known.APPLIED_LABEL: None}
+    job.journal.enter(model.Phase.RESOLVE, message, labels=labels)
 
 
 def observe_once(job: jobs.Job, target: Target) -> model.ObservedGpus:

@@ -17,6 +17,8 @@ from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
 VERSION = 1
 _HASH_DIGITS = 12
 _MOST_FAILED_CHANGES = 3
+LONGEST_PROBLEM = 600
+"""Of a failed change and of each GPU's repair, in bytes: the record is an annotation."""
 
 
 class Origin(enum.Enum):
