@@ -116,7 +116,7 @@ def test_sets_of_excluded_nodes_agree_with_the_check_of_one_node(
     )
     whys = [""] * len(nodes)
     for why, excluded in exclusions.Exclusions(nodes).of(needs).items():
-        for position in node_sets.each(excluded):
+        for position in excluded:
             whys[position] += why
     assert whys == ["".join(exclusions.Exclusions([node]).of(needs)) for node in nodes]
 
@@ -147,10 +147,10 @@ def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: 
 
 def test_amounts_find_the_nodes_with_less() -> None:
     amounts = node_sets.Amounts([{"cpu": 3}, {}, {"cpu": 1}, {"cpu": 3, "memory": 1}])
-    assert [*node_sets.each(amounts.fewer("cpu", 0))] == []
-    assert [*node_sets.each(amounts.fewer("cpu", 2))] == [1, 2]
-    assert [*node_sets.each(amounts.fewer("cpu", 9))] == [0, 1, 2, 3]
-    assert [*node_sets.each(amounts.short([("cpu", 2), ("memory", 1)]))] == [0, 1, 2]
+    assert [*amounts.fewer("cpu", 0)] == []
+    assert [*amounts.fewer("cpu", 2)] == [1, 2]
+    assert [*amounts.fewer("cpu", 9)] == [0, 1, 2, 3]
+    assert [*amounts.short([("cpu", 2), ("memory", 1)])] == [0, 1, 2]
 
 
 @hypothesis.given(

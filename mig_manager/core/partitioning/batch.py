@@ -50,14 +50,14 @@ class Batch:
         self._available: list[Mapping[str, int]] = [each.available for each in self.index.facts]
         self.amounts = node_sets.Amounts(self._available)
         self._free: dict[int, Mapping[model.Profile, int]] = {}
-        self._positive: dict[str, int] = {}
+        self._positive: dict[str, node_sets.NodeSet] = {}
         """By resource that a pod claims: the nodes that have any left."""
-        self._hosts: dict[int, int] = {}
+        self._hosts: dict[int, node_sets.NodeSet] = {}
         """By group: nodes that had room when the first pod of the group was considered."""
         self._claims: dict[str, collections.Counter[model.Profile]] = {}
-        self._possible: dict[int, int] = {}
-        self._excluded: dict[int, int] = {}
-        self._tried: dict[int, tuple[int, int]] = {}
+        self._possible: dict[int, node_sets.NodeSet] = {}
+        self._excluded: dict[int, node_sets.NodeSet] = {}
+        self._tried: dict[int, tuple[node_sets.NodeSet, node_sets.NodeSet]] = {}
         """By kind: nodes for which the search for room has ended, and those of them with room."""
 
     # -- room without a change -----------------------------------------------------------------
@@ -65,7 +65,7 @@ class Batch:
     def has_room(self, group: int, node: partitioned.PartitionedNode) -> bool:
         """Return whether the scheduler can place a pod of a group on a node as it is."""
         position = self.index.position[node.name]
-        if not node.is_ready or self.excluded(group) >> position & 1:
+        if not node.is_ready or position in self.excluded(group):
             return False
         available = self._available[position]
         return all(available.get(name, 0) >= count for name, count in self.needs[group].amounts)
@@ -78,15 +78,16 @@ class Batch:
         amounts = self.needs[group].amounts
         if group not in self._hosts:
             short = self.amounts.short(amounts)
-            self._hosts[group] = self.index.ready & ~(self.excluded(group) | short)
+            self._hosts[group] = self.index.ready - self.excluded(group) - short
         for name, _ in amounts:
             # Claims only take away room.
             self._hosts[group] &= self._positive.get(name, self.index.every)
-        for part in (~self.index.opted_in, self.index.opted_in):
-            for position in node_sets.each(self._hosts[group] & part):
+        hosts, opted_in = self._hosts[group], self.index.opted_in
+        for part in (hosts - opted_in, hosts & opted_in):
+            for position in part:
                 node = self.nodes[position]
                 if not self.has_room(group, node):
-                    self._hosts[group] &= ~(1 << position)
+                    self._hosts[group] -= node_sets.of([position])
                 elif node.name not in names:
                     yield node
 
@@ -99,7 +100,7 @@ class Batch:
             available[name] -= count
             if not available[name]:
                 others = self._positive.get(name, self.index.every)
-                self._positive[name] = others & ~(1 << position)
+                self._positive[name] = others - node_sets.of([position])
         claims = self._claims.setdefault(node.name, collections.Counter())
         claims.update(self.needs[group].profiles)
 
@@ -114,27 +115,28 @@ class Batch:
 
     # -- room after a change -------------------------------------------------------------------
 
-    def excluded(self, group: int) -> int:
+    def excluded(self, group: int) -> node_sets.NodeSet:
         """Return the nodes on which pods of a group can never run."""
         if group not in self._excluded:
             excluded = self.index.exclusions.of(self.needs[group])
             self._excluded[group] = node_sets.union(excluded.values())
         return self._excluded[group]
 
-    def never(self, group: int) -> int:
+    def never(self, group: int) -> node_sets.NodeSet:
         """Return the nodes that could not serve pods of a group even if idle, or must not change.
 
         A node with unknown GPUs could.
         """
-        possible = self.possible(group) | ~self.index.published
-        short = self.index.allocatable.short(self.needs[group].others)
-        able = self.index.opted_in & possible & ~(self.excluded(group) | short)
-        return self.index.every & ~able
+        index = self.index
+        possible = self.possible(group) | (index.every - index.published)
+        short = index.allocatable.short(self.needs[group].others)
+        able = (index.opted_in & possible) - self.excluded(group) - short
+        return index.every - able
 
-    def possible(self, group: int) -> int:
+    def possible(self, group: int) -> node_sets.NodeSet:
         """Return the nodes whose idle GPUs could have the devices of a group."""
         if self.needs[group].unknown:
-            return 0
+            return node_sets.EMPTY
         kind = self.kind[group]
         if kind not in self._possible:
             self._possible[kind] = node_sets.union(
@@ -149,20 +151,19 @@ class Batch:
             )
         return self._possible[kind]
 
-    def serving(self, group: int, nodes: int) -> int:
+    def serving(self, group: int, nodes: node_sets.NodeSet) -> node_sets.NodeSet:
         """Return the nodes of a set that a change lets serve a pod of a known group."""
-        nodes &= ~(self.excluded(group) | self.amounts.short(self.needs[group].others))
-        return self.with_devices(group, nodes)
+        short = self.amounts.short(self.needs[group].others)
+        return self.with_devices(group, nodes - self.excluded(group) - short)
 
-    def with_devices(self, group: int, nodes: int) -> int:
+    def with_devices(self, group: int, nodes: node_sets.NodeSet) -> node_sets.NodeSet:
         """Return the nodes of a set that have room for a group's devices alone."""
         kind = self.kind[group]
-        tried, able = self._tried.get(kind, (0, 0))
-        fresh = nodes & ~tried
+        tried, able = self._tried.get(kind, (node_sets.EMPTY, node_sets.EMPTY))
+        fresh = nodes - tried
         if fresh:
             needs = self.needs[group]
-            added = (i for i in node_sets.each(fresh) if self._has_devices(i, needs))
-            able |= node_sets.of(added)
+            able |= node_sets.of(i for i in fresh if self._has_devices(i, needs))
             self._tried[kind] = tried | fresh, able
         return nodes & able
 
@@ -199,11 +200,11 @@ class Batch:
             tuple(facts.gpus.states.items()),
             tuple(facts.devices.items()),
             tuple(self._available[position].items()),
-            tuple(nodes >> position & 1 for nodes in self._distinct_exclusions),
+            tuple(position in nodes for nodes in self._distinct_exclusions),
         )
 
     @functools.cached_property
-    def _distinct_exclusions(self) -> tuple[int, ...]:
+    def _distinct_exclusions(self) -> tuple[node_sets.NodeSet, ...]:
         return tuple({self.excluded(group) for group in range(len(self.needs))})
 
     def queue(self, ranks: Iterable[int]) -> dict[int, list[int]]:

@@ -19,40 +19,42 @@ class Exclusions:
 
     def __init__(self, nodes: Sequence[partitioned.PartitionedNode]) -> None:
         self._nodes = nodes
-        self._every = (1 << len(nodes)) - 1
-        self._values: dict[str, dict[str | None, int]] = {}
-        self._known: dict[tuple[object, ...], Mapping[str, int]] = {}
+        self._every = node_sets.of(range(len(nodes)))
+        self._values: dict[str, dict[str | None, node_sets.NodeSet]] = {}
+        self._known: dict[tuple[object, ...], Mapping[str, node_sets.NodeSet]] = {}
 
-    def of(self, needs: demand.Needs) -> Mapping[str, int]:
+    def of(self, needs: demand.Needs) -> Mapping[str, node_sets.NodeSet]:
         """Return the sets of nodes on which a pod cannot run, by the first reason; disjoint."""
         devices = tuple(name for name, _ in needs.amounts if resources.is_mig(name))
         key = needs.selector, needs.affinity, needs.tolerations, devices
         if key not in self._known:
-            rest, known = self._every, dict[str, int]()
+            rest, known = self._every, dict[str, node_sets.NodeSet]()
             for why, nodes in self._all(needs, devices):
                 if rest & nodes:
-                    known[why] = known.get(why, 0) | rest & nodes
-                    rest &= ~nodes
+                    known[why] = known.get(why, node_sets.EMPTY) | rest & nodes
+                    rest -= nodes
             self._known[key] = known
         return self._known[key]
 
     @functools.cached_property
-    def _taints(self) -> dict[tuple[demand.Taint, ...], int]:
+    def _taints(self) -> dict[tuple[demand.Taint, ...], node_sets.NodeSet]:
         return node_sets.by_key(node.taints for node in self._nodes)
 
     @functools.cached_property
-    def _claimable(self) -> dict[frozenset[str] | None, int]:
+    def _claimable(self) -> dict[frozenset[str] | None, node_sets.NodeSet]:
         return node_sets.by_key(node.claimable for node in self._nodes)
 
-    def _all(self, needs: demand.Needs, devices: Sequence[str]) -> Iterator[tuple[str, int]]:
+    def _all(
+        self, needs: demand.Needs, devices: Sequence[str]
+    ) -> Iterator[tuple[str, node_sets.NodeSet]]:
         for key, value in needs.selector:
-            others = self._every & ~self._with_label(key).get(value, 0)
+            others = self._every - self._with_label(key).get(value, node_sets.EMPTY)
             yield f"its node selector requires {key}={value}", others
         if needs.affinity is not None:
             terms = [
                 " and ".join(map(str, (*labels, *fields))) for labels, fields in needs.affinity
             ]
-            others = self._every & ~node_sets.union(map(self._matching, needs.affinity))
+            others = self._every - node_sets.union(map(self._matching, needs.affinity))
             yield f"its node affinity requires {messages.listed(terms, most=2)}", others
         for taints, nodes in self._taints.items():
             for taint in taints:
@@ -63,27 +65,27 @@ class Exclusions:
             if missing:
                 yield f"no DeviceClass serves {messages.listed(missing)}", nodes
 
-    def _with_label(self, key: str) -> dict[str | None, int]:
+    def _with_label(self, key: str) -> dict[str | None, node_sets.NodeSet]:
         """Return the sets of nodes by the value of a label; None: they lack it."""
         if key not in self._values:
             self._values[key] = node_sets.by_key(node.labels.get(key) for node in self._nodes)
         return self._values[key]
 
-    def _matching(self, term: demand.Term) -> int:
+    def _matching(self, term: demand.Term) -> node_sets.NodeSet:
         """Return the nodes that meet all requirements of a term; an empty term matches none."""
-        nodes = self._every if any(term) else 0
+        nodes = self._every if any(term) else node_sets.EMPTY
         about_labels, about_fields = term
         for requirement in about_labels:
             nodes &= self._meeting(requirement)
         for requirement in about_fields:  # The only field is the name.
             nodes = node_sets.of(
                 position
-                for position in node_sets.each(nodes)
+                for position in nodes
                 if requirement.matches({_NAME_FIELD: self._nodes[position].name})
             )
         return nodes
 
-    def _meeting(self, requirement: selectors.Requirement) -> int:
+    def _meeting(self, requirement: selectors.Requirement) -> node_sets.NodeSet:
         return node_sets.union(
             nodes
             for value, nodes in self._with_label(requirement.key).items()

@@ -53,7 +53,11 @@ class Holds:
     """Chooses the GPUs to hold in one decision."""
 
     def __init__(
-        self, pods: batch.Batch, nodes: int, before: Mapping[str, HoldRecord], now: dt.datetime
+        self,
+        pods: batch.Batch,
+        nodes: node_sets.NodeSet,
+        before: Mapping[str, HoldRecord],
+        now: dt.datetime,
     ) -> None:
         """Build it; ``nodes`` can be changed now or soon, ``before`` is of the last decision."""
         self._batch = pods
@@ -83,11 +87,11 @@ class Holds:
         return free - _FREE_SHARE * (free + used)
 
     def _states(self) -> Iterator[tuple[int, int, node_room.GpuFacts]]:
-        for position in node_sets.each(self._nodes):
+        for position in self._nodes:
             for index, state in self._batch.index.facts[position].gpus.states.items():
                 yield position, index, state
 
-    def choose(self, ranks: Iterable[int], ready: int) -> tuple[Hold, ...]:
+    def choose(self, ranks: Iterable[int], ready: node_sets.NodeSet) -> tuple[Hold, ...]:
         """Return the holds for pods, by priority and age.
 
         Nodes outside ``ready`` are under change, and cannot serve a pod now.
@@ -100,7 +104,7 @@ class Holds:
             if len(holds) >= _MOST_HOLDS or age_s < _EARLY_S:
                 continue
             if group not in is_served:
-                able = ready & ~self._batch.never(group)
+                able = ready - self._batch.never(group)
                 is_served[group] = bool(self._batch.serving(group, able))
             if not is_served[group] and not self._has_ended(pod.uid):
                 is_first = not any(not hold.is_early for hold in holds)
@@ -155,7 +159,7 @@ class Holds:
         if not profiles:
             return
         largest = min(profiles)
-        for position in node_sets.each(self._nodes & ~self._batch.never(group)):
+        for position in self._nodes - self._batch.never(group):
             facts = self._batch.index.facts[position]
             uuids = {gpu.index: (facts.node.name, gpu.uuid) for gpu in facts.node.gpus}
             ordered = sorted(

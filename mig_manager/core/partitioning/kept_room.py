@@ -6,7 +6,14 @@ long. Pod affinity, volumes and so on can keep it off.
 
 import datetime as dt
 
-from mig_manager.core.partitioning import batch, decisions, partitioned, past_decisions, waiting
+from mig_manager.core.partitioning import (
+    batch,
+    decisions,
+    node_sets,
+    partitioned,
+    past_decisions,
+    waiting,
+)
 
 _MOST_UNUSED = 2
 """Rooms that a pod does not use before the partitioner waits longer and longer between them."""
@@ -43,7 +50,7 @@ class KeptRoom:
         unused = self.unused.get(self._batch.pods[rank].uid)
         if unused is None or unused.count < _MOST_UNUSED:
             return False
-        pause_s = decisions.ROOM_TIMEOUT_S * (1 << min(unused.count, _MOST_DOUBLINGS))
+        pause_s = decisions.ROOM_TIMEOUT_S * (2 ** min(unused.count, _MOST_DOUBLINGS))
         return self._now - unused.since < dt.timedelta(seconds=pause_s)
 
     def _keep(self, rank: int) -> bool:
@@ -79,11 +86,11 @@ class KeptRoom:
         self.waiting.append(decisions.WaitingPod(pod=pod, reason=reason, message=message))
 
     def _is_unplaced(self, rank: int, node: partitioned.PartitionedNode) -> bool:
-        return bool(self.unplaced.get(rank, 0) >> self._batch.index.position[node.name] & 1)
+        return self._batch.index.position[node.name] in self.unplaced.get(rank, node_sets.EMPTY)
 
-    def _find_unplaced(self) -> dict[int, int]:
+    def _find_unplaced(self) -> dict[int, node_sets.NodeSet]:
         """Return the nodes where the scheduler did not place pods; remember these."""
-        unplaced: dict[int, int] = {}
+        unplaced: dict[int, node_sets.NodeSet] = {}
         for rank, pod in enumerate(self._batch.pods):
             for name, since in self._history.room_since.get(pod.uid, {}).items():
                 age_s = (self._now - since).total_seconds()
@@ -94,6 +101,6 @@ class KeptRoom:
                         self.unused[pod.uid] = decisions.Unused(count=count, since=since)
                     self.room_since.setdefault(pod.uid, {})[name] = since
                     if name in self._nodes:
-                        position = self._batch.index.position[name]
-                        unplaced[rank] = unplaced.get(rank, 0) | 1 << position
+                        nodes = node_sets.of([self._batch.index.position[name]])
+                        unplaced[rank] = unplaced.get(rank, node_sets.EMPTY) | nodes
         return unplaced

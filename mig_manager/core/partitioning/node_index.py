@@ -93,11 +93,10 @@ class NodeIndex:
         self.facts = cache.facts(self.nodes)
         self.names = [node.name for node in self.nodes]
         self.position = {name: position for position, name in enumerate(self.names)}
-        self.every = (1 << len(self.nodes)) - 1
-        self.opted_in = node_sets.by_key(node.is_opted_in for node in self.nodes).get(True, 0)
-        self.ready = node_sets.by_key(node.is_ready for node in self.nodes).get(True, 0)
-        published = node_sets.by_key(node.is_published for node in self.nodes)
-        self.published = published.get(True, 0)
+        self.every = node_sets.of(range(len(self.nodes)))
+        self.opted_in = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_opted_in)
+        self.ready = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_ready)
+        self.published = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_published)
         self.exclusions = exclusions.Exclusions(self.nodes)
 
     @functools.cached_property
@@ -106,13 +105,13 @@ class NodeIndex:
         return node_sets.Amounts([dict(node.allocatable) for node in self.nodes])
 
     @functools.cached_property
-    def hardware(self) -> dict[tuple[node_room.GpuFacts, ...], int]:
+    def hardware(self) -> dict[tuple[node_room.GpuFacts, ...], node_sets.NodeSet]:
         """The sets of nodes whose GPUs are alike when they are idle."""
         return node_sets.by_key(each.empty for each in self.facts)
 
-    def names_of(self, nodes: int) -> Iterator[str]:
+    def names_of(self, nodes: node_sets.NodeSet) -> Iterator[str]:
         """Yield the names of the nodes of a set."""
-        return (self.names[position] for position in node_sets.each(nodes))
+        return (self.names[position] for position in nodes)
 
 
 def count_devices(gpus: Iterable[model.Gpu]) -> "collections.Counter[model.Profile]":

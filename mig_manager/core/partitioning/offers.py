@@ -12,7 +12,7 @@ _MOST_SEARCHED = 300
 
 Queue = Mapping[int, Sequence[int]]
 """Ranks of pods by group, ascending."""
-Skipped = Mapping[int, int]
+Skipped = Mapping[int, node_sets.NodeSet]
 """By rank of a pod: the nodes to skip."""
 
 
@@ -68,7 +68,7 @@ class Offers:
 
     def best(
         self,
-        nodes: int,
+        nodes: node_sets.NodeSet,
         ranks: Iterable[int],
         *,
         skipped: Skipped,
@@ -81,27 +81,33 @@ class Offers:
         free slices are compared.
         """
         queue, best = self._batch.queue(ranks), None
-        on_hold = {self._batch.index.position[hold.node] for hold in holding}
-        for position in sorted(on_hold):
-            if nodes >> position & 1:
-                nodes &= ~(1 << position)
-                offer = self.offer(position, queue, skipped=skipped, holding=holding)
-                if offer and (best is None or offer.rank < best.rank):
-                    best = offer
+        on_hold = node_sets.of(self._batch.index.position[hold.node] for hold in holding)
+        for position in nodes & on_hold:
+            offer = self.offer(position, queue, skipped=skipped, holding=holding)
+            if offer and (best is None or offer.rank < best.rank):
+                best = offer
         for rank, group in _firsts(queue, skipped):
-            serving = self._batch.serving(group, nodes & ~skipped.get(rank, 0))
+            serving = self._batch.serving(
+                group, nodes - on_hold - skipped.get(rank, node_sets.EMPTY)
+            )
             if serving:
                 return self._best_of(serving, rank, queue, skipped=skipped, best=best)
         return best
 
     def _best_of(
-        self, serving: int, rank: int, queue: Queue, *, skipped: Skipped, best: Offer | None
+        self,
+        serving: node_sets.NodeSet,
+        rank: int,
+        queue: Queue,
+        *,
+        skipped: Skipped,
+        best: Offer | None,
     ) -> Offer | None:
         """Return the best offer of nodes that can serve a pod first, or the known best."""
         if best and best.pods[0] < rank:
             return best
         used = self._batch.pods[rank].needs.devices
-        bounds = [(i, self.bound(i)) for i in node_sets.each(serving)]
+        bounds = [(i, self.bound(i)) for i in serving]
         bounds.sort(key=lambda each: -each[1].most(1, each[1].size(used)))
         searched = 0
         for position, bound in bounds:
@@ -109,7 +115,7 @@ class Offers:
             if bound.most(1, bound.size(used)) < least or searched >= _MOST_SEARCHED:
                 break
             key = self._batch.likeness(position)
-            if any(nodes >> position & 1 for nodes in skipped.values()):
+            if any(position in nodes for nodes in skipped.values()):
                 key = position
             offer = self._known.get(key)
             if offer is None:
@@ -152,13 +158,13 @@ class Offers:
         heads = [
             (ranks[0], group, 0)
             for group, ranks in queue.items()
-            if pods.kind[group] in servable and not pods.excluded(group) >> position & 1
+            if pods.kind[group] in servable and position not in pods.excluded(group)
         ]
         heapq.heapify(heads)
         while heads:
             rank, group, at = heads[0]
             others = pods.needs[group].others
-            if not (rank in skipped and skipped[rank] >> position & 1):
+            if position not in skipped.get(rank, node_sets.EMPTY):
                 size = bound.size(pods.needs[group].devices)
                 if (
                     pods.kind[group] in full

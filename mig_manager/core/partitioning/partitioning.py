@@ -138,7 +138,7 @@ class _Decider:
         if self._kept.is_backed_off(rank):
             message = "it did not use room on several nodes, and gets none for a while"
             return waiting.WaitReason.NOT_SCHEDULED, message
-        return causes.why(rank, self._kept.unplaced.get(rank, 0))
+        return causes.why(rank, self._kept.unplaced.get(rank, node_sets.EMPTY))
 
     def make_room(self) -> None:
         """Choose nodes one by one as long as a change serves a pod, then empty GPUs on hold."""
@@ -148,7 +148,7 @@ class _Decider:
         for name in dict.fromkeys(hold.node for hold in holding):
             position = index.position[name]
             node, room = index.nodes[position], self._batch.room(index.nodes[position])
-            is_free = not self.changes.is_full and candidates >> position & 1
+            is_free = not self.changes.is_full and position in candidates
             if is_free and room.drain(_early(holding, node)):
                 self.changes.request(
                     node, self._wanted(node, room), (), "on hold for a waiting pod"
@@ -168,7 +168,7 @@ class _Decider:
 
     def _serve(
         self, ranks: list[int], holding: Sequence[holds.Hold], *, most: int | None = None
-    ) -> int:
+    ) -> node_sets.NodeSet:
         """Request changes that serve pods, at most so many; return the other candidates."""
         index, search = self._batch.index, offers.Offers(self._batch)
         skipped = dict(self._kept.unplaced)
@@ -182,7 +182,7 @@ class _Decider:
             best = search.best(candidates, ranks, skipped=skipped, holding=holding)
             if best is None:
                 break
-            node, position = best.node, index.position[best.node.name]
+            node, chosen = best.node, node_sets.of([index.position[best.node.name]])
             search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
             best.room.drain(_early(holding, node))
@@ -194,9 +194,9 @@ class _Decider:
                 most -= 1
             elif self.changes.is_too_early(node):
                 # The node may still serve the pods behind the first.
-                skipped[best.pods[0]] = skipped.get(best.pods[0], 0) | 1 << position
+                skipped[best.pods[0]] = skipped.get(best.pods[0], node_sets.EMPTY) | chosen
                 continue
-            candidates &= ~(1 << position)
+            candidates -= chosen
         return candidates
 
     def _wanted(

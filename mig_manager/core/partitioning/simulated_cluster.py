@@ -199,7 +199,7 @@ class _Run:
                 nodes=tuple(
                     node
                     for position, node in enumerate(self._nodes.values())
-                    if not excluded >> position & 1
+                    if position not in excluded
                 ),
             )
         return self._queues[needs]

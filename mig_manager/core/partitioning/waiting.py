@@ -34,7 +34,7 @@ class Causes:
         why_not_now: Callable[[partitioned.PartitionedNode], Cause],
         *,
         is_full: bool,
-        on_hold: int,
+        on_hold: node_sets.NodeSet,
     ) -> None:
         """Build it.
 
@@ -49,9 +49,9 @@ class Causes:
         self._why_not_now = why_not_now
         self._is_full = is_full
         self._on_hold = on_hold
-        self._known: dict[tuple[int, int], Cause] = {}
+        self._known: dict[tuple[int, node_sets.NodeSet], Cause] = {}
 
-    def why(self, rank: int, unplaced: int) -> Cause:
+    def why(self, rank: int, unplaced: node_sets.NodeSet) -> Cause:
         """Return why a pod is not served; the scheduler did not place it on ``unplaced`` nodes."""
         key = self._batch.group[rank], unplaced
         if key not in self._known:
@@ -59,20 +59,20 @@ class Causes:
         return self._known[key]
 
     @functools.cached_property
-    def _not_now(self) -> dict[tuple[WaitReason | None, str], int]:
+    def _not_now(self) -> dict[tuple[WaitReason | None, str], node_sets.NodeSet]:
         """The sets of nodes that cannot be changed now, by cause."""
         sets = node_sets.by_key(map(self._why_not_now, self._index.nodes))
         return {cause: nodes for cause, nodes in sets.items() if cause[1]}
 
     @functools.cached_property
-    def _unpublished(self) -> dict[str, int]:
+    def _unpublished(self) -> dict[str, node_sets.NodeSet]:
         """The sets of nodes without published GPUs, by the reason."""
         return node_sets.by_key(node.unusable for node in self._index.nodes)
 
-    def _why(self, group: int, unplaced: int) -> Cause:
+    def _why(self, group: int, unplaced: node_sets.NodeSet) -> Cause:
         possible = [each for each in self._possible(group, unplaced) if each[1]]
         if possible:
-            possible.sort(key=lambda each: (_ORDER.index(each[0]), node_sets.first(each[1])))
+            possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1].first))
             causes = self._grouped((text, nodes) for _, nodes, text in possible)
             return possible[0][0], f"it waits for {causes}"
         if unknown := self._batch.needs[group].unknown:
@@ -83,58 +83,61 @@ class Causes:
         if not own:
             label = f"{well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND}"
             return None, f"{needed}, and no node has the label {label}"
-        own.sort(key=lambda each: node_sets.first(each[1]))
+        own.sort(key=lambda each: each[1].first)
         return None, (
             f"{needed}, and no opted-in node has that even if idle: {self._grouped(own)}"
         )
 
-    def _grouped(self, causes: Iterable[tuple[str, int]]) -> str:
-        sets: dict[str, int] = {}
+    def _grouped(self, causes: Iterable[tuple[str, node_sets.NodeSet]]) -> str:
+        sets: dict[str, node_sets.NodeSet] = {}
         for text, nodes in causes:
-            sets[text] = sets.get(text, 0) | nodes
+            sets[text] = sets.get(text, node_sets.EMPTY) | nodes
         return messages.grouped(
-            [
-                (text, nodes.bit_count(), self._index.names_of(nodes))
-                for text, nodes in sets.items()
-            ]
+            [(text, len(nodes), self._index.names_of(nodes)) for text, nodes in sets.items()]
         )
 
-    def _possible(self, group: int, unplaced: int) -> Iterator[tuple[WaitReason, int, str]]:
+    def _possible(
+        self, group: int, unplaced: node_sets.NodeSet
+    ) -> Iterator[tuple[WaitReason, node_sets.NodeSet, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         pods, never = self._batch, self._batch.never(group)
         # These can serve a pod without a change when other pods end.
         short = self._index.allocatable.short(pods.needs[group].amounts)
-        yield WaitReason.IN_USE, never & ~(short | pods.excluded(group)), "what it has is in use"
-        rest = self._index.every & ~never
+        yield WaitReason.IN_USE, never - short - pods.excluded(group), "what it has is in use"
+        rest = self._index.every - never
         for text, nodes in self._unpublished.items():
-            yield WaitReason.UNUSABLE, rest & nodes & ~self._index.published, text
+            yield WaitReason.UNUSABLE, (rest & nodes) - self._index.published, text
         rest &= self._index.published
         text = "it had room, and the scheduler did not place the pod"
         yield WaitReason.NOT_SCHEDULED, rest & unplaced, text
-        rest &= ~unplaced
+        rest -= unplaced
         for (reason, text), nodes in self._not_now.items():
             if reason:
                 yield reason, rest & nodes, text
-                rest &= ~nodes
+                rest -= nodes
         for text, nodes in self._short(pods.needs[group].others, pods.amounts, rest):
             yield WaitReason.IN_USE, nodes, f"{text} is available"
-            rest &= ~nodes
+            rest -= nodes
         able = pods.with_devices(group, rest)
-        limited, on_hold = (able, 0) if self._is_full else (0, able & self._on_hold)
-        yield WaitReason.LIMITED, limited, "as many nodes as allowed are under change"
-        yield WaitReason.IN_USE, on_hold, "its GPUs are on hold for another pod"
-        yield WaitReason.IN_USE, rest & ~(limited | on_hold), "too much of its GPUs is in use"
+        if self._is_full:
+            yield WaitReason.LIMITED, able, "as many nodes as allowed are under change"
+            rest -= able
+        else:
+            on_hold = able & self._on_hold
+            yield WaitReason.IN_USE, on_hold, "its GPUs are on hold for another pod"
+            rest -= on_hold
+        yield WaitReason.IN_USE, rest, "too much of its GPUs is in use"
 
-    def _impossible(self, group: int) -> Iterator[tuple[str, int]]:
+    def _impossible(self, group: int) -> Iterator[tuple[str, node_sets.NodeSet]]:
         """Yield the opted-in nodes, by the reason why they can never serve a group."""
         index, needs = self._index, self._batch.needs[group]
         rest = index.opted_in
         for text, nodes in index.exclusions.of(needs).items():
             yield text, rest & nodes
-            rest &= ~nodes
+            rest -= nodes
         for text, nodes in self._short(needs.others, index.allocatable, rest):
             yield text, nodes
-            rest &= ~nodes
+            rest -= nodes
         for empty, nodes in index.hardware.items():
             if empty:
                 yield self._missing(group, empty), rest & nodes
@@ -143,15 +146,15 @@ class Causes:
                 yield text, rest & nodes & unpublished
 
     def _short(
-        self, needs: demand.Amounts, has: node_sets.Amounts, nodes: int
-    ) -> Iterator[tuple[str, int]]:
+        self, needs: demand.Amounts, has: node_sets.Amounts, nodes: node_sets.NodeSet
+    ) -> Iterator[tuple[str, node_sets.NodeSet]]:
         """Yield the nodes that have too little of something, by what that is."""
         sets = [nodes] if nodes else []
         for resource, amount in needs:
             fewer = has.fewer(resource, amount)
-            sets = [part for each in sets for part in (each & fewer, each & ~fewer) if part]
+            sets = [part for each in sets for part in (each & fewer, each - fewer) if part]
         for each in sets:
-            position = node_sets.first(each)
+            position = each.first
             if text := demand.why_short(needs, has.of(position)):
                 yield text, each
 
