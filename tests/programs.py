@@ -27,7 +27,7 @@ def run(
         env={"PATH": os.environ["PATH"], "HOME": str(cwd or "/nonexistent")} | environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

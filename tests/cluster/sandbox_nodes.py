@@ -113,8 +113,9 @@ class Nodes(stages.Stage):
         lines = (
             json.loads(line)
             for machine in self.machines
-            for line in machine.log.read_text(encoding="utf-8").splitlines()
-            if '"run_finished"' in line
+            for line in machine.log.read_text(encoding="utf-8").splitlines(keepends=True)
+            # An agent may be writing its last one.
+            if '"run_finished"' in line and line[-1] == "\n"
         )
         return collections.Counter(str(line["reason"]) for line in lines)
 

@@ -1,6 +1,5 @@
 """The agent's whole story, on the embedded API server and on a real one."""
 
-import json
 import pathlib
 import signal
 import threading
@@ -206,11 +205,10 @@ def has_lost_its_watch(stage: agent_stage.Stage) -> bool:
 
     A server that is just starting may refuse the watch before it can say that it has expired.
     """
-    lines = [json.loads(line) for line in stage.agent_log.read_text().splitlines()]
     return any(
         line["event"] == "node_watch_expired"
         or (line["event"] == "node_watch_lost" and line["status"] is not None)
-        for line in lines
+        for line in stage.lines()
     )
 
 

@@ -17,8 +17,8 @@ from tests.node.simulated_rig import devices
 
 _RECORDINGS = 3
 _MOST_PLAYS = 8
-_GRACE_S = 30.0
-_CONVERGE_S = 20.0
+_GRACE_S = 60.0
+_CONVERGE_S = 60.0
 _TERMINAL = (model.State.SUCCESS, model.State.FAILED)
 
 Aftermath = scenarios.Aftermath

@@ -22,7 +22,7 @@ from tests.node import simulated_rig
 from tests.sandbox import monitors
 from tests.stage import agent_stage
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 _POLL_S = 0.01
 _STOP_S = 10.0
 _QUICK = sandbox_node.NodeOptions(

@@ -35,7 +35,7 @@ def test_an_agent_that_is_stopped_as_it_starts_ends_at_once(cluster: rig.Cluster
     cluster.node.signal(new, "SIGTERM")
 
     # It may take 300 s while it changes GPUs.
-    waiting.until(lambda: new not in cluster.node.containers(), "its end", within_s=20)
+    waiting.until(lambda: new not in cluster.node.containers(), "its end", within_s=60)
     waiting.until(lambda: judging.is_served(cluster, rig.NODE), "the agent", within_s=120)
 
 

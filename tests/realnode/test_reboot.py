@@ -72,7 +72,8 @@ def test_node_rebooted_during_creation_ends_with_the_requested_layout(
     cluster.driver.gpus.add_fault(hangs)
     cluster.request("all-1g.10gb")
     waiting.until(lambda: cluster.driver.gpus.faults()[0].fired > 0, "the change")
-    assert cluster.status()["phase"] == "Execute"
+    # The agent publishes a phase beside its work.
+    waiting.until(cluster.reached("Execute"), "Execute")
 
     cluster.reboot()
 
