@@ -73,7 +73,7 @@ class Patient:
     def examine(self, *argv: str, **changes: object) -> Examination:
         facts = doctor_facts.facts(self.settings(*argv, **changes))
         return Examination(
-            doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=20.0)
+            doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=60.0)
         )
 
     def check(
@@ -88,7 +88,7 @@ class Patient:
         read = doctor_facts.facts(self.settings(**settings))
         checks = [each for each in doctor_examination.CHECKS if each.name == name]
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
-        return Examination(doctor_examination.examine(checks, read, timeout_s=20.0))
+        return Examination(doctor_examination.examine(checks, read, timeout_s=60.0))
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:
         """Set the MIG modes of every simulated GPU."""

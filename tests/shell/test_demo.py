@@ -26,10 +26,10 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 APPLIED = (
-    r"kubectl wait node sandbox --timeout=60s "
+    r"kubectl wait node sandbox --timeout=180s "
     r"--for=jsonpath='{{.metadata.labels.mig-manager\.io/applied}}'={}"
 )
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 class Demo:

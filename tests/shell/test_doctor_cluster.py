@@ -185,7 +185,7 @@ def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> Non
         text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
         config.write_text(text)
 
-        silent = patient.examine("--timeout-s", "4", "--kubeconfig", str(config))
+        silent = patient.examine("--timeout-s", "10", "--kubeconfig", str(config))
 
     assert by_variable.verdict("api") is SKIPPED
     assert f"{patient.folder}/none: no such file" in by_variable.text("api")

@@ -38,7 +38,7 @@ def kubectl(stage: agent_stage.Stage, tmp_path_factory: pytest.TempPathFactory) 
 def label_and_wait(kubectl: Kubectl, layout: str) -> str:
     kubectl("label", "node", "sandbox", f"{well_known.CONFIG_LABEL}={layout}", "--overwrite")
     applied = "jsonpath={.metadata.labels.mig-manager\\.io/applied}"
-    return kubectl("wait", "node", "sandbox", f"--for={applied}={layout}", "--timeout=60s")
+    return kubectl("wait", "node", "sandbox", f"--for={applied}={layout}", "--timeout=180s")
 
 
 def wait_for_event(stage: agent_stage.Stage, reason: str) -> None:
@@ -82,7 +82,7 @@ def test_unknown_layout_ends_in_a_warning_and_the_old_one_stays(
     label_and_wait(kubectl, LAYOUT)
     kubectl("label", "node", "sandbox", f"{well_known.CONFIG_LABEL}=all-9g.1gb", "--overwrite")
     state = "jsonpath={.metadata.labels.nvidia\\.com/mig\\.config\\.state}"
-    kubectl("wait", "node", "sandbox", f"--for={state}=failed", "--timeout=60s")
+    kubectl("wait", "node", "sandbox", f"--for={state}=failed", "--timeout=180s")
     wait_for_event(stage, "UnknownConfig")
 
     shown = kubectl("get", "node", "sandbox", "-o", "jsonpath={.metadata.labels}")
