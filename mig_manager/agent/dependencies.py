@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import (
@@ -19,7 +19,6 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import ports, service_files, standbys
 from mig_manager.core.node import client_table
-from mig_manager.sandbox.driver import worker as simulated_worker
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 
@@ -35,12 +34,7 @@ def of_node(
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = host.SystemClock()
     workers = nvml_worker.WorkerGpus(
-        command=nvml_worker.worker_command(
-            library_path=settings.gpus.library_path,
-            driver_roots=settings.gpus.driver_roots,
-            program=simulated_worker.program(settings.gpus.simulate_state),
-            in_use_timeout_s=settings.in_use_timeout_s,
-        ),
+        command=worker_command(settings),
         timeout_s=settings.gpu_timeout_s,
         telemetry=telemetry,
     )
@@ -133,6 +127,22 @@ def of_node(
         simulated = resets.SimulatedReset(settings.gpus.simulate_state)
         deps = dataclasses.replace(deps, reset=simulated)
     return deps
+
+
+def worker_command(settings: agent_settings.AgentSettings, task: str = "serve") -> Sequence[str]:
+    """Return the command of a worker for the node's GPUs, real or simulated."""
+    program: Sequence[str] = ()
+    if settings.gpus.simulate_state is not None:
+        from mig_manager.sandbox.driver import worker  # noqa: PLC0415 - not for real GPUs
+
+        program = worker.program(settings.gpus.simulate_state)
+    return nvml_worker.worker_command(
+        task,
+        library_path=settings.gpus.library_path,
+        driver_roots=settings.gpus.driver_roots,
+        program=program,
+        in_use_timeout_s=settings.in_use_timeout_s,
+    )
 
 
 def _with_machine(

@@ -10,14 +10,12 @@ import structlog
 from mig_manager.adapters import host
 from mig_manager.adapters.host import config_watch
 from mig_manager.adapters.kubernetes import api, pods, watch
-from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import dependencies, intake, loop, reconcile
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import liveness, ports, standbys
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
-from mig_manager.sandbox.driver import worker as simulated_worker
 
 _LAST_EVENTS_S = 5.0
 """How long a stopping agent waits for its last Events to be published."""
@@ -89,15 +87,8 @@ class AgentService:
         self._node = deps.node
         self._events: event_listener.GpuEvents | None = None
         if settings.watches_gpu_events:
-            # Import only if enabled, to save memory.
-            command = nvml_worker.worker_command(
-                "listen",
-                library_path=settings.gpus.library_path,
-                driver_roots=settings.gpus.driver_roots,
-                program=simulated_worker.program(settings.gpus.simulate_state),
-            )
             self._events = event_listener.GpuEvents(
-                command=command,
+                command=dependencies.worker_command(settings, "listen"),
                 on_change=self._inbox.put_gpu_change,
                 on_xids=self.reconciler.faults.note_xids,
             )

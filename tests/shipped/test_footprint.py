@@ -95,6 +95,15 @@ for row in registry.PROGRAM.rows:
         mig_manager.sandbox
         """,
     ),
+    "the agent of a node with GPUs": (
+        """
+from mig_manager.adapters.kubernetes import api
+from mig_manager.agent import main, settings
+chosen = settings.AgentSettings.read({"node_name": "node-a"}, {})
+main.AgentService(chosen, api.KubeApi.at("http://127.0.0.1:9"), boot_id="")
+""",
+        "grpc pynvml mig_manager.cli mig_manager.sandbox",
+    ),
     "a worker of the driver": (
         # Without a request it ends with status 1.
         f"{_WORKER}assert worker.main(['serve']) == 1",
