@@ -85,6 +85,19 @@ def test_message_has_the_grace_period_of_a_terminating_pod() -> None:
     assert rig.log.count("workloads.evict") == 1
 
 
+def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> None:
+    rig = empty()
+    uid = gpu_pod(rig)
+
+    def keep() -> None:
+        """Do as an admission webhook that answers for the API server, and forgets the pod."""
+        rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_terminating=False)
+
+    rig.clock.on_wait[:] = [keep]
+
+    assert_fails(rig, Reason.DRAIN_TIMEOUT, "accepted its eviction, and it is not terminating")
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

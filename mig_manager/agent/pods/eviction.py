@@ -31,6 +31,7 @@ _log = structlog.get_logger()
 
 _RETRY_S = 5.0
 """Pause before retrying an eviction that the API forbade or did not answer."""
+_ACCEPTED = "the API accepted its eviction, and it is not terminating"
 _TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
 """Why the API may refuse an eviction now and grant it later."""
 
@@ -127,9 +128,17 @@ class Evictions:
                 error=error,
                 next_s=max(self.clock.monotonic() + _RETRY_S, not_before_s),
             )
-        return not_evictable | {
-            pod.key: why for pod in pending if (why := self._round.blocked.get(pod.key))
-        }
+        # An admission webhook may have answered instead of the API server.
+        accepted = [
+            pod.key
+            for pod in remaining
+            if self._last_attempt(pod).is_done and not pod.is_terminating
+        ]
+        return (
+            dict.fromkeys(accepted, _ACCEPTED)
+            | not_evictable
+            | {pod.key: why for pod in pending if (why := self._round.blocked.get(pod.key))}
+        )
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
