@@ -14,7 +14,8 @@ If the layout is already active, nothing is changed.
 
 Instances that 'apply' destroys must not be in use; it destroys idle ones where it can
 choose. If a process uses one, 'apply' names the process and fails before any change;
---wait-for-idle waits for it first. On a cluster node use the agent: it drains first.
+--wait-for-idle waits for it first. On a cluster node use the agent, which drains first:
+'apply' does not ask kubelet, so an idle pod loses its device.
 
 $ mig-manager apply all-1g.5gb
 A built-in layout.
