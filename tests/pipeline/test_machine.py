@@ -241,19 +241,26 @@ def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
     assert journals.VerifiedLayout.from_json(text).config == "a"
 
 
+@pytest.mark.parametrize("is_silent", [True, False])
 @pytest.mark.parametrize("is_resumed", [True, False])
-def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resumed: bool) -> None:
+def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(
+    *, is_resumed: bool, is_silent: bool
+) -> None:
     rig = swept_scenes.resetting_node()
     rig.resets.need_persistence_off = True
 
     def kill() -> None:
         if rig.log[-1] == "host.reset":
             raise scenes.Killed
+        if is_silent and rig.log[-1] == "gpus.execute":
+            away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)
+            rig.refusing["node.patch"] = away
 
     rig.on_call = kill
     with pytest.raises(scenes.Killed):
         scenes.run(rig, "all-1g.5gb")
     rig.on_call = lambda: None
+    rig.refusing.clear()
     assert len(rig.resets.without_persistence) == len(rig.gpus)
     # What is to be undone needs a reset, too.
     rig.resets.need_persistence_off = False

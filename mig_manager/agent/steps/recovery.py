@@ -30,7 +30,25 @@ _log = structlog.get_logger()
 def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> tuple[journals.Journal, bool]:
     """Return the journal of an interrupted run, and whether it is complete.
 
-    It lacks pauses that another manager may have made.
+    It lacks pauses that another manager may have made. A reset waits for no write to the Node, so
+    the GPUs whose persistence mode is off are read from the host as well.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    journal, is_complete = _published_journal(shared, view)
+    host = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
+    if host and host.persistent_gpus and host.boot_id == shared.deps.boot_id:
+        uuids = dict.fromkeys((*journal.persistent_gpus, *host.persistent_gpus))
+        boot_id = journal.boot_id or host.boot_id
+        journal = dataclasses.replace(journal, boot_id=boot_id, persistent_gpus=tuple(uuids))
+    return journal, is_complete
+
+
+def _published_journal(
+    shared: jobs.Shared, view: node_object.NodeView
+) -> tuple[journals.Journal, bool]:
+    """Return the journal on the Node, as ``find_journal``.
 
     An invalid journal is set aside. Without a valid journal, paused labels and the taint are
     recognized by their values. This also covers NVIDIA's manager, which keeps no journal, once it
@@ -98,7 +116,12 @@ def read_saved(request_file: ports.KeptText | None, view: node_object.NodeView) 
     A Node with a status is the one that an agent wrote to last.
     """
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
-    if request_file is None or published is not None:
+    return _read_host(request_file) if published is None else ""
+
+
+def _read_host(request_file: ports.KeptText | None) -> str:
+    """Return what an agent saved on the host; empty if nothing, or if it cannot be read."""
+    if request_file is None:
         return ""
     try:
         return request_file.read() or ""
