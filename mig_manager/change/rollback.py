@@ -78,7 +78,7 @@ class Restore:
             lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
             described = "; ".join(map(_describe, unrestored))
             message += f" on the reachable GPUs; {lost}; to restore once it is back: {described}"
-        return Rollback(is_complete=True, message=message, unrestored=unrestored)
+        return Rollback(is_complete=True, message=message, unrestored=unrestored, gpus=self.now)
 
     def _restore(self) -> str:
         """Restore and verify once; return the outcome as a part of a sentence."""

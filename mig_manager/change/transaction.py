@@ -181,7 +181,7 @@ class Transaction:
         result = self.roll_back(before, keep_pending=True)
         if before == rounds.before:
             return result
-        snapshot = (*self.elsewhere, *rounds.before)
+        snapshot = (*self.elsewhere, *planner.trimmed(result.gpus, rounds.before))
         return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def roll_back(
@@ -197,7 +197,11 @@ class Transaction:
             requires_idle=requires_idle,
         )
         result = restore.run()
-        return self.conclude(result) if restore.is_begun or result.is_complete else result
+        if restore.is_begun or result.is_complete:
+            return self.conclude(result)
+        # Instances that others create from now on must not count as the change's.
+        snapshot = planner.trimmed(result.gpus, self.journal.entries.snapshot)
+        return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def conclude(self, result: rollback.Rollback) -> rollback.Rollback:
         """Note the end of a rollback and refresh device files; return it with their failures."""

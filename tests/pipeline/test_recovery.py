@@ -323,6 +323,39 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
+def test_instance_created_after_a_refused_rollback_stays() -> None:
+    rig = scenes.busy_node()
+    scenes.kill_at(rig, 5, LAYOUT)
+    (created,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == 0)
+    uid = rig.add_pod(
+        "newcomer", devices=frozenset(ci.uuid or "" for ci in created.compute_instances)
+    )
+    successor = scenes.reconciler(rig)
+    successor.recover(None)
+    assert successor.rest()
+    del rig.pods[uid]
+    place = model.Placement(1, 1)
+    spec = next(p for p in rig.gpus[0].profiles or () if p.profile == created.profile)
+    rig.gpus = (
+        machine.run(
+            rig.gpus[0],
+            [
+                steps.CreateGpuInstance(
+                    gpu_uuid=rig.gpus[0].uuid,
+                    profile=spec.profile,
+                    profile_id=spec.profile_id,
+                    placement=place,
+                )
+            ],
+        ),
+        *rig.gpus[1:],
+    )
+
+    assert successor.rest()
+
+    assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
+
+
 def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     """Return a node whose journal has what an unreachable GPU had before a failed change."""
     rig = scenes.node(layout="all-balanced")

@@ -135,6 +135,20 @@ def test_refused_change_keeps_instances_in_use_of_an_interrupted_one(node: Node)
         node.change_to("too-much")
 
 
+def test_refused_undo_forgets_instances_that_were_never_created(node: Node) -> None:
+    assert node.cut_off("small", at=6)
+    node.driver.clients = "train (pid 7)"
+    with pytest.raises(errors.LayoutError, match="in use by train"):
+        node.change_to("too-much")
+    node.driver.clients = ""
+    place = with_foreign(node, start=3)
+
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
+        node.change_to("too-much")
+
+    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+
+
 def test_rollback_checks_users_again_after_a_stale_plan(node: Node) -> None:
     assert node.cut_off("wanted", at=4)
     interrupted = node.shape
@@ -162,3 +176,19 @@ def test_failed_rollback_forgets_instances_that_were_never_created(node: Node) -
         node.change_to("too-much")
 
     assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
+
+
+def test_pending_mode_forgets_instances_that_were_never_created() -> None:
+    node = Node("off")
+    assert node.cut_off("wanted", at=3)
+    node.driver.mode_waits = True
+    with pytest.raises(errors.HardwareError, match="the mode waits for a reset"):
+        node.change_to("wanted", may_reset=False)
+    node.driver.mode_waits = False
+    (foreign,) = samples.gpu(samples.A100, "1g.5gb@0").gpu_instances
+    first, second = node.gpus
+    second = dataclasses.replace(second, current_mode=second.pending_mode)
+    node.gpus = (first, dataclasses.replace(second, gpu_instances=(foreign,)))
+
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 0:1 on GPU 1 is new, and is kept"):
+        node.change_to("too-much")

@@ -211,6 +211,9 @@ def roll_back(job: jobs.Job) -> str:
         now = job.deps.gpus.observe()
         job.journal.note_status(gpus=now)
         restore_persistence(job, now)
+        # Instances that others create from now on must not count as the change's.
+        snapshot = planner.trimmed(now, snapshot)
+        job.journal.note(snapshot=snapshot)
         change = job.transaction()
         plan, cancel = planner.restore(now, snapshot), Uninterrupted(job.deps)
         if plan.is_empty:
