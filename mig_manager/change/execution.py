@@ -54,8 +54,7 @@ class Execution:
                 # The reset removes the instances that the fault kept the driver from destroying.
                 _log.warning("reset_with_instances", error=error.message)
                 return self._repair(plan, observed), True
-            is_put_off = error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
-            if self.may_stay_pending and is_put_off:
+            if self.may_stay_pending and _may_be_about_modes(plan, error):
                 now = self._observe_again(plan, observed)
                 if _has_modes(plan, now):
                     return now, False
@@ -101,6 +100,13 @@ class Execution:
         if self.reset is not None and faulty:
             self.reset.reset(faulty, self.note_persistence, is_repair=True)
         return self._observe_again(plan, observed)
+
+
+def _may_be_about_modes(plan: steps.Plan, error: errors.HardwareError) -> bool:
+    """Return whether an error may be that a mode is pending; else an instance is in use."""
+    switched = {step.gpu_uuid for step in plan.of(steps.SetMode)}
+    is_in_use = error.reason is errors.Reason.IN_USE
+    return error.reason.is_mode_pending or (is_in_use and switched == plan.gpu_uuids)
 
 
 def _has_modes(plan: steps.Plan, gpus: model.ObservedGpus) -> bool:

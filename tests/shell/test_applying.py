@@ -346,6 +346,16 @@ def test_mode_only_without_resets_leaves_the_mode_pending(reason: str) -> None:
     assert node.journal.text is None
 
 
+def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(node: Node) -> None:
+    assert node.cut_off("wanted", at=9)
+    node.fails = lambda _step: True
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.change_to("first-only", is_mode_only=True, may_reset=False)
+
+    assert caught.value.reason is errors.Reason.IN_USE
+
+
 def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
     node.exclusion.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):

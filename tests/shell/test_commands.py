@@ -107,9 +107,18 @@ def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     assert has(full, "balanced")
 
 
-@pytest.mark.parametrize("start", ["before", "off"])
-def test_mode_only_cancels_a_pending_change_to_the_other_mode(start: str) -> None:
+@pytest.mark.parametrize(
+    ("start", "has_empty"), [("before", False), ("before", True), ("off", False)]
+)
+def test_mode_only_cancels_a_pending_change_to_the_other_mode(
+    start: str, *, has_empty: bool
+) -> None:
     node = Node(start)
+    if has_empty:
+        first, *others = node.gpus
+        empty, *full = first.gpu_instances
+        instances = (dataclasses.replace(empty, compute_instances=()), *full)
+        node.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
     before, mode = node.shape, node.gpus[0].current_mode
     (other,) = {*model.MigMode} - {mode}
     node.gpus = tuple(dataclasses.replace(gpu, pending_mode=other) for gpu in node.gpus)

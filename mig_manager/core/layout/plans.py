@@ -158,6 +158,7 @@ def plan(
         LayoutError: The layout is impossible on these GPUs.
     """
     desired = layouts.select(layout, observed)
+    cancelled: tuple[model.GpuSnapshot, ...] = ()
     if is_mode_only:
         modes = {uuid: goal.mode for uuid, goal in desired.items()}
         desired = {
@@ -169,12 +170,20 @@ def plan(
             # A pending change to the other mode is cancelled.
             and (gpu.has_pending_mode or gpu.current_mode is not modes[gpu.uuid])
         }
+        cancelled = tuple(
+            dataclasses.replace(gpu.snapshot, pending_mode=gpu.current_mode)
+            for gpu in observed
+            if gpu.uuid in desired and gpu.current_mode is modes[gpu.uuid]
+        )
+    kept = {gpu.uuid for gpu in cancelled}
+    changed = {uuid: goal for uuid, goal in desired.items() if uuid not in kept}
     with layouts.located(layout, observed):
-        changes = planner.plan(observed, desired)
+        changes = planner.plan(observed, changed)
         if changes.destroyed_uuids:
             busy = frozenset((*(users or ()), *_in_use(observed, processes() or {})))
             if busy & changes.destroyed_uuids:
-                changes = planner.plan(observed, desired, busy=busy)
+                changes = planner.plan(observed, changed, busy=busy)
+        changes = planner.combined(changes, planner.restore(observed, cancelled))
     return Planned(
         layout=layout.name,
         gpus=observed,
