@@ -3,6 +3,7 @@
 import collections
 import datetime as dt
 import faulthandler
+import gc
 import json
 import os
 import pathlib
@@ -38,7 +39,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # A slow machine is no bug. A change is judged by the same examples as the one before it, by more
 # of them in CI. Others are tried by hand, with --hypothesis-profile random, or fuzz for hours.
-_PROFILES = {"fixed": 50, "thorough": 400, "random": 400, "fuzz": 20_000}
+_PROFILES = {"fixed": 20, "thorough": 400, "random": 400, "fuzz": 20_000}
 for _profile, _examples in _PROFILES.items():
     hypothesis.settings.register_profile(
         _profile,
@@ -59,6 +60,17 @@ _STDERR = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the standard error that no test captures."""
     config.stash[_STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage among the thousands of tests, neither now nor while they run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

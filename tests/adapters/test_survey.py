@@ -197,7 +197,10 @@ BEHAVIOUR = [
 ]
 
 
-@pytest.mark.parametrize(("altered", "subject", "what"), BEHAVIOUR)
+@pytest.mark.parametrize(
+    ("altered", "subject", "what"),
+    [BEHAVIOUR[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in BEHAVIOUR[1:])],
+)
 def test_another_behaviour_of_the_driver_is_named(
     tmp_path: pathlib.Path,
     altered: dict[str, nvml_faults.Alteration],
@@ -240,9 +243,9 @@ def test_a_registered_fabric_is_no_difference_but_captured(tmp_path: pathlib.Pat
 
 ANSWERS = [
     ("nvmlDeviceGetGpuInstanceById", 2, "answer", "changes"),
+    ("nvmlDeviceGetVirtualizationMode", 3, "function", "none"),
     ("nvmlDeviceGetMigDeviceHandleByIndex*", 999, "unreachable", "changes"),
     ("nvmlDeviceGetArchitecture", 3, "architecture", "changes"),
-    ("nvmlDeviceGetVirtualizationMode", 3, "function", "none"),
     ("nvmlDeviceGetMigMode", 3, "mig", "changes"),
     ("nvmlDeviceGetFieldValues", 3, "function", "none"),
     ("nvmlDeviceRegisterEvents", 3, "function", "none"),
@@ -251,7 +254,10 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("function", "code", "subject", "effect"), ANSWERS)
+@pytest.mark.parametrize(
+    ("function", "code", "subject", "effect"),
+    [*ANSWERS[:2], *(pytest.param(*each, marks=pytest.mark.slow) for each in ANSWERS[2:])],
+)
 def test_another_answer_of_the_driver_is_named(
     node: nvml_rig.Rig, function: str, code: int, subject: str, effect: str
 ) -> None:

@@ -93,11 +93,11 @@ def dra_stage(where: clusters.Cluster, folder: pathlib.Path) -> Iterator[agent_s
 
 @pytest.mark.parametrize("run", [run_with_claim, run_with_limit])
 def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
-    where: clusters.Cluster,
+    where_in_depth: clusters.Cluster,
     tmp_path: pathlib.Path,
     run: Callable[[agent_stage.Stage, str, str], None],
 ) -> None:
-    with dra_stage(where, tmp_path) as stage:
+    with dra_stage(where_in_depth, tmp_path) as stage:
         driver = driver_of(stage)
         stage.wait(driver.play, "the DRA driver")
         for name, start in (("low", 0), ("high", 6)):

@@ -107,7 +107,7 @@ def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
 
 
 def test_nothing_is_touched_beside_the_operators_own_manager(
-    where: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     pods = f"/api/v1/namespaces/{operator_pod.NAMESPACE}/pods"
     name = "nvidia-mig-manager-abcde"
@@ -117,7 +117,7 @@ def test_nothing_is_touched_beside_the_operators_own_manager(
         "metadata": {"name": name, "labels": {"app": "nvidia-mig-manager"}},
         "spec": {"nodeName": clusters.NODE, "containers": containers},
     }
-    with clusters.stage(where, tmp_path) as stage:
+    with clusters.stage(where_in_depth, tmp_path) as stage:
         stage.api.post(pods, manager)
         before = stage.gpus.observe()
 

@@ -15,7 +15,13 @@ LAYOUT = "all-1g.5gb"
 COORDINATION = "coordination.k8s.io"
 
 
-@pytest.mark.parametrize("has_budget", [True, False], ids=["with a budget", "without a budget"])
+@pytest.mark.parametrize(
+    "has_budget",
+    [
+        pytest.param(True, id="with a budget"),
+        pytest.param(False, id="without a budget", marks=pytest.mark.slow),
+    ],
+)
 def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
     where: clusters.Cluster, tmp_path: pathlib.Path, *, has_budget: bool
 ) -> None:

@@ -68,9 +68,9 @@ def ready(stage: agent_stage.Stage) -> clusters.Object:
 
 
 def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
-    where: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with clusters.stage(where, tmp_path, "--startup-taint", STARTUP) as stage:
+    with clusters.stage(where_in_depth, tmp_path, "--startup-taint", STARTUP) as stage:
         # The device plugin of this node tolerates no other effect.
         taints = [FOREIGN_TAINT, {"key": STARTUP, "effect": "PreferNoSchedule"}]
         stage.wait(lambda: ready(stage).get("reason") == "NoLayoutRequested", "the condition")
@@ -130,9 +130,9 @@ def test_a_drain_that_is_interrupted_restores_everything(
 
 
 def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
-    where: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    with clusters.stage(where, tmp_path) as stage:
+    with clusters.stage(where_in_depth, tmp_path) as stage:
         plugin = next(filter(objects.is_plugin, stage.cluster.list(cluster_view.WatchedKind.POD)))
         # The pause lasts until this pod has stopped, so the kill cannot come too late.
         slow = {"metadata": {"annotations": {objects.STOP_SECONDS: "600"}}}
@@ -213,7 +213,7 @@ def has_lost_its_watch(stage: agent_stage.Stage) -> bool:
 
 
 def test_writers_of_taints_do_not_lose_each_others_changes(
-    where: clusters.Cluster, tmp_path: pathlib.Path
+    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     ended = threading.Event()
 
@@ -227,7 +227,7 @@ def test_writers_of_taints_do_not_lose_each_others_changes(
             change = {"metadata": {"annotations": {"example.com/count": str(count)}}}
             kube.patch(NODE_PATH, change)
 
-    with clusters.stage(where, tmp_path, style=objects.DeployStyle.PLAIN) as stage:
+    with clusters.stage(where_in_depth, tmp_path, style=objects.DeployStyle.PLAIN) as stage:
         change = {"spec": {"taints": [FOREIGN_TAINT]}}
         stage.api.patch(NODE_PATH, change)
         writer = threading.Thread(target=tag_until_ended, args=(stage.api,))

@@ -78,10 +78,13 @@ def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
 @pytest.mark.parametrize(
     ("scenario", "step", "phases"),
     [
-        (scenarios.ONE_SLICE, 10, {"Drain", "Execute", "Verify"}),
-        (scenarios.FAILING, 9, {"Drain", "Execute", "RollBack"}),
+        pytest.param(
+            *(scenarios.ONE_SLICE, 10, {"Drain", "Execute", "Verify"}),
+            id="change",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(scenarios.FAILING, 9, {"Drain", "Execute", "RollBack"}, id="rollback"),
     ],
-    ids=["change", "rollback"],
 )
 def test_a_sample_of_the_matrix_converges(
     scenario: scenarios.Scenario, step: int, phases: Collection[str], strike: Strike

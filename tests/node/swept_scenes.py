@@ -112,10 +112,7 @@ def resetting_node() -> fakes.NodeRig:
 _SWEPT_BY_DEFAULT = (
     "first-layout",
     "one-slice-on-a-busy-node",
-    "starting-pod",
     "host-services",
-    "hooks",
-    "dra-driver",
 )
 
 SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {

@@ -54,6 +54,7 @@ def stage(hooks: Hooks) -> agent_stage.Stage:
     return agent_stage.Stage("2xA100-SXM4-40GB", "--hooks-file", str(hooks.file))
 
 
+@pytest.mark.slow
 def test_agent_runs_every_hook_and_serves_a_changed_hooks_file(hooks: Hooks) -> None:
     with stage(hooks) as rig:
         rig.assert_ends(LAYOUT)

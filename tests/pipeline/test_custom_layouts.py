@@ -209,7 +209,7 @@ def test_a_run_that_a_stop_ended_in_an_outage_needs_no_further_change() -> None:
     assert len(rig.driver.executed) == changed
 
 
-@pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.parametrize("is_same", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
     changed_back = 0
     for index, rig, before in scenes.kills(scenes.busy_node, run):

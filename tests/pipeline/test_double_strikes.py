@@ -38,7 +38,7 @@ def test_every_pair_of_strikes_has_an_end_that_is_true(name: str, record_propert
 def test_a_sample_of_the_pairs_of_strikes_has_an_end_that_is_true(
     name: str, record_property: Note
 ) -> None:
-    play(record_property, name, f"{_SECTION}, a sample", step=41)
+    play(record_property, name, f"{_SECTION}, a sample", step=61)
 
 
 def test_the_published_counts_are_of_present_changes() -> None:

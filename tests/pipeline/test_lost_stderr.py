@@ -65,6 +65,7 @@ def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way
     assert node.run("assert", "wanted").status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", ["stalled-reader", pytest.param("full-disk", marks=pytest.mark.slow)]
 )

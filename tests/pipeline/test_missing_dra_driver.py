@@ -188,7 +188,10 @@ class NewWorkloads(fake_cluster.FakeWorkloads):
 
 
 @pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("requested", "kept"), [("all-balanced", 1), ("all-disabled", 0)])
+@pytest.mark.parametrize(
+    ("requested", "kept"),
+    [pytest.param("all-balanced", 1, marks=pytest.mark.slow), ("all-disabled", 0)],
+)
 def test_agent_after_any_kill_evicts_only_affected_pods(
     requested: str, kept: int, *, gated: bool
 ) -> None:

@@ -197,11 +197,17 @@ def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "client", "persistence"),
     [
-        pytest.param(states.Options(), "dcgm", None, id="monitor"),
-        pytest.param(ONLY_BY_TOOL, "dcgm", None, id="monitor, by nvidia-smi"),
+        pytest.param(states.Options(), "dcgm", None, id="monitor", marks=pytest.mark.slow),
+        pytest.param(
+            ONLY_BY_TOOL, "dcgm", None, id="monitor, by nvidia-smi", marks=pytest.mark.slow
+        ),
         pytest.param(ONLY_BY_TOOL, "late", None, id="process that starts before the reset"),
         *(
-            pytest.param(states.Options(), "train", kind, id=f"process beside {kind.value}")
+            pytest.param(
+                *(states.Options(), "train", kind),
+                id=f"process beside {kind.value}",
+                marks=pytest.mark.slow,
+            )
             for kind in (
                 states.ClientKind.PERSISTENCE_DAEMON,
                 states.ClientKind.PERSISTENCE_MODE,
@@ -240,6 +246,7 @@ def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
     assert [each.kind for each in remaining] == ([persistence] if persistence else [])
 
 
+@pytest.mark.slow
 def test_linked_gpus_are_reset_only_together(boot: Boot) -> None:
     node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
 

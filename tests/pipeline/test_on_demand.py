@@ -203,7 +203,9 @@ def test_on_demand_other_failures_are_retried() -> None:
     assert run(rig, ON_DEMAND).should_retry
 
 
-@pytest.mark.parametrize("make", [idle_node, scenes.busy_node])
+@pytest.mark.parametrize(
+    "make", [pytest.param(idle_node, marks=pytest.mark.slow), scenes.busy_node]
+)
 @pytest.mark.parametrize("is_on_demand", [True, False])
 def test_node_is_restored_after_any_failed_call_of_a_custom_layout(
     make: Any, *, is_on_demand: bool

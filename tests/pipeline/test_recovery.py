@@ -91,6 +91,7 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(wanted:
         scenes.assert_restored(rig)
 
 
+@pytest.mark.slow
 def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
     for index, rig, _ in kills("host-services"):
         rig.host.services |= {"dcgm.service": True, "nvsm.service": True}
@@ -99,6 +100,7 @@ def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
         scenes.assert_restored(rig)
 
 
+@pytest.mark.slow
 def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None:
     for _, rig, _ in kills("hooks"):
         rig.hooks.broken = {"start"}
@@ -116,7 +118,7 @@ def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None
         *(pytest.param(*each.values, None, marks=each.marks) for each in swept_scenes.SWEPT),
         ("one-slice-on-a-busy-node", "too-much"),
         ("first-layout", "all-balanced"),
-        ("dra-driver", "all-disabled"),
+        pytest.param("dra-driver", "all-disabled", marks=pytest.mark.slow),
         pytest.param("dra-driver-ungated", "all-disabled", marks=pytest.mark.slow),
         pytest.param("first-layout", "too-much", marks=pytest.mark.slow),
         pytest.param("mode-off", "all-1g.5gb", marks=pytest.mark.slow),
@@ -144,7 +146,7 @@ def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
         assert_says_the_truth(rig)
 
 
-@pytest.mark.parametrize("wanted", [LAYOUT, None])
+@pytest.mark.parametrize("wanted", [pytest.param(LAYOUT, marks=pytest.mark.slow), None])
 def test_run_killed_before_the_node_registers_again_is_undone(wanted: str | None) -> None:
     """The journal goes with the Node object: what concerns the host is also saved there."""
     for index, rig, before in kills("hooks"):

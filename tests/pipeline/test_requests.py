@@ -284,12 +284,12 @@ def phantom_devices(dies_at: int | None) -> Story:
     [
         pytest.param(first_layout, marks=pytest.mark.slow),
         passing_failure_after_a_reboot,
-        unrelated_change_of_the_file,
+        pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
         new_node_object,
-        partitioning_ended,
-        partitioning_ended_before_any_agent,
-        silent_kubelet,
-        pod_that_only_kubelet_lists,
+        pytest.param(partitioning_ended, marks=pytest.mark.slow),
+        pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
+        pytest.param(silent_kubelet, marks=pytest.mark.slow),
+        pytest.param(pod_that_only_kubelet_lists, marks=pytest.mark.slow),
         process_on_a_gpu,
         lost_mig_mode,
         phantom_devices,
@@ -318,10 +318,10 @@ def another_layout(dies_at: int | None) -> Story:
 @pytest.mark.parametrize(
     "play",
     [
-        another_layout,
+        pytest.param(another_layout, marks=pytest.mark.slow),
         passing_failure_after_a_reboot,
         pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
-        partitioning_ended,
+        pytest.param(partitioning_ended, marks=pytest.mark.slow),
         pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
     ],
 )

@@ -200,7 +200,7 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: 
     assert not {name for name in called if "Destroy" in name or "Create" in name}
 
 
-@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("used", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_of_two_instances_the_idle_one_is_destroyed(used: int, tmp_path: pathlib.Path) -> None:
     layouts = """
 version: v1
@@ -221,7 +221,12 @@ mig-configs:
 
 
 @pytest.mark.parametrize(
-    "number", [None, signal.SIGQUIT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        signal.SIGQUIT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
     pair: Node, number: signal.Signals | None

@@ -42,6 +42,7 @@ def node(tmp_path: pathlib.Path) -> Node:
     return booted(tmp_path, A100)
 
 
+@pytest.mark.slow
 def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathlib.Path) -> None:
     node = booted(tmp_path, MIXED)
     before, exported = node.shape, node.run("export", "--placements").out

@@ -135,6 +135,7 @@ def shell(demo: Demo, *lines: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_demo_ends_with_three_commands_that_work(demo: Demo) -> None:
     # Without the folder of the console scripts, as for a reader who named the program's path.
     demo.environ["PATH"] = os.defpath
@@ -201,7 +202,7 @@ def test_a_reader_that_leaves_early_ends_the_demo_quietly(demo: Demo, count: int
     ("number", "moment"),
     [
         pytest.param(signal.SIGTERM, "kubectl label node", id="SIGTERM in a change"),
-        pytest.param(signal.SIGHUP, KEPT, id="SIGHUP of a kept node"),
+        pytest.param(*(signal.SIGHUP, KEPT), id="SIGHUP of a kept node", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, KEPT, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, "kubectl label node", marks=pytest.mark.slow),
     ],

@@ -145,8 +145,14 @@ def test_a_driver_without_recovery_actions_is_no_finding(patient: Patient) -> No
     ("how", "verdict", "words"),
     [
         (states.Virtualization.VGPU, FAIL, "GPU 0 is a vGPU"),
-        (states.Virtualization.PASSTHROUGH, WARN, "GPU 0 is passed through"),
-        (states.Virtualization.HOST_VGPU, WARN, "GPU 0 is shared with virtual machines"),
+        pytest.param(
+            *(states.Virtualization.PASSTHROUGH, WARN, "GPU 0 is passed through"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(states.Virtualization.HOST_VGPU, WARN, "GPU 0 is shared with virtual machines"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(

@@ -51,6 +51,7 @@ def wait_for_event(stage: agent_stage.Stage, reason: str) -> None:
     stage.wait(is_there, f"the event {reason}")
 
 
+@pytest.mark.slow
 def test_kubectl_and_plugin_show_a_change_of_the_agent(
     stage: agent_stage.Stage, kubectl: Kubectl
 ) -> None:

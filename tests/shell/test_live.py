@@ -52,8 +52,8 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
 @pytest.mark.parametrize(
     ("number", "status"),
     [
-        (signal.SIGTERM, -signal.SIGTERM),
-        (signal.SIGHUP, -signal.SIGHUP),
+        pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, -signal.SIGHUP, marks=pytest.mark.slow),
         (signal.SIGQUIT, -signal.SIGQUIT),
         (signal.SIGINT, 130),
     ],

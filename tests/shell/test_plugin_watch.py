@@ -30,11 +30,18 @@ def watched(
 @pytest.mark.parametrize(
     ("words", "pattern", "has_history"),
     [
-        (["gpu-1"], r"GPU 0-7[\s\S]*WHAT[\s\S]*started", True),
-        ([], r"NODE[\s\S]*gpu-1[\s\S]*gpu-2", False),
-        (["-o", "wide", "gpu-1", "gpu-2"], r"gpu-1[\s\S]*gpu-2", False),
+        pytest.param(
+            *(["gpu-1"], r"GPU 0-7[\s\S]*WHAT[\s\S]*started", True),
+            id="one node",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param([], r"NODE[\s\S]*gpu-1[\s\S]*gpu-2", False, id="a line each"),
+        pytest.param(
+            *(["-o", "wide", "gpu-1", "gpu-2"], r"gpu-1[\s\S]*gpu-2", False),
+            id="drawn",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["one node", "a line each", "drawn"],
 )
 def test_view_shows_the_nodes_until_q(
     viewer: rig.Viewer, words: list[str], pattern: str, *, has_history: bool

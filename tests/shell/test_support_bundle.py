@@ -390,6 +390,7 @@ _SECRETS = st.text(
 ).filter(lambda text: text[0].isalnum())
 
 
+@pytest.mark.slow
 @hypothesis.settings(
     max_examples=8,
     deadline=None,

@@ -59,6 +59,7 @@ def node(tmp_path: pathlib.Path) -> shell_node.Node:
     return shell_node.Node(tmp_path, SPEC, layouts=LAYOUTS, active="halves")
 
 
+@pytest.mark.slow
 def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     node: shell_node.Node, tmp_path: pathlib.Path
 ) -> None:

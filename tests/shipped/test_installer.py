@@ -64,6 +64,7 @@ def machine(tmp_path: pathlib.Path, wheel: pathlib.Path) -> Machine:
     return made
 
 
+@pytest.mark.slow
 def test_install_and_uninstall_change_nothing_while_a_manager_works(machine: Machine) -> None:
     uninstall = machine.path("usr/local/share/mig-manager/uninstall")
     lock = machine.path("run/mig-manager/lock")

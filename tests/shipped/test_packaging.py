@@ -127,6 +127,7 @@ def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path)
     assert not list(unpacked.rglob("__pycache__"))
 
 
+@pytest.mark.slow
 def test_installed_program_partitions_a_simulated_gpu(
     installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -13,7 +13,7 @@ SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
 
 EXAMPLES = [
-    pytest.param(hypothesis.settings(deadline=None, max_examples=50), id="quick"),
+    pytest.param(hypothesis.settings(deadline=None, max_examples=20), id="quick"),
     pytest.param(
         hypothesis.settings(deadline=None, max_examples=1000),
         id="thorough",

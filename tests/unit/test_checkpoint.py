@@ -310,7 +310,6 @@ def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:
 
 @pytest.mark.parametrize("capacity", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=60)
 def test_restoring_any_state_from_any_state_needs_only_the_necessary_steps(
     capacity: str, data: st.DataObject
 ) -> None:

@@ -237,6 +237,7 @@ def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:
     assert all(LABEL_VALUE.fullmatch(each) for each in made)
 
 
+@pytest.mark.slow
 def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
     every = hardware.kinds(hardware.product_names(), warn=lambda _: None)
     text = yaml_tree.dump(rendered(every, has_all_maximal=True))

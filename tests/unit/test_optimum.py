@@ -14,7 +14,6 @@ from tests.unit import drawn_gpus, machine, oracle, samples
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=60)
 def test_executing_a_plan_reaches_exactly_the_desired_devices(
     product: str, data: st.DataObject
 ) -> None:

@@ -65,7 +65,6 @@ def test_every_possible_packing_is_found(slices: int) -> None:
 
 @pytest.mark.parametrize("slices", [2, 3, 4, 7])
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=50)
 def test_no_packing_needs_fewer_gpu_instances(slices: int, data: st.DataObject) -> None:
     fillings = [inside for inside in oracle.insides(slices) if inside]
     chosen = data.draw(st.lists(st.sampled_from(fillings), min_size=1, max_size=7 // slices or 1))
@@ -119,7 +118,6 @@ def test_what_the_driver_does_not_list_has_no_room() -> None:
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=40)
 def test_the_room_of_any_layout_equals_exhaustive_search(
     product: str, data: st.DataObject
 ) -> None:

@@ -173,6 +173,7 @@ def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
     assert not third.changes
 
 
+@pytest.mark.slow
 def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
     nodes = {f"n{n}": node(f"n{n}", EMPTY) for n in range(20)}
     pods, history, changed_at = [pod("phantom", "7g.40gb")], past_decisions.History(), []

@@ -153,7 +153,6 @@ def test_pins_are_not_part_of_mig_parteds_format() -> None:
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=40)
 def test_an_export_with_placements_restores_every_instance(
     product: str, data: st.DataObject
 ) -> None:
@@ -174,7 +173,6 @@ def test_an_export_with_placements_restores_every_instance(
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=40)
 def test_placements_are_accepted_exactly_where_possible(product: str, data: st.DataObject) -> None:
     specs = samples.PRODUCTS[product]
     by_name = {str(spec.profile): spec for spec in specs}

@@ -155,7 +155,13 @@ def test_a_variable_is_a_secret_by_its_name(name: str, *, is_secret: bool) -> No
 
 @pytest.mark.parametrize(
     ("begin", "repeated"),
-    [("", "eyJ-"), ('token:\\"', "\\"), ("", "login "), ("", "token"), ("", "sk-")],
+    [
+        ("", "eyJ-"),
+        ('token:\\"', "\\"),
+        pytest.param("", "login ", marks=pytest.mark.slow),
+        pytest.param("", "token", marks=pytest.mark.slow),
+        pytest.param("", "sk-", marks=pytest.mark.slow),
+    ],
 )
 def test_hostile_text_does_not_keep_the_command_busy(begin: str, repeated: str) -> None:
     """The limit is of the processor's time, and many times what it takes."""

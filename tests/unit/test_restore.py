@@ -21,7 +21,6 @@ def a100(*instances: str, mode: model.MigMode = ON, index: int = 0) -> model.Gpu
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=40)
 def test_restoring_recreates_every_placement_with_the_fewest_calls(
     product: str, data: st.DataObject
 ) -> None:

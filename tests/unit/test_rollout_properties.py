@@ -60,7 +60,6 @@ class Simulation:
             self.nodes[name] = done(name) if is_done else failed(name, is_retried=end == "retried")
 
 
-@hypothesis.settings(max_examples=120, deadline=None)
 @hypothesis.given(
     ends=st.lists(
         st.sampled_from(["success", "success", "success", "failed", "retried", "dead"]),

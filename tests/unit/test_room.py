@@ -29,7 +29,6 @@ def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placemen
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=40)
 def test_the_room_of_every_product_is_what_trying_everything_finds(
     product: str, data: st.DataObject
 ) -> None:

@@ -145,7 +145,6 @@ def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
         longest_recheck_s=st.sampled_from([5.0, 300.0]),
     ),
 )
-@hypothesis.settings(max_examples=60)
 def test_no_replay_destroys_an_instance_in_use(
     pods: list[tuple[str, int, int, int]],
     scheduler: simulated_cluster.Scheduler,
