@@ -135,9 +135,10 @@ def findings(path: pathlib.Path) -> list[Finding]:
     # Identifiers become separate words; lines stay lines.
     words = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
     plain = re.sub(r"[_\-#*`]", " ", words).lower()
-    within = (pattern for where, pattern in EXEMPT_WITHIN.items() if re.match(where, name))
-    for exempt in (*EXEMPT, *within):
-        plain = _spaced(exempt).sub(lambda match: re.sub(r"\S", ".", match[0]), plain)
+    if _any_word().search(plain):
+        within = (pattern for where, pattern in EXEMPT_WITHIN.items() if re.match(where, name))
+        for exempt in (*EXEMPT, *within):
+            plain = _spaced(exempt).sub(lambda match: re.sub(r"\S", ".", match[0]), plain)
     found = [
         Finding(
             name, plain.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), _say(match)

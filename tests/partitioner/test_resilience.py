@@ -142,7 +142,9 @@ def test_a_node_rests_as_long_as_its_change_took(
     assert [each["is_own"] for each in logs if each["event"] == "node_resting"] == [True]
 
 
-@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+@pytest.mark.parametrize(
+    "ahead_s", [0.0, *(pytest.param(each, marks=pytest.mark.slow) for each in (-3600.0, 3600.0))]
+)
 def test_refused_layout_is_requested_again_after_minutes(rig: Rig, ahead_s: float) -> None:
     rig.add_node()
     rig.agents_ahead_s = ahead_s
@@ -261,7 +263,11 @@ def test_requests_stop_after_failures_and_resume_after_a_trial(rig: Rig) -> None
 
 
 @pytest.mark.parametrize(
-    ("reason", "times"), [(errors.Reason.GPU_NEEDS_RESET, 1), (errors.Reason.IN_USE, 2)]
+    ("reason", "times"),
+    [
+        (errors.Reason.GPU_NEEDS_RESET, 1),
+        pytest.param(errors.Reason.IN_USE, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_node_that_failed_a_layout_gets_no_other_for_minutes(
     rig: Rig, reason: errors.Reason, times: int

@@ -53,6 +53,7 @@ def test_a_difference_gives_status_1_and_its_consequence(node: shell_node.Node) 
     assert "an operation may fail with it" in answer.out.replace("\n    ", " ")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_gives_status_2(node: shell_node.Node) -> None:
     answer = accept(node, "--output-file", str(node.path / "no-folder"))
 
@@ -91,6 +92,7 @@ def test_a_gpu_with_a_fault_is_named_with_what_to_do(node: shell_node.Node) -> N
     assert "'mig-manager status' says what to do" in text
 
 
+@pytest.mark.slow
 def test_an_unreachable_gpu_is_counted_and_named_once(node: shell_node.Node) -> None:
     node.state.lose_gpu(1)
 

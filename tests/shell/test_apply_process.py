@@ -82,7 +82,9 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> No
     assert not node.journal.exists()
 
 
-@pytest.mark.parametrize("argv", [("apply", "wanted"), ("status",)])
+@pytest.mark.parametrize(
+    "argv", [pytest.param(("apply", "wanted"), marks=pytest.mark.slow), ("status",)]
+)
 def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
     fresh: Node, argv: Sequence[str]
 ) -> None:

@@ -59,8 +59,8 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     ("fault", "message"),
     [
         ({"hang_s": 600.0}, "nvmlInit has not returned for"),
-        ({"crashes": True}, ""),
-        ({"code": states.Code.DRIVER_NOT_LOADED}, ""),
+        pytest.param({"crashes": True}, "", marks=pytest.mark.slow),
+        pytest.param({"code": states.Code.DRIVER_NOT_LOADED}, "", marks=pytest.mark.slow),
     ],
     ids=["hangs", "crashes", "is not loaded"],
 )

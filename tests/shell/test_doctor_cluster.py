@@ -155,7 +155,7 @@ def test_journal_of_an_unreachable_gpu_is_no_interrupted_run(cluster_rig: Cluste
     assert "interrupted-run" in examine("failed").failing
 
 
-@pytest.mark.parametrize("state", ["success", "failed"])
+@pytest.mark.parametrize("state", ["success", pytest.param("failed", marks=pytest.mark.slow)])
 def test_journal_of_persistence_mode_is_no_interrupted_run(
     cluster_rig: Cluster, state: str
 ) -> None:

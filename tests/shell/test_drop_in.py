@@ -146,7 +146,10 @@ def gpu(shell: Shell) -> dict[str, Any]:
     ("line", "out", "instances"),
     [
         ("apply -c mine --config-file FILE", APPLIED, ["2g.12gb", "1g.6gb", "1g.6gb"]),
-        ("apply -f FILE --selected-config mine", APPLIED, ["2g.12gb", "1g.6gb", "1g.6gb"]),
+        pytest.param(
+            *("apply -f FILE --selected-config mine", APPLIED, ["2g.12gb", "1g.6gb", "1g.6gb"]),
+            marks=pytest.mark.slow,
+        ),
         ("assert -c mine -a --config-file FILE", VALID, []),
         ("assert -f FILE -a --selected-config mine", VALID, []),
         ("assert -f FILE -c mine --valid-config", VALID, []),

@@ -72,6 +72,7 @@ def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
         assert session.shown.rstrip().endswith(_BACK)
 
 
+@pytest.mark.slow
 def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: Node) -> None:
     with viewed(node, columns=80) as session:
         before = termios.tcgetattr(session.fd)
@@ -104,6 +105,7 @@ def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: Node) -> N
         assert max(map(len, lines)) <= 60
 
 
+@pytest.mark.slow
 def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node: Node) -> None:
     with viewed(node, columns=30, rows=8) as session:
         session.read_until("q quits")

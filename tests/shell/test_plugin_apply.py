@@ -172,7 +172,7 @@ NO_CUSTOM, ON_DEMAND = "takes no custom layouts", "on demand"
     ("listed", "labels", "notes"),
     [
         (LISTED, {}, set()),
-        ("nonsense", {}, set()),
+        pytest.param("nonsense", {}, set(), marks=pytest.mark.slow),
         (served.to_json([]), {}, {NO_CUSTOM}),
         (LISTED, {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}, {ON_DEMAND}),
     ],

@@ -70,6 +70,7 @@ def test_a_layout_may_come_from_a_file_or_from_a_pipe(
     assert viewer.alone("plan", "mine", "gpu-1").status == 2
 
 
+@pytest.mark.slow
 def test_another_layout_of_the_same_name_is_noted(viewer: rig.Viewer) -> None:
     gpus = rig.gpus("1xA30")
     odd = rig.node(

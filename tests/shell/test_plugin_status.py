@@ -63,7 +63,9 @@ def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.V
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (("status", "gpu-1"), "applied all-balanced (before)"),
+        pytest.param(
+            *(("status", "gpu-1"), "applied all-balanced (before)"), marks=pytest.mark.slow
+        ),
         (("status",), "all-balanced (before)"),
     ],
 )

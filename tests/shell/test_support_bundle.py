@@ -185,6 +185,7 @@ def test_the_settings_are_those_of_the_agents_pod_with_their_origin(
     assert chosen["lock-timeout-s"] == {"value": "30", "origin": "default"}
 
 
+@pytest.mark.slow
 def test_without_a_pod_the_settings_are_those_of_the_variables_here(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
@@ -300,6 +301,7 @@ def test_only_its_owner_may_read_the_archive_whatever_was_there(
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_the_default_name_has_the_node_and_the_time(
     shell: commandline.Shell, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +343,7 @@ def test_a_terminal_gets_no_archive(tmp_path: pathlib.Path) -> None:
     assert "redirect it to a file" in shown
 
 
+@pytest.mark.slow
 def test_a_name_that_could_drive_a_terminal_stays_out_of_the_archives_name(
     shell: commandline.Shell, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +358,7 @@ def test_a_name_that_could_drive_a_terminal_stays_out_of_the_archives_name(
 ODD_NUMBERS = '{"attempt": NaN, "other": [1e999, Infinity]}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "name", "content"),
     [
