@@ -117,7 +117,7 @@ def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None
     [
         *(pytest.param(*each.values, None, marks=each.marks) for each in swept_scenes.SWEPT),
         ("one-slice-on-a-busy-node", "too-much"),
-        ("first-layout", "all-balanced"),
+        pytest.param("first-layout", "all-balanced", marks=pytest.mark.slow),
         pytest.param("dra-driver", "all-disabled", marks=pytest.mark.slow),
         pytest.param("dra-driver-ungated", "all-disabled", marks=pytest.mark.slow),
         pytest.param("first-layout", "too-much", marks=pytest.mark.slow),

@@ -80,8 +80,11 @@ def check_against_everything(data: st.DataObject, product: str, *, splits: bool)
 
 @pytest.mark.parametrize(
     ("product", "splits"),
-    [(product, False) for product in ("A100", "H100", "RTX6000")]
-    + [(product, True) for product in ("A100", "A30", "RTX6000")],
+    [
+        *((product, False) for product in ("H100", "RTX6000")),
+        *((product, True) for product in ("A30", "RTX6000")),
+        *(pytest.param("A100", splits, marks=pytest.mark.slow) for splits in (False, True)),
+    ],
 )
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=15)
