@@ -13,8 +13,10 @@ class Outcome:
 
     state: model.State
     reason: errors.Reason
-    message: str
-    """For people, with the remedy."""
+    description: str
+    """What happened, for people."""
+    remedy: str = ""
+    """What follows from it: an action by a person, or the agent's next one."""
     should_retry: bool = False  # whether another attempt may succeed without action by a person
     keeps_taint: bool = False
     """Whether the node stays tainted until the next attempt, because its drain has begun."""
@@ -25,10 +27,16 @@ class Outcome:
     not observed."""
     is_from_owner: bool = False  # whether the owner wrote the layout that is active
 
+    @property
+    def message(self) -> str:
+        """The description with the remedy, as it is published."""
+        text = f"{messages.with_full_stop(self.description)} {self.remedy}".rstrip()
+        return messages.fit(text, messages.LONGEST_BYTES)
+
 
 def failure(
     reason: errors.Reason,
-    message: str,
+    description: str,
     *,
     should_retry: bool | None = None,
     keeps_taint: bool = False,
@@ -38,11 +46,11 @@ def failure(
 
     Without ``should_retry`` and ``remedy`` it has those of the reason.
     """
-    text = f"{messages.with_full_stop(message)} {remedy or reason.remedy}".rstrip()
     return Outcome(
         state=model.State.FAILED,
         reason=reason,
-        message=messages.fit(text, messages.LONGEST_BYTES),
+        description=description,
+        remedy=remedy or reason.remedy,
         should_retry=reason.is_transient if should_retry is None else should_retry,
         keeps_taint=keeps_taint,
     )

@@ -84,10 +84,7 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
     if not decision.gpus:
         return outcome, decision
     begin(job, decision)
-    # The reset is the remedy.
-    why = outcome.message.removesuffix(outcome.reason.remedy).rstrip()
-    message = messages.fit(f"{why} {decision.note}", messages.LONGEST_BYTES)
-    return dataclasses.replace(outcome, message=message, should_retry=True), decision
+    return dataclasses.replace(outcome, remedy=decision.note, should_retry=True), decision
 
 
 def decide(
@@ -154,8 +151,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     def problem(uuid: str) -> str:
         if outcome.state is model.State.FAILED:
             # The remedy is about the layout.
-            why = outcome.message.removesuffix(outcome.reason.remedy).rstrip(" .")
-            return messages.fit(why, requests.LONGEST_PROBLEM)
+            return messages.fit(outcome.description.rstrip(" ."), requests.LONGEST_PROBLEM)
         gpu = after.get(uuid)
         return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable"
 
@@ -190,8 +186,7 @@ def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) ->
         for each in record.repairs
         if each.problem and each.gpu in faulty
     )
-    message = messages.fit(outcome.message + failed, messages.LONGEST_BYTES)
-    return dataclasses.replace(outcome, message=message)
+    return dataclasses.replace(outcome, description=outcome.description + failed)
 
 
 def _left_to_others(shared: jobs.Shared) -> str:

@@ -85,7 +85,7 @@ def success(
     return outcomes.Outcome(
         state=model.State.SUCCESS,
         reason=reason,
-        message=f"Layout {published.title} {what}.{more}{missing}",
+        description=f"Layout {published.title} {what}.{more}{missing}",
         verified_gpus=gpus,
         is_from_owner=is_from_owner,
     )

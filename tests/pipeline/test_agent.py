@@ -129,7 +129,7 @@ class Pipeline(reconcile.Reconciler):
         is_good = answer is Reason.APPLIED
         state = model.State.SUCCESS if is_good else model.State.FAILED
         return outcomes.Outcome(
-            state=state, reason=answer, message="", should_retry=answer.is_transient
+            state=state, reason=answer, description="", should_retry=answer.is_transient
         )
 
 
