@@ -154,17 +154,16 @@ class _LockedChange:
     """
 
     def run(self, observed: model.ObservedGpus) -> plans.Applied:
-        has_hooks = bool(self.points.load())
         with contextlib.ExitStack() as stack:
             check: Callable[[], object] = tuple
             try:
                 outside = self._outside(observed)
                 first = self._plan(observed, outside)
-                if has_hooks or not first.plan.is_empty:
+                if self.points.has_hooks or not first.plan.is_empty:
                     self.points.require(first.plan)
                     check = stack.enter_context(self.deps.uninterrupted())
                     stack.enter_context(self.points.around(check))
-                if has_hooks:
+                if self.points.has_hooks:
                     # Hooks may change the GPUs.
                     after = self.deps.gpus.observe()
                     outside = self._outside(after)

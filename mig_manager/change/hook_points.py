@@ -40,13 +40,18 @@ class HookPoints:
         """Whether the hooks of ``apply-exit`` were run, and may have failed."""
         return hook_files.Point.APPLY_EXIT in self._passed
 
-    def load(self) -> hook_files.Table:
-        """Return the hooks; the first call reads the file.
+    def load(self) -> None:
+        """Read the hooks file, if no call has read it yet.
 
         Raises:
             ConfigError: The file cannot be read or is invalid.
         """
-        return self._table
+        _ = self._table
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the file has hooks at any point; the first call reads it."""
+        return bool(self._table)
 
     @functools.cached_property
     def _table(self) -> hook_files.Table:

@@ -385,7 +385,7 @@ def test_xml_with_gaps_warnings_and_odd_names_is_parsed() -> None:
     text = f"<gpu><uuid>GPU-1</uuid><processes>{named}</processes></gpu></nvidia_smi_log>"
 
     (status,) = gpu_reset.parse(f"<nvidia_smi_log>{text}\nWARNING: infoROM\n")
-    assert status == gpu_reset.GpuStatus(
+    assert status == gpu_reset.SmiStatus(
         uuid="GPU-1",
         minor=None,
         is_pending=False,

@@ -34,8 +34,8 @@ _log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuStatus:
-    """A GPU as ``nvidia-smi`` sees it."""
+class SmiStatus:
+    """The state of a GPU, as ``nvidia-smi`` shows it."""
 
     uuid: str
     minor: int | None
@@ -48,7 +48,7 @@ class GpuStatus:
     """Name and pid of the processes with a context, by pid."""
 
 
-def parse(document: str) -> tuple[GpuStatus, ...]:
+def parse(document: str) -> tuple[SmiStatus, ...]:
     """Parse the XML of some GPUs; none if it is malformed."""
     # Warnings, for example about a corrupt infoROM, follow the document.
     document, end, _ = document.partition(_END)
@@ -60,7 +60,7 @@ def parse(document: str) -> tuple[GpuStatus, ...]:
     return tuple(map(_status, root.findall("gpu")))
 
 
-def _status(gpu: ET.Element) -> GpuStatus:
+def _status(gpu: ET.Element) -> SmiStatus:
     def text(element: ET.Element, path: str) -> str:
         return (element.findtext(path) or "").strip()
 
@@ -71,7 +71,7 @@ def _status(gpu: ET.Element) -> GpuStatus:
         if (pid := text(each, "pid")).isdecimal():
             name = messages.printable(steps.program_name(text(each, "process_name")) or "process")
             processes[int(pid)] = f"{name} (pid {pid})"
-    return GpuStatus(
+    return SmiStatus(
         uuid=text(gpu, "uuid"),
         minor=int(minor) if minor.isdecimal() else None,
         is_pending=bool(current and pending) and current != pending,
@@ -144,7 +144,7 @@ class SmiReset:
             max_output_bytes=_MAX_BYTES,
         )
 
-    def _query(self, gpus: Sequence[model.Gpu]) -> Mapping[str, GpuStatus]:
+    def _query(self, gpus: Sequence[model.Gpu]) -> Mapping[str, SmiStatus]:
         """Query GPUs by UUID, and check that the tool shows the same GPUs."""
         if not gpus:
             return {}
@@ -158,7 +158,7 @@ class SmiReset:
             )
         return statuses
 
-    def _require_free(self, gpu: model.Gpu, status: GpuStatus, *, is_repair: bool) -> None:
+    def _require_free(self, gpu: model.Gpu, status: SmiStatus, *, is_repair: bool) -> None:
         if status.has_instances and not is_repair:
             raise _with_instances(gpu)
         if users := self._users(gpu, status, ignore=steps.RELEASING_DAEMONS):
@@ -171,7 +171,7 @@ class SmiReset:
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _users(
-        self, gpu: model.Gpu, status: GpuStatus, *, ignore: Sequence[str] = ()
+        self, gpu: model.Gpu, status: SmiStatus, *, ignore: Sequence[str] = ()
     ) -> list[str]:
         processes = procfs.gpu_processes(self.proc, ignore=(os.getpid(),))
         drm = procfs.drm_nodes(self.proc, gpu.pci_address)

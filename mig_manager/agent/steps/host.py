@@ -112,7 +112,7 @@ def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
         Superseded: Another layout is requested; ``apply-exit`` must run if a hook was running.
     """
     job.hooks.require(plan)
-    if not job.hooks.load():
+    if not job.hooks.has_hooks:
         return
     is_exit_pending = job.journal.entries.exit_hook
     job.journal.enter(model.Phase.RESOLVE, "running the apply-start hooks", exit_hook=True)
