@@ -214,6 +214,29 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
     assert rig.clock.now_s < (20 if is_late else 10)
 
 
+@pytest.mark.parametrize("is_bound_late", [False, True], ids=["before", "after the taint"])
+@pytest.mark.parametrize(("is_admitted", "stays"), [(False, True), (True, False)])
+def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
+    *, is_admitted: bool, stays: bool, is_bound_late: bool
+) -> None:
+    """While its watch is broken, kubelet sees no new pod."""
+    rig = scenes.busy_node()
+    uids: list[str] = []
+
+    def live() -> None:
+        if not uids and (rig.has_hold_taint or not is_bound_late):
+            uids.append(starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=10.0))
+            rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=is_admitted)
+        elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
+            rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=True)
+
+    rig.on_call = live
+    assert_ends(rig, Reason.APPLIED)
+
+    assert (uids[0] in rig.pods) is stays
+    assert rig.log.count("workloads.evict") == 1 + (not stays)
+
+
 @pytest.mark.parametrize(
     ("resource", "stays"),
     [

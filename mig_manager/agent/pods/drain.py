@@ -146,8 +146,10 @@ class Drain:
         """
         now_s = self.evictions.clock.monotonic()
         undecided = self.order.undecided_pods(now)
-        since_s = [seen_s.setdefault(pod.uid, now_s) for pod in undecided]
-        is_any_new = any(now_s < each_s + orders.LISTED_WITHIN_S for each_s in since_s)
+        until_s = [
+            seen_s.setdefault(pod.uid, now_s) + orders.listed_within_s(pod) for pod in undecided
+        ]
+        is_any_new = any(now_s < each_s for each_s in until_s)
         return bool(undecided and now.no_answer) or is_any_new
 
     def _new_deadline_s(self) -> float:

@@ -45,15 +45,18 @@ def wait_for_usage(
         sleep=cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
-    listed_s = math.inf
+    answered_s = math.inf
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
         usage = _usage_now(deps, gpus)
         undecided = find_undecided(usage)
+        now_s = deps.clock.monotonic()
         if not usage.why_incomplete:
-            listed_s = min(listed_s, deps.clock.monotonic() + orders.LISTED_WITHIN_S)
-        if is_last or not undecided or deps.clock.monotonic() >= listed_s:
+            answered_s = min(answered_s, now_s)
+        if is_last or not undecided:
+            break
+        if now_s >= answered_s + max(map(orders.listed_within_s, undecided)):
             break
     if undecided and usage.why_incomplete:
         names = messages.listed([pod.key for pod in undecided])
