@@ -6,6 +6,7 @@ import math
 import pytest
 
 from mig_manager.core import steps
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import changes
 from tests.node import fakes, scenes
@@ -235,6 +236,28 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
 
     assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
+
+
+def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
+    """Without the plugin, kubelet refuses them for good: UnexpectedAdmissionError."""
+    rig = scenes.busy_node()
+    uids: list[str] = []
+
+    def live() -> None:
+        if rig.has_hold_taint and not uids:
+            resource = {"nvidia.com/mig-1g.5gb": 1}
+            uids.append(
+                rig.add_pod("bound", phase="Pending", gpu_resources=resource, is_admitted=False)
+            )
+        elif uids and not (pod := rig.pods[uids[0]]).is_admitted and rig.clock.now_s > 4:
+            is_refused = rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
+            phase = "Failed" if is_refused else "Running"
+            rig.pods[uids[0]] = dataclasses.replace(pod, is_admitted=True, phase=phase)
+
+    rig.on_call = live
+    assert_ends(rig, Reason.APPLIED)
+
+    assert rig.pods[uids[0]].phase == "Running"
 
 
 @pytest.mark.parametrize(

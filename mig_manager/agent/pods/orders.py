@@ -9,9 +9,9 @@ from mig_manager.core.node import client_table, gpu_use, pod_object
 
 LISTED_WITHIN_S = 3.0
 """How long kubelet may take to list the devices of a pod that was just bound."""
-_ADMITTED_WITHIN_S = 20.0
-"""How long it may take before it has admitted the pod: while its watch is broken, it sees no new
-pod, and it watches again with a backoff."""
+ADMITTED_WITHIN_S = 20.0
+"""How long kubelet may take to admit such a pod: while its watch is broken, it sees no new pod,
+and it watches again with a backoff."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,4 +73,4 @@ class Order:
 
 def listed_within_s(pod: pod_object.Pod) -> float:
     """Return how long kubelet may take to list the devices of a pod, once we have seen the pod."""
-    return LISTED_WITHIN_S if pod.is_admitted else _ADMITTED_WITHIN_S
+    return LISTED_WITHIN_S if pod.is_admitted else ADMITTED_WITHIN_S

@@ -12,7 +12,7 @@ from mig_manager.agent import jobs, run_journal
 from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
 from mig_manager.agent.steps import preparing
 from mig_manager.core import messages, model
-from mig_manager.core.node import node_object, pod_object, well_known
+from mig_manager.core.node import node_object, pod_object, resources, well_known
 
 
 def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
@@ -92,7 +92,7 @@ def pause_clients(
     paused = pausing.pause(
         job,
         change.plan,
-        pods,
+        _await_admission(job, pods),
         change.order.extra_clients,
         surveyed=change.usage.pods,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
@@ -103,6 +103,30 @@ def pause_clients(
         pod_drain.require_done(change.usage)
     job.cancel.check()
     return paused
+
+
+def _await_admission(
+    job: jobs.Job, pods: tuple[pod_object.Pod, ...]
+) -> tuple[pod_object.Pod, ...]:
+    """Wait until kubelet has admitted the pods that were bound before the taint; return the pods.
+
+    Without the device plugin kubelet refuses them, and they fail: ``UnexpectedAdmissionError``.
+    """
+    latest = pods
+
+    def find_waiting(pods: tuple[pod_object.Pod, ...]) -> list[pod_object.Pod]:
+        nonlocal latest
+        latest = pods
+        return [
+            pod
+            for pod in pods
+            if not (pod.is_admitted or pod.is_finished or pod.is_terminating)
+            and any(map(resources.is_device_or_shared, pod.gpu_resources))
+        ]
+
+    if find_waiting(pods):
+        job.until_solved(find_waiting, orders.ADMITTED_WITHIN_S)
+    return latest
 
 
 def drain_whole_node(
