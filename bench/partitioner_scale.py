@@ -249,7 +249,7 @@ class Decider:
         pending = self._watched.pending
         seen = partitioned.with_pods(self._watched.nodes.values(), self._watched.requests)
         nodes = self._own_clock.dated(seen, now=now)
-        likely = self._watched.arrivals.expected(0.0, _LIMITS.prepare_for_s)
+        likely = self._watched.arrivals.expected(0.0, _LIMITS.prepare_for_s, nodes)
         decision = partitioning.decide(
             nodes,
             pending,

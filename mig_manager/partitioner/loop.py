@@ -205,7 +205,7 @@ class Partitioner:
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
         nodes, pending = self._observe(began_s, now)
-        likely = self._likely(began_s)
+        likely = self._likely(began_s, nodes)
         decision = partitioning.decide(
             nodes,
             pending,
@@ -274,11 +274,14 @@ class Partitioner:
         begin = min(pod.created_at, now) if is_first and pod.created_at else now
         return self._term.pending_since.get(pod.uid, begin)
 
-    def _likely(self, now_s: float) -> tuple[demand.Pending, ...]:
+    def _likely(
+        self, now_s: float, nodes: tuple[partitioned.PartitionedNode, ...]
+    ) -> tuple[demand.Pending, ...]:
         """Return the pods to prepare for; none if nothing that is recommended is carried out."""
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
             return ()
-        return self._cluster.arrivals.expected(now_s, self._settings.limits.prepare_for_s)
+        within_s = self._settings.limits.prepare_for_s
+        return self._cluster.arrivals.expected(now_s, within_s, nodes)
 
     def _mark_unusable(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
         """Mark a node that the partitioner must not change."""

@@ -1,6 +1,8 @@
 """Which pods are expected after recent arrivals."""
 
-from mig_manager.core.partitioning import arrivals, demand
+import pytest
+
+from mig_manager.core.partitioning import arrivals, demand, partitioned
 
 _SMALL = ("nvidia.com/mig-1g.5gb", 1)
 _LARGE = ("nvidia.com/mig-7g.40gb", 2)
@@ -14,7 +16,7 @@ def after(*times_s: tuple[tuple[str, int], float]) -> arrivals.Arrivals:
 
 
 def expected(known: arrivals.Arrivals, now_s: float, within_s: float) -> list[tuple[str, int]]:
-    return [each for pod in known.expected(now_s, within_s) for each in pod.needs.amounts]
+    return [each for pod in known.expected(now_s, within_s, ()) for each in pod.needs.amounts]
 
 
 def test_the_most_likely_pods_are_expected_first() -> None:
@@ -22,7 +24,7 @@ def test_the_most_likely_pods_are_expected_first() -> None:
 
     assert expected(known, 30, 150) == [_SMALL, _LARGE]
     assert expected(known, 30, 400) == [_SMALL, _SMALL, _LARGE, _SMALL]
-    assert [pod.uid for pod in known.expected(30, 150)] == ["0000", "0001"]
+    assert [pod.uid for pod in known.expected(30, 150, ())] == ["0000", "0001"]
 
 
 def test_fewer_pods_are_expected_the_longer_none_arrives() -> None:
@@ -46,4 +48,29 @@ def test_as_many_pods_are_expected_as_arrive_in_a_large_cluster() -> None:
 
     # 0.16 a second after ten minutes: 9.5 in the mean, 12 with a probability of 20 %.
     assert expected(known, 600, 60) == [_SMALL] * 12
-    assert len(known.expected(600, 1e9)) == 500
+    assert len(known.expected(600, 1e9, ())) == 500
+
+
+def tolerating(key: str) -> tuple[demand.Toleration, ...]:
+    return (demand.Toleration(key=key, operator="Exists", value="", effect=""),)
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "count"), [(tolerating("team"), 1), (tolerating("gpu"), 0)]
+)
+def test_pods_count_together_if_they_may_use_the_same_nodes(
+    tolerations: tuple[demand.Toleration, ...], count: int
+) -> None:
+    taint = demand.Taint(key="gpu", value="", effect="NoSchedule")
+    nodes = [
+        partitioned.PartitionedNode(
+            name=name, version="1", labels={}, taints=taints, allocatable=(), is_opted_in=True
+        )
+        for name, taints in (("a", ()), ("b", (taint,)))
+    ]
+    known = arrivals.Arrivals()
+    known.add(demand.Needs(amounts=(_SMALL,)), 0)
+    known.add(demand.Needs(amounts=(_SMALL,), tolerations=tolerations), 0)
+
+    # Each alone has a probability of 15 %, both together 28 %.
+    assert len(known.expected(0, 100, nodes)) == count

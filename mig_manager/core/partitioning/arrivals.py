@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import math
+from collections.abc import Sequence
 
-from mig_manager.core.partitioning import demand
+from mig_manager.core.partitioning import demand, exclusions, node_sets, partitioned
 
 _MEMORY_S = 600.0
 """After this time an arrival counts for a third."""
@@ -37,16 +38,25 @@ class Arrivals:
             if now_s > self._present_s + _MEMORY_S:
                 self._forget(now_s)
 
-    def expected(self, now_s: float, within_s: float) -> tuple[demand.Pending, ...]:
+    def expected(
+        self, now_s: float, within_s: float, nodes: Sequence[partitioned.PartitionedNode]
+    ) -> tuple[demand.Pending, ...]:
         """Return the pods that likely arrive within a time, the most likely first.
 
-        Arrivals are independent of each other (Poisson).
+        Pods that request equal devices and may use equal nodes are alike. Arrivals are
+        independent of each other (Poisson).
         """
         with self._lock:
-            rates = self._forget(now_s)
+            present = self._forget(now_s)
+        excluding, rates = exclusions.Exclusions(nodes), dict[object, float]()
+        alike: dict[object, demand.Needs] = {}
+        for needs, (rate, _) in present.items():
+            key: object = needs.amounts, node_sets.union(excluding.of(needs).values())
+            alike.setdefault(key, needs)
+            rates[key] = rates.get(key, 0.0) + rate
         likely: list[tuple[float, demand.Amounts, demand.Needs]] = []
-        for needs, (rate, _) in rates.items():
-            mean = rate * within_s
+        for key, needs in alike.items():
+            mean = rates[key] * within_s
             exactly = fewer = math.exp(-mean)
             for count in range(1, _MOST_EXPECTED + 1):
                 if 1 - fewer < _LEAST_PROBABILITY:

@@ -274,7 +274,7 @@ class _Run:
         now = self._time()
         nodes = [node.published() for node in self._nodes.values()]
         pending = [job.pod for job in self._pending.values()]
-        likely = self._arrivals.expected(self._now_s, limits.prepare_for_s)
+        likely = self._arrivals.expected(self._now_s, limits.prepare_for_s, nodes)
         decision = partitioning.decide(
             nodes,
             pending,
