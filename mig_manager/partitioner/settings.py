@@ -98,8 +98,8 @@ class PartitionerSettings:
         )
     )
     prepare_for_s: float | None = options.seconds(
-        "keep devices ready for the pods that recent arrivals make likely within this time; 0: "
-        "none",
+        "keep devices ready for the pods that recent arrivals make likely within this time for "
+        "each slice of their largest device; 0: none",
         default=None,
         default_text=f"{decisions.PREPARE_FOR_S:g}, without --base-layout",
     )

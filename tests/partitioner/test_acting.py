@@ -130,7 +130,7 @@ def test_devices_are_ready_for_a_pod_like_those_that_came_before(rig: Rig) -> No
     rig.add_node(layout="1g.5gb")
     rig.add_pods("p0", profile="7g.40gb")
     rig.bind("p0", "n1")
-    own = rig.replica(prepare_for_s="240")
+    own = rig.replica(prepare_for_s="35")
     rig.pass_time(TERM_S, own)
     rig.end("p0", "Succeeded")
     rig.pass_time(TERM_S, own)

@@ -72,7 +72,7 @@ def test_recommendations_are_summed_up_every_hour(rig: Rig) -> None:
 
 def test_nothing_is_recommended_for_pods_that_are_only_likely(rig: Rig) -> None:
     rig.add_node(layout="1g.5gb")
-    own = rig.replica(mode="recommend", prepare_for_s="240")
+    own = rig.replica(mode="recommend", prepare_for_s="35")
     rig.pass_time(TERM_S, own)
 
     rig.add_pods("p1", profile="7g.40gb")

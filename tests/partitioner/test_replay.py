@@ -31,7 +31,7 @@ def test_text_has_waits_by_profile_and_namespace_beside_present_layouts(
     assert answer.status == 0, answer.err
     lines = [" ".join(line.split()) for line in answer.out.splitlines()]
     assert lines[0].startswith("2026-03-01 12:00:00Z to 2026-03-01 12:38:20Z: 9 pods, 0 of them")
-    assert "partitioner 9 of 9 2 s 8 s 2 0 10 s" in lines
+    assert "partitioner 9 of 9 2 s 8 s 3 0 15 s" in lines
     assert "present layouts 7 of 9 4.8 min -" in lines
     assert "as it was 9 of 9 10 s 1.5 min" in lines
     assert "1x 7g.40gb 1 of 1 8 s 8 s 0 placed, mean 38.0 min" in lines
@@ -48,7 +48,7 @@ def test_json_has_changes_tainted_time_and_every_generated_layout(
     assert list(found)[:3] == ["partitioner", "present layouts", "as it was"]
     assert {"all-1g.5gb", "all-7g.40gb", "all-balanced"} <= found.keys()
     own = found["partitioner"]
-    assert (own["changes"], own["refused"], own["tainted_s"]) == (2, 0, 10)
+    assert (own["changes"], own["refused"], own["tainted_s"]) == (3, 0, 15)
     assert own["by_profile"]["1x 1g.5gb"] == {"pods": 7, "placed": 7, "mean_s": 0.0, "p95_s": 0.0}
     assert own["by_namespace"]["ci"]["placed"] == 1
     assert found["present layouts"]["by_namespace"]["ci"]["placed"] == 0

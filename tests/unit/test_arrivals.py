@@ -22,17 +22,18 @@ def expected(known: arrivals.Arrivals, now_s: float, within_s: float) -> list[tu
 def test_the_most_likely_pods_are_expected_first() -> None:
     known = after(*((_SMALL, at_s) for at_s in (0, 10, 20)), (_LARGE, 20))
 
-    assert expected(known, 30, 150) == [_SMALL, _LARGE]
-    assert expected(known, 30, 400) == [_SMALL, _SMALL, _LARGE, _SMALL]
-    assert [pod.uid for pod in known.expected(30, 150, ())] == ["0000", "0001"]
+    # The time of a device with seven slices is seven times as long.
+    assert expected(known, 30, 60) == [_LARGE, _SMALL]
+    assert expected(known, 30, 150) == [_LARGE, _LARGE, _SMALL, _LARGE]
+    assert [pod.uid for pod in known.expected(30, 60, ())] == ["0000", "0001"]
 
 
 def test_fewer_pods_are_expected_the_longer_none_arrives() -> None:
     known = after((_LARGE, 0))
 
-    assert expected(known, 0, 240) == [_LARGE]
-    assert expected(known, 900, 240) == []
-    assert expected(known, 900, 1200) == [_LARGE]
+    assert expected(known, 0, 35) == [_LARGE]
+    assert expected(known, 900, 35) == []
+    assert expected(known, 900, 175) == [_LARGE]
     assert expected(known, 9000, 1e9) == []
 
 

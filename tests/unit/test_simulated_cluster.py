@@ -41,7 +41,8 @@ def test_pods_wait_for_the_devices_of_a_fixed_layout() -> None:
 
 
 def test_a_pod_gets_its_devices_by_a_change_of_the_node() -> None:
-    result = simulated([job("p", "3g.20gb", 0, 10, 2)], _NODE, decisions.PartitionerLimits())
+    limits = decisions.PartitionerLimits(prepare_for_s=0.0)
+    result = simulated([job("p", "3g.20gb", 0, 10, 2)], _NODE, limits)
 
     times = simulated_cluster.SimulatedTimes()
     assert result.waits == {"p": times.quiet_s + times.begin_s + times.change_s}

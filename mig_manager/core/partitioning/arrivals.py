@@ -41,10 +41,11 @@ class Arrivals:
     def expected(
         self, now_s: float, within_s: float, nodes: Sequence[partitioned.PartitionedNode]
     ) -> tuple[demand.Pending, ...]:
-        """Return the pods that likely arrive within a time, the most likely first.
+        """Return the pods that likely arrive within a time for each slice, most likely first.
 
-        Pods that request equal devices and may use equal nodes are alike. Arrivals are
-        independent of each other (Poisson).
+        The slices are those of a pod's largest device: the larger it is, the more pods must end
+        before a GPU has room again. Pods that request equal devices and may use equal nodes are
+        alike. Arrivals are independent of each other (Poisson).
         """
         with self._lock:
             present = self._forget(now_s)
@@ -56,12 +57,13 @@ class Arrivals:
             rates[key] = rates.get(key, 0.0) + rate
         likely: list[tuple[float, demand.Amounts, demand.Needs]] = []
         for key, needs in alike.items():
-            mean = rates[key] * within_s
+            slices = max((profile.gpu_slices for profile in needs.profiles), default=1)
+            mean = rates[key] * within_s * slices
             exactly = fewer = math.exp(-mean)
             for count in range(1, _MOST_EXPECTED + 1):
                 if 1 - fewer < _LEAST_PROBABILITY:
                     break
-                likely.append((fewer, needs.amounts, needs))
+                likely.append((count / mean, needs.amounts, needs))
                 exactly *= mean / count
                 fewer += exactly
         likely.sort(key=lambda each: each[:2])
