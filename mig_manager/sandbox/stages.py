@@ -227,13 +227,19 @@ class Stage:
 
     def wait_for_end(self, layout: str) -> model.State:
         """Wait for the end of a run for ``layout``, and return its state."""
+        return model.State(str(self.wait_for_status(layout)["state"]))
+
+    def wait_for_status(self, layout: str) -> Mapping[str, Any]:
+        """Wait for the end of a run for ``layout``; return its status, which a retry replaces."""
+        status: Mapping[str, Any] = {}
 
         def has_ended() -> bool:
+            nonlocal status
             status = self.status()
             return status.get("config") == layout and "finishedAt" in status
 
         self.wait(has_ended, f"end of the run for {layout}", timeout_s=120.0)
-        return model.State(str(self.status()["state"]))
+        return status
 
     def guard(self, selector: Mapping[str, Any]) -> None:
         """Create a PodDisruptionBudget that allows no eviction of the selected pods."""

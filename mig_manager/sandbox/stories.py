@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
@@ -66,8 +67,8 @@ def _play_one_slice(stage: stages.Stage, layout: str, say: Callable[[str], None]
 
 def _play_refusal(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod(), stage.gpus.observe()
-    state = _request(stage, layout, say)
-    is_refused = state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit"
+    status = _request(stage, layout, say)
+    is_refused = _is_failed(status) and status["reason"] == "DoesNotFit"
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
     return {
         "the node's state is failed, with the reason DoesNotFit": is_refused,
@@ -85,13 +86,12 @@ def _fill_and_guard(stage: stages.Stage) -> None:
 
 def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
     before = stage.devices_by_pod(), stage.gpus.observe()
-    state = _request(stage, layout, say)
-    status = stage.status()
+    status = _request(stage, layout, say)
     is_named = status["reason"] == "DrainTimeout" and stages.BUDGET in str(status["message"])
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
     blocked = {
         "the drain failed with the reason DrainTimeout and named pod and budget": (
-            state is model.State.FAILED and is_named
+            _is_failed(status) and is_named
         ),
         "pods, GPUs and device plugin are unchanged": is_untouched,
     }
@@ -130,12 +130,16 @@ def _only_evicted(
     }
 
 
-def _request(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> model.State:
-    """Request a layout as a person does; return the state at the end of the run."""
+def _is_failed(status: Mapping[str, Any]) -> bool:
+    return bool(status["state"] == model.State.FAILED.value)
+
+
+def _request(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """Request a layout as a person does; return the status at the end of the run."""
     label = f"{well_known.CONFIG_LABEL}={layout}"
     say(f"kubectl label node {stages.NODE_NAME} {label} --overwrite")
     stage.label(layout)
-    return stage.wait_for_end(layout)
+    return stage.wait_for_status(layout)
 
 
 def _play_fault(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:

@@ -332,8 +332,8 @@ with open({str(starts)!r}, "a") as file:
 sys.exit(3)
 """)
     with watching(command, restarts=timing.Backoff(first_s=0.05, max_s=0.4, factor=2.0)) as rig:
-        waiting.until(lambda: starts.exists() and starts.read_text().count("\n") == 5)
-    times = list(map(float, starts.read_text().split()))
+        waiting.until(lambda: starts.exists() and starts.read_text().count("\n") >= 5)
+    times = list(map(float, starts.read_text().split()[:5]))
     pauses = [after - before for before, after in itertools.pairwise(times)]
     least = (0.05, 0.1, 0.2, 0.4)
     assert all(pause >= floor for pause, floor in zip(pauses, least, strict=True))

@@ -87,7 +87,7 @@ class Hosted:
         self._service.stop()
 
     def end(self) -> None:
-        self._thread.join(30)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         self.kube.close()
 

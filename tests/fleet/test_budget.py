@@ -49,7 +49,8 @@ class Contender:
         self._server = server
         self._name = name
         self._clock = host.SystemClock()
-        self._kube = api.KubeApi.at(server.url, token=name)
+        # Hundreds ask one server in one process.
+        self._kube = api.KubeApi.at(server.url, token=name, request_timeout_s=60.0)
         self._slots = leases.LeaseSlots(
             self._kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=self._clock
         )

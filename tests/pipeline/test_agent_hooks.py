@@ -76,9 +76,9 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(hooks: Hooks) -> No
     good = hooks.file.read_text()
     hooks.file.write_text(good.replace("apply-exit", "apply-end"))
     with stage(hooks) as rig:
-        rig.assert_ends(LAYOUT, model.State.FAILED)
-        assert rig.status()["reason"] == "InvalidConfig"
-        assert f"{hooks.file}:17:3: unexpected key 'apply-end'" in rig.status()["message"]
+        status = rig.failure(LAYOUT)
+        assert status["reason"] == "InvalidConfig"
+        assert f"{hooks.file}:17:3: unexpected key 'apply-end'" in status["message"]
 
         hooks.write()
 

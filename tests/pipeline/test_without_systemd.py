@@ -53,8 +53,7 @@ def run(*options: str) -> str:
     """Have an agent with these options request a layout once; return the reason it ends with."""
     with agent_stage.Stage("2xH100-SXM5-80GB", *options, has_library=True) as stage:
         stage.label(LAYOUT)
-        stage.wait_for_end(LAYOUT)
-        return str(stage.status()["reason"])
+        return str(stage.wait_for_status(LAYOUT)["reason"])
 
 
 def with_host_services(folder: pathlib.Path, listed: str) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
     with fresh.started(*argv) as process:
         waiting.until(lambda: fresh.is_hung)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
 
     assert not fresh.journal.exists()
 
@@ -244,7 +244,7 @@ def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
             process.send_signal(number)
         else:
             pair.state.remove_client(client)
-        assert process.wait(60) == (-number if number else 0)
+        assert process.wait(120) == (-number if number else 0)
 
     assert (pair.shape == before) is bool(number)
     assert not pair.journal.exists()

@@ -60,6 +60,6 @@ def test_sigterm_ends_an_agent_that_is_still_importing(
     with first_process("agent", "--node-name", "n1", path=tmp_path) as outside:
         waiting.until(reached.exists)
         os.kill(child_of(outside), signal.SIGTERM)
-        status = outside.wait(timeout=30)
+        status = outside.wait(timeout=120)
 
     assert status == 128 + signal.SIGTERM

@@ -139,15 +139,18 @@ class Stage(stages.Stage):
         change = {"metadata": {"labels": named, "annotations": annotations or {}}}
         self.cluster.patch(cluster_view.WatchedKind.NODE, self.node(), change)
 
-    def assert_ends(self, layout: str, state: model.State = model.State.SUCCESS) -> None:
-        """Request a layout, and wait for its end."""
+    def assert_ends(
+        self, layout: str, state: model.State = model.State.SUCCESS
+    ) -> Mapping[str, Any]:
+        """Request a layout; return the status at its end, which a retry may replace at once."""
         self.label(layout)
-        assert self.wait_for_end(layout) is state, self.status()
+        status = self.wait_for_status(layout)
+        assert status["state"] == state.value, status
+        return status
 
     def failure(self, layout: str) -> Mapping[str, Any]:
         """Request a layout that must fail; return the status when it has."""
-        self.assert_ends(layout, model.State.FAILED)
-        return self.status()
+        return self.assert_ends(layout, model.State.FAILED)
 
     def remaining(self, *, is_stopped: bool = False) -> list[str]:
         """Return what a change has left on the node; nothing, if all is well.
