@@ -1,4 +1,4 @@
-"""The Kubernetes API; only ``api`` imports the official client.
+"""The Kubernetes API; only ``api`` and ``credentials`` import the official client.
 
 The client's package files import all the rest of it, which is 16 MB and 150 ms of CPU: generated
 models on pydantic, OAuth on requests, a second client on aiohttp. They run at their first use,

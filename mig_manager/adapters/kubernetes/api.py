@@ -7,27 +7,23 @@ servers. Its retries are off: it would repeat a POST, and could not be interrupt
 
 import contextlib
 import dataclasses
+import functools
 import http
-import logging
 import math
-import os
-import pathlib
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import kubernetes.client.configuration
 import kubernetes.client.exceptions
 import kubernetes.client.rest
-import kubernetes.config.config_exception
-import kubernetes.config.incluster_config
 import tenacity
 import urllib3
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import kube_config, responses
+from mig_manager.adapters.kubernetes import credentials, responses
 from mig_manager.core import timing
 from mig_manager.core.node import api_values, rights
 
@@ -129,33 +125,7 @@ class KubeApi:
         """
         configuration = Configuration()
 
-        def load() -> None:
-            try:
-                if kubeconfig is None:
-                    kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-                else:
-                    with _failed_programs_raised():
-                        kube_config().load_kube_config(
-                            kubeconfig, client_configuration=configuration, persist_config=False
-                        )
-            except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
-                where = (
-                    f"kubeconfig {kubeconfig}"
-                    if kubeconfig
-                    else "no kubeconfig, and not in a pod of a cluster"
-                )
-                paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
-                is_missing = paths and not any(
-                    pathlib.Path(p).expanduser().exists() for p in paths
-                )
-                # The loader uses what it parsed as it is.
-                text = "not a kubeconfig" if isinstance(error, TypeError) else str(error)
-                why = "no such file" if is_missing else " ".join(text.split()).rstrip(".")
-                raise errors.UsageError(
-                    f"no credentials for a Kubernetes API: {where}: {why}",
-                    remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG.",
-                ) from None
-
+        load = functools.partial(credentials.load, configuration, kubeconfig)
         load()
         limit = timing.TokenBucket(burst=_BURST, pause_s=1 / _REQUESTS_PER_S)
         return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
@@ -386,23 +356,3 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     requested_s = error.retry_after_s if isinstance(error, responses.ApiError) else None
     return _backoff_s(state) if requested_s is None else requested_s
-
-
-@contextlib.contextmanager
-def _failed_programs_raised() -> Iterator[None]:
-    """Raise the failure of a kubeconfig's program for credentials.
-
-    The loader logs it, and goes on without credentials
-    (``KubeConfigLoader._load_from_exec_plugin`` of kubernetes.config.kube_config).
-    """
-
-    def refuse(record: logging.LogRecord) -> NoReturn:
-        message = record.getMessage().removeprefix("exec: ")
-        raise kubernetes.config.config_exception.ConfigException(f"exec: {message}")
-
-    logger = logging.getLogger()
-    logger.addFilter(refuse)
-    try:
-        yield
-    finally:
-        logger.removeFilter(refuse)

@@ -1,0 +1,68 @@
+"""Find a cluster and the credentials for it: by a kubeconfig file, or as a pod."""
+
+import contextlib
+import logging
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import NoReturn
+
+import kubernetes.client.configuration
+import kubernetes.config.config_exception
+import kubernetes.config.incluster_config
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import kube_config
+
+
+def load(
+    configuration: kubernetes.client.configuration.Configuration, kubeconfig: str | None
+) -> None:
+    """Load them into a configuration, from a kubeconfig or our pod's service account.
+
+    Raises:
+        UsageError: There is no usable configuration.
+    """
+    try:
+        if kubeconfig is None:
+            kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        else:
+            with _failed_programs_raised():
+                kube_config().load_kube_config(
+                    kubeconfig, client_configuration=configuration, persist_config=False
+                )
+    except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
+        where = (
+            f"kubeconfig {kubeconfig}"
+            if kubeconfig
+            else "no kubeconfig, and not in a pod of a cluster"
+        )
+        paths = kubeconfig.split(os.pathsep) if kubeconfig else ()
+        is_missing = paths and not any(pathlib.Path(p).expanduser().exists() for p in paths)
+        # The loader uses what it parsed as it is.
+        text = "not a kubeconfig" if isinstance(error, TypeError) else str(error)
+        why = "no such file" if is_missing else " ".join(text.split()).rstrip(".")
+        raise errors.UsageError(
+            f"no credentials for a Kubernetes API: {where}: {why}",
+            remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG.",
+        ) from None
+
+
+@contextlib.contextmanager
+def _failed_programs_raised() -> Iterator[None]:
+    """Raise the failure of a kubeconfig's program for credentials.
+
+    The loader logs it, and goes on without credentials
+    (``KubeConfigLoader._load_from_exec_plugin`` of kubernetes.config.kube_config).
+    """
+
+    def refuse(record: logging.LogRecord) -> NoReturn:
+        message = record.getMessage().removeprefix("exec: ")
+        raise kubernetes.config.config_exception.ConfigException(f"exec: {message}")
+
+    logger = logging.getLogger()
+    logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(refuse)
