@@ -240,10 +240,11 @@ class MigManagerError(Exception):
     """An error with a reason, from which its remedy follows."""
 
     def __init__(
-        self, text: str, *, reason: Reason, location: Location | None = None, remedy: str = ""
+        self, problem: str, *, reason: Reason, location: Location | None = None, remedy: str = ""
     ) -> None:
-        super().__init__(text)
-        self.text = text  # the message without the location
+        super().__init__(problem)
+        self.problem = problem
+        self.additions: tuple[str, ...] = ()
         self.reason = reason
         self.location = location  # where a document is wrong, or requests the impossible
         self.own_remedy = remedy
@@ -251,13 +252,23 @@ class MigManagerError(Exception):
         self.others: tuple[str, ...] = ()  # messages of the document's later errors
 
     @property
+    def place(self) -> str:
+        """What the message is about, and begins with."""
+        return str(self.location or "")
+
+    @property
+    def text(self) -> str:
+        """The message without the place."""
+        return "; ".join((self.problem, *self.additions))
+
+    @property
     def message(self) -> str:
         """One sentence for a person, without the remedy."""
-        return f"{self.location}: {self.text}" if self.location else self.text
+        return f"{self.place}: {self.text}" if self.place else self.text
 
     def add(self, more: str) -> None:
         """Append to the message."""
-        self.text = f"{self.text}; {more}"
+        self.additions += (more,)
 
     def __str__(self) -> str:
         return self.message
@@ -338,6 +349,18 @@ class HardwareError(MigManagerError):
         self.operation = operation  # the NVML function, such as ``nvmlDeviceCreateGpuInstance``
         self.gpu = gpu  # index and UUID as text; empty if no GPU is concerned
         self.code = code  # the NVML return value; None if NVML was not called
+        self._place = ""
+
+    @property
+    def place(self) -> str:
+        """The GPU that the message is about, if it begins with it."""
+        return self._place
+
+    def begin_with(self, gpu: str, *, doing: str = "") -> None:
+        """Begin the message with its GPU and the failed action."""
+        self.gpu = self._place = gpu
+        if doing:
+            self.problem = f"{doing}: {self.problem}"
 
 
 class GpuInUseError(HardwareError):

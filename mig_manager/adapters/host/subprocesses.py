@@ -329,7 +329,7 @@ def result(message: tuple[Any, Any]) -> Any:
     if failure is None:
         return value
     kind, attributes = failure
-    error: errors.MigManagerError = kind.__new__(kind, attributes["text"])
+    error: errors.MigManagerError = kind.__new__(kind, attributes["problem"])
     vars(error).update(attributes)
     raise error
 

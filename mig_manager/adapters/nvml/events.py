@@ -58,11 +58,11 @@ class MigChanges:
                 library.call(pynvml.nvmlDeviceRegisterEvents, handle, change, event_set)
                 self._uuids[_address(handle)] = uuid
             except errors.HardwareError as error:
-                refusal = library.about(f"GPU {index}", error)
+                error.begin_with(f"GPU {index}")
                 # A GPU that cannot be watched is left out; a failure of the whole driver is not.
                 if error.code in library.WHOLE_DRIVER - library.UNSUPPORTED:
-                    raise refusal from error
-                refusals.append(refusal)
+                    raise
+                refusals.append(error)
         if not self._uuids:
             no_gpu = errors.HardwareError(
                 "this node has no GPU",

@@ -70,8 +70,8 @@ class Executor:
                 except errors.HardwareError as error:
                     if error.reason is errors.Reason.IN_USE:
                         self._add_users(step, error)
-                    doing = f"cannot {steps.describe(step)}"
-                    raise library.about(name, error, doing=doing) from error
+                    error.begin_with(name, doing=f"cannot {steps.describe(step)}")
+                    raise
                 if self.on_step is not None:
                     self.on_step(self.plan.gpu_index)
             try:
@@ -79,7 +79,8 @@ class Executor:
                     return observe.update(self.known, self._open())
                 return observe.in_full(self.plan.gpu_index, self.plan.gpu_uuid, self._open())
             except errors.HardwareError as error:
-                raise library.about(name, error, doing="cannot observe the result") from error
+                error.begin_with(name, doing="cannot observe the result")
+                raise
 
     def _clear(self) -> None:
         self._by_id.clear()

@@ -113,7 +113,7 @@ class NvmlGpus:
                 uuid=plan.gpu_uuid,
                 reason=error.reason,
                 code=error.code,
-                message=error.message.removeprefix(f"{error.gpu}: "),
+                message=error.text,
             )
             return lost.identified(known) if known else lost
 
@@ -173,7 +173,8 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
             device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, known)
             existing = [*_existing(plan, device, creates), *_existing_inside(plan, device, inside)]
         except errors.HardwareError as error:
-            raise library.about(name, error, doing="cannot list its GPU instances") from error
+            error.begin_with(name, doing="cannot list its GPU instances")
+            raise
     if existing:
         raise errors.StalePlanError(f"{name} has {', '.join(existing)} already")
 
@@ -260,9 +261,9 @@ def _require_distinct(gpus: model.ObservedGpus) -> None:
 
 
 def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
-    return errors.HardwareError(
-        f"{gpu}: {gpu.message}", reason=gpu.reason, gpu=str(gpu), code=gpu.code
-    )
+    failure = errors.HardwareError(gpu.message, reason=gpu.reason, code=gpu.code)
+    failure.begin_with(str(gpu))
+    return failure
 
 
 def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
@@ -286,15 +287,15 @@ def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
 
 def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:
     first = failures[0]
-    heads: dict[str, list[str]] = {}
+    problems: dict[tuple[str, ...], list[str]] = {}
     are_alike = len({failure.reason for failure in failures}) == 1
     for failure in failures:
-        head, _, explanation = failure.message.partition("; ")
+        problem = ": ".join(filter(None, (failure.place, failure.problem)))
         # The error has the first GPU's reason; the text keeps the other reasons.
-        head = head if are_alike else f"{head} ({failure.reason.value})"
-        heads.setdefault(explanation, []).append(head)
-    # An explanation that several GPUs share is stated once.
-    parts = [part for explanation, own in heads.items() for part in (*own, explanation) if part]
+        problem = problem if are_alike else f"{problem} ({failure.reason.value})"
+        problems.setdefault(failure.additions, []).append(problem)
+    # What several GPUs share is stated once.
+    parts = [part for shared, own in problems.items() for part in (*own, *shared)]
     return errors.HardwareError(
         "; ".join(parts),
         reason=first.reason,

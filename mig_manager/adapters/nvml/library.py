@@ -146,18 +146,6 @@ def from_code(code: int, *, operation: str) -> errors.HardwareError:
     )
 
 
-def about(gpu: str, error: errors.HardwareError, *, doing: str = "") -> errors.HardwareError:
-    """Return the error with its GPU and the failed action."""
-    where = f"{gpu}: {doing}" if doing else gpu
-    return errors.HardwareError(
-        f"{where}: {error.message}",
-        reason=error.reason,
-        operation=error.operation,
-        gpu=gpu,
-        code=error.code,
-    )
-
-
 def find(roots: Iterable[str]) -> str | None:
     """Return the first library below the roots if the loader finds none; else None.
 

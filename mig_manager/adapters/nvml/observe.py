@@ -82,7 +82,8 @@ def gpu(
         is_unprivileged = handle is not None and error.reason is errors.Reason.NO_PERMISSION
         if error.code in library.WHOLE_DRIVER or is_unprivileged:
             name = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
-            raise library.about(name, error) from error
+            error.begin_with(name)
+            raise
         action = None
         if handle is not None:
             # A GPU that requires a reset may still say so.

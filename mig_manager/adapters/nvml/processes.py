@@ -88,7 +88,8 @@ def require_idle(plan: steps.Plan, files: OpenFiles, known: Mapping[str, model.G
         try:
             device = gpu_device.find(gpu.gpu_index, gpu.gpu_uuid, known.get(gpu.gpu_uuid))
         except errors.HardwareError as error:
-            raise library.about(name, error, doing="cannot find it") from error
+            error.begin_with(name, doing="cannot find it")
+            raise
         with contextlib.suppress(errors.HardwareError):
             if users := steps.blocking(gpu, _of_gpu(device.handle, files)):
                 busy.append(f"{name} is in use by {procfs.listed(users)}")
