@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from mig_manager.core import profile_name
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, gpu_selectors, layouts
 
 _UINT32 = (
     r"(0[xX](?=[0-9A-Fa-f_])(_?0)*(_?[0-9A-Fa-f]){0,8}|0[bB][01_]+|0[oO]?[0-7_]*|[1-9][0-9_]*)"
@@ -109,7 +109,9 @@ def _filter() -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any]:
-    uuid, address = (_any_case(each.pattern) for each in (layouts.UUID, layouts.ADDRESS))
+    uuid, address = (
+        _any_case(each.pattern) for each in (gpu_selectors.UUID, gpu_selectors.ADDRESS)
+    )
     return {
         "anyOf": [
             {"type": "integer", "minimum": 0},

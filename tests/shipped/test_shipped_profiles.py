@@ -12,7 +12,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, gpu_selectors, layouts
 from mig_manager.core.planner import planner
 
 PATH = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
@@ -173,7 +173,7 @@ def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:
             each.device_id
             for rule in layout.rules
             for each in rule.filters
-            if isinstance(each, layouts.DeviceFilter)
+            if isinstance(each, gpu_selectors.PciIdFilter)
         ]
         assert set(named) <= known, layout.name
         assert len(named) == len(set(named)), layout.name

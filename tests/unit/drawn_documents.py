@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, gpu_selectors, layouts
 
 SOURCE = "f.yaml"
 
@@ -89,11 +89,11 @@ PINS = st.builds(
 UINT32 = st.integers(0, 2**32 - 1)
 
 FILTERS = st.builds(
-    lambda device, subsystem: layouts.DeviceFilter(device_id=device, subsystem_id=subsystem),
+    lambda device, subsystem: gpu_selectors.PciIdFilter(device_id=device, subsystem_id=subsystem),
     UINT32,
     st.none() | UINT32,
 ) | st.sampled_from(["A100-SXM4-40GB", "NVIDIA H100*", "*", "rtx pro 6000 [a-z]*", "A?0"]).map(
-    layouts.parse_filter
+    gpu_selectors.parse_filter
 )
 
 IDENTITIES = st.uuids().map(lambda each: f"GPU-{each}") | st.tuples(

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests import contract
 from tests.unit import samples
 from tests.unit.rules import DISABLED, enabled, layout_of, of_rules, parse, wanted
@@ -340,10 +340,10 @@ def test_a_rule_knows_where_it_and_its_profiles_are_written() -> None:
 def test_a_pci_id_is_read_as_go_reads_numbers(
     text: str, device_id: int, subsystem_id: int | None
 ) -> None:
-    expected = layouts.DeviceFilter(device_id=device_id, subsystem_id=subsystem_id)
+    expected = gpu_selectors.PciIdFilter(device_id=device_id, subsystem_id=subsystem_id)
     (rule,) = parse(filtered(f'"{text}"')).layout("x").rules
-    assert rule.filters == (layouts.parse_filter(text),) == (expected,)
-    assert layouts.parse_filter(str(expected)) == expected
+    assert rule.filters == (gpu_selectors.parse_filter(text),) == (expected,)
+    assert gpu_selectors.parse_filter(str(expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_a_pci_id_is_read_as_go_reads_numbers(
 )  # fmt: skip
 def test_an_invalid_pci_id_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r'is not a PCI id; .*"0x20B010DE"'):
-        layouts.parse_filter(text)
+        gpu_selectors.parse_filter(text)
 
 
 ONE_SPELLING = """\

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests.unit import samples
 from tests.unit.rules import layout_of, wanted
 
@@ -132,7 +132,7 @@ def test_an_id_matches_as_in_the_tables_of_mig_parted(
     text: str, subsystem_id: int, *, expected: bool
 ) -> None:
     a16 = gpu(0, pci_device_id=A16, pci_subsystem_id=subsystem_id)
-    assert layouts.parse_filter(text).matches(a16) is expected
+    assert gpu_selectors.parse_filter(text).matches(a16) is expected
 
 
 NO_MATCH, NO_MIG = errors.Reason.NO_GPU_MATCHES, errors.Reason.NOT_MIG_CAPABLE
@@ -196,10 +196,10 @@ def test_an_invalid_device_is_refused_with_a_hint(devices: str, complaint: str) 
 @hypothesis.given(st.text(max_size=20) | st.text("NVIDAnvida 10-*?[]x:_", max_size=20))
 def test_any_filter_is_read_or_refused_and_prints_as_itself(text: str) -> None:
     try:
-        read = layouts.parse_filter(text)
+        read = gpu_selectors.parse_filter(text)
     except ValueError:
         return
-    assert layouts.parse_filter(str(read)) == read
+    assert gpu_selectors.parse_filter(str(read)) == read
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.core import bar, messages, tables, yaml_tree
-from mig_manager.core.layout import layouts, validate
+from mig_manager.core.layout import gpu_selectors, layouts, validate
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -55,7 +55,7 @@ def unknown_names(source: layouts.Document) -> Sequence[yaml_tree.Diagnostic]:
         for layout in source.layouts.values()
         for rule in layout.rules
         for each in rule.filters
-        if isinstance(each, layouts.NameFilter)
+        if isinstance(each, gpu_selectors.NameFilter)
     }
     if not named:
         return ()
@@ -67,7 +67,7 @@ def unknown_names(source: layouts.Document) -> Sequence[yaml_tree.Diagnostic]:
     for each, place in named.items():
         if any(each.matches_name(name) for product in products for name in product.names):
             continue
-        wider = layouts.NameFilter(pattern=f"*{each.pattern}*")
+        wider = gpu_selectors.NameFilter(pattern=f"*{each.pattern}*")
         hint = f"; did you mean '{wider}'?" if any(map(wider.matches_name, names)) else ""
         diagnostics.append(yaml_tree.Diagnostic(place, f"unknown product '{each}'{hint}"))
     return diagnostics

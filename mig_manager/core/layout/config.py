@@ -20,7 +20,7 @@ import re
 
 from mig_manager import errors
 from mig_manager.core import fields, model, profile_name, yaml_tree
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import gpu_selectors, layouts
 
 DOCUMENT_KEYS = ("version", "mig-configs")
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
@@ -97,7 +97,7 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
         fields.check_keys(node, KEYS)
         fields.required(node, "devices", example="all")
         fields.required(node, "mig-enabled", example="true")
-    filters: dict[layouts.Filter, errors.Location] = {}
+    filters: dict[gpu_selectors.Filter, errors.Location] = {}
     listed = node.get("device-filter")
     # Nothing, null, "" and [] all mean "every model" to mig-parted.
     is_any = isinstance(listed, yaml_tree.Scalar) and listed.value in (None, "")
@@ -127,16 +127,16 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
     )
 
 
-def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Filter:
+def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> gpu_selectors.Filter:
     shown = fields.shown(node)
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"{shown} must be a text in quotes; {layouts.FILTER_HELP}")
+        fields.fail(node, f"{shown} must be a text in quotes; {gpu_selectors.FILTER_HELP}")
     try:
-        parsed = layouts.parse_filter(node.value)
+        parsed = gpu_selectors.parse_filter(node.value)
     except ValueError as error:
         diagnostics.doubt(node.location, str(error), passes="it matches no GPU")
-        return layouts.MATCHES_NOTHING
-    if isinstance(parsed, layouts.NameFilter):
+        return gpu_selectors.MATCHES_NOTHING
+    if isinstance(parsed, gpu_selectors.NameFilter):
         diagnostics.extend(
             node.location,
             f"device-filter {shown} is a product name; nvidia-mig-parted supports only PCI ids "
@@ -170,7 +170,7 @@ def _gpu(
     shown = fields.shown(node)
     neither = f"devices must be all, or a list of GPU indices, UUIDs or PCI addresses, not {shown}"
     if isinstance(value, str):
-        identity = layouts.parse_identity(value)
+        identity = gpu_selectors.parse_identity(value)
         if identity is None:
             fields.fail(node, neither + _hint(value, is_alone=is_alone))
         problem = f"{shown} names a GPU; nvidia-mig-parted supports only indices"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import gpu_selectors, layouts
 from mig_manager.core.planner import placement
 
 _LONGEST_NAME = 63  # A layout's name is a label's value in Kubernetes
@@ -37,10 +37,10 @@ class GpuKind:
     profiles: tuple[model.GpuInstanceProfile, ...]
 
     @property
-    def filters(self) -> tuple[layouts.DeviceFilter, ...]:
+    def filters(self) -> tuple[gpu_selectors.PciIdFilter, ...]:
         """The filters that select these GPUs."""
         return tuple(
-            layouts.DeviceFilter(device_id=each, subsystem_id=self.subsystem_id)
+            gpu_selectors.PciIdFilter(device_id=each, subsystem_id=self.subsystem_id)
             for each in self.device_ids
         )
 

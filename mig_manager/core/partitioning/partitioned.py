@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import slots
-from mig_manager.core.layout import custom_layouts, layouts
+from mig_manager.core.layout import custom_layouts, gpu_selectors
 from mig_manager.core.node import api_values, claims, resources, strategies, well_known
 from mig_manager.core.partitioning import demand
 from mig_manager.core.records import status as node_status
@@ -292,7 +292,7 @@ def _is_divisible(gpu: model.Gpu) -> bool:
         gpu.current_mode is model.MigMode.ENABLED
         and not gpu.has_pending_mode
         and gpu.virtualization is not model.Virtualization.VGPU
-        and layouts.parse_identity(gpu.uuid) == gpu.uuid
+        and gpu_selectors.parse_identity(gpu.uuid) == gpu.uuid
     )
 
 
