@@ -107,6 +107,9 @@ class GpuPlan:
     is_provisional: bool = False
     """The driver lists profiles only with MIG enabled: run the steps, observe, plan again."""
 
+    def __str__(self) -> str:
+        return f"GPU {self.gpu_index} ({self.gpu_uuid})"
+
     def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the steps of one kind."""
         return tuple(step for step in self.steps if isinstance(step, kind))

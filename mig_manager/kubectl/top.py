@@ -100,18 +100,18 @@ class Top:
         if key in ("q", "Q"):
             return None
         try:
-            self._choice = self._pressed(self._choice, key)
+            self._choice = self._handle(self._choice, key)
         except errors.MigManagerError as error:
             self._choice = dataclasses.replace(self._choice, message=error.message)
         return self._view()
 
-    def _pressed(self, choice: _Selection, key: str) -> _Selection:
+    def _handle(self, choice: _Selection, key: str) -> _Selection:
         """Return the selection after a key; keys without a meaning here change nothing."""
         choice, screen = dataclasses.replace(choice, message=""), choice.screen
         if key in _BACK and screen in _ABOVE:
             return dataclasses.replace(choice, screen=_ABOVE[screen])
         if key in _UP or key in _DOWN:
-            return self._moved(choice, key)
+            return self._move(choice, key)
         if key in _OPEN and screen is _Page.NODES:
             return dataclasses.replace(choice, screen=_Page.NODE)
         if key in _OPEN and screen is _Page.LAYOUTS:
@@ -120,7 +120,7 @@ class Top:
             return self._list_layouts(choice)
         return self._request(choice) if key == "y" and screen is _Page.PLAN else choice
 
-    def _moved(self, choice: _Selection, key: str) -> _Selection:
+    def _move(self, choice: _Selection, key: str) -> _Selection:
         if choice.screen is _Page.NODES:
             names = self._search.names
             return dataclasses.replace(choice, node=_next(names, choice.node, key))
@@ -182,9 +182,9 @@ class Top:
     def _view(self) -> live.View:
         style, choice = self._command.style, self._choice
         draw: Mapping[_Page, Callable[[bar.Style], str]] = {
-            _Page.NODES: self._drawn_nodes,
-            _Page.NODE: self._drawn_node,
-            _Page.LAYOUTS: self._drawn_layouts,
+            _Page.NODES: self._draw_nodes,
+            _Page.NODE: self._draw_node,
+            _Page.LAYOUTS: self._draw_layouts,
             _Page.PLAN: lambda _style: choice.text,
         }
         remarks = [style.wrapped(each) for each in (choice.message, *self._search.missing) if each]
@@ -192,11 +192,11 @@ class Top:
         lines = {each.node.name: status.line(each) for each in self._search.reports}
         return live.View("\n".join([draw[choice.screen](style), "", *remarks, keys]), lines)
 
-    def _drawn_nodes(self, style: bar.Style) -> str:
+    def _draw_nodes(self, style: bar.Style) -> str:
         present = overview.Overview(reports=self._search.reports, pods=self._pods)
         return "\n".join(overview.draw(present, style=style, selected=self._choice.node))
 
-    def _drawn_node(self, style: bar.Style) -> str:
+    def _draw_node(self, style: bar.Style) -> str:
         pods = tuple(pod for pod in self._pods if pod.node_name == self._choice.node)
         one = status.ClusterStatus(
             reports=(self._report(),),
@@ -205,7 +205,7 @@ class Top:
         )
         return status.pictures(one, style=style)
 
-    def _drawn_layouts(self, style: bar.Style) -> str:
+    def _draw_layouts(self, style: bar.Style) -> str:
         report = self._report()
         lines = [style.paint(f"layouts of {report.node.name}", bar.Tone.STRONG), ""]
         for name in self._layouts():

@@ -62,7 +62,6 @@ class Executor:
             HardwareError: A step failed. If IN_USE, the error names the processes that use the GPU
                 or the instance.
         """
-        name = f"GPU {self.plan.gpu_index} ({self.plan.gpu_uuid})"
         with last_calls.RECORDER.on_gpu(self.plan.gpu_index):
             for step in self.plan.steps:
                 try:
@@ -70,7 +69,7 @@ class Executor:
                 except errors.HardwareError as error:
                     if error.reason is errors.Reason.IN_USE:
                         self._add_users(step, error)
-                    error.begin_with(name, doing=f"cannot {steps.describe(step)}")
+                    error.begin_with(str(self.plan), doing=f"cannot {steps.describe(step)}")
                     raise
                 if self.on_step is not None:
                     self.on_step(self.plan.gpu_index)
@@ -79,7 +78,7 @@ class Executor:
                     return observe.update(self.known, self._open())
                 return observe.in_full(self.plan.gpu_index, self.plan.gpu_uuid, self._open())
             except errors.HardwareError as error:
-                error.begin_with(name, doing="cannot observe the result")
+                error.begin_with(str(self.plan), doing="cannot observe the result")
                 raise
 
     def _clear(self) -> None:

@@ -167,16 +167,15 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
     ]
     if not (creates or inside) or plan.takes_whole_gpu:
         return
-    name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
     with last_calls.RECORDER.on_gpu(plan.gpu_index):
         try:
             device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, known)
             existing = [*_existing(plan, device, creates), *_existing_inside(plan, device, inside)]
         except errors.HardwareError as error:
-            error.begin_with(name, doing="cannot list its GPU instances")
+            error.begin_with(str(plan), doing="cannot list its GPU instances")
             raise
     if existing:
-        raise errors.StalePlanError(f"{name} has {', '.join(existing)} already")
+        raise errors.StalePlanError(f"{plan} has {', '.join(existing)} already")
 
 
 def _existing(

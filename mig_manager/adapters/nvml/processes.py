@@ -84,15 +84,14 @@ def require_idle(plan: steps.Plan, files: OpenFiles, known: Mapping[str, model.G
     """
     busy: list[str] = []
     for gpu in plan.gpus:
-        name = f"GPU {gpu.gpu_index} ({gpu.gpu_uuid})"
         try:
             device = gpu_device.find(gpu.gpu_index, gpu.gpu_uuid, known.get(gpu.gpu_uuid))
         except errors.HardwareError as error:
-            error.begin_with(name, doing="cannot find it")
+            error.begin_with(str(gpu), doing="cannot find it")
             raise
         with contextlib.suppress(errors.HardwareError):
             if users := steps.blocking(gpu, _of_gpu(device.handle, files)):
-                busy.append(f"{name} is in use by {procfs.listed(users)}")
+                busy.append(f"{gpu} is in use by {procfs.listed(users)}")
     if busy:
         raise errors.GpuInUseError("; ".join(busy))
 

@@ -44,17 +44,17 @@ def survey(library_path: str | None, driver_roots: Sequence[str] = ()) -> survey
         inspection = processes.inspect(library_path, driver_roots=driver_roots, proc_root=None)
         with library.session(library_path, driver_roots):
             count: int = library.call(pynvml.nvmlDeviceGetCount)
-            shared = _taken(trace)
+            shared = _take_calls(trace)
             earlier = [_uuid(index) for index in range(count)]
-        shared += _taken(trace)[-1:]  # the end of the session
+        shared += _take_calls(trace)[-1:]  # the end of the session
         with library.session(library_path, driver_roots):
-            shared += _taken(trace)
+            shared += _take_calls(trace)
             gpus = []
             for index in range(count):
-                found = _surveyed(index, earlier[index])
-                gpus.append(dataclasses.replace(found, calls=_taken(trace)))
+                gpu = _survey_gpu(index, earlier[index])
+                gpus.append(dataclasses.replace(gpu, calls=_take_calls(trace)))
             _wait_for_events()
-            shared += _taken(trace)
+            shared += _take_calls(trace)
     return surveys.Survey(
         driver_version=inspection.driver_version,
         nvml_version=inspection.nvml_version,
@@ -63,7 +63,7 @@ def survey(library_path: str | None, driver_roots: Sequence[str] = ()) -> survey
     )
 
 
-def _taken(trace: _Trace) -> tuple[surveys.SurveyedCall, ...]:
+def _take_calls(trace: _Trace) -> tuple[surveys.SurveyedCall, ...]:
     """Return the calls so far, and start again."""
     calls = tuple(
         surveys.SurveyedCall(function, _answer(code), seconds) for function, code, seconds in trace
@@ -85,7 +85,7 @@ def _uuid(index: int) -> str:
         return ""
 
 
-def _surveyed(index: int, earlier_uuid: str) -> surveys.SurveyedGpu:
+def _survey_gpu(index: int, earlier_uuid: str) -> surveys.SurveyedGpu:
     gpu = [observe.gpu(index) for _ in range(_REPETITIONS)][-1]
     if isinstance(gpu, model.UnreachableGpu):
         return surveys.SurveyedGpu(gpu=gpu)

@@ -147,7 +147,7 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
         title = job.status.title
         if plan.gpu_uuids == resolving.find_returned(job, plan.gpu_uuids):
             # The layout has not drifted there.
-            gpus = messages.listed([f"GPU {gpu.gpu_index} ({gpu.gpu_uuid})" for gpu in plan.gpus])
+            gpus = messages.listed([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)
             return orders.Refuse(errors.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)

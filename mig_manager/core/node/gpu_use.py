@@ -178,7 +178,7 @@ class Usage:
             return is_known and user.owner not in ending
 
         return tuple(
-            f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by "
+            f"{gpu} is in use by "
             f"{dataclasses.replace(user, owner=names.get(user.owner, user.owner))}"
             for gpu in plan.gpus
             for user in steps.blocking(gpu, (self.processes or {}).get(gpu.gpu_uuid, ()))
