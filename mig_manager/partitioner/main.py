@@ -11,7 +11,7 @@ from mig_manager.adapters.host import files, web_server
 from mig_manager.adapters.kubernetes import api, leader, partitioning, watch
 from mig_manager.core import liveness, timing
 from mig_manager.core.layout import config, layouts
-from mig_manager.partitioner import loop, metrics
+from mig_manager.partitioner import demand_signal, loop, metrics, term
 from mig_manager.partitioner import settings as partitioner_settings
 
 _STUCK_AFTER_S = 300.0
@@ -33,7 +33,7 @@ class Replica:
     ) -> None:
         """Assemble the service; ``identity`` must be unique among replicas."""
         self._settings = settings
-        self.signal = loop.Signal(
+        self.signal = demand_signal.DemandSignal(
             quiet_s=settings.quiet_s, longest_s=settings.longest_wait_s, clock=clock
         )
         self.cluster = partitioning.PartitionerCluster(
@@ -56,13 +56,15 @@ class Replica:
             contact_age_s=lambda: self.cluster.last_contact_s
         )
         self.loop = loop.Partitioner(
-            self.cluster,
-            self.leader,
-            settings,
-            clock=clock,
-            signal=self.signal,
-            telemetry=self.metrics,
-            document=_document(settings),
+            term.Parts(
+                cluster=self.cluster,
+                leader=self.leader,
+                settings=settings,
+                clock=clock,
+                signal=self.signal,
+                telemetry=self.metrics,
+                document=_document(settings),
+            )
         )
 
     def serve(self) -> None:
