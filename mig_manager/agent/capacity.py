@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import survey
 from mig_manager.core import model, timing
-from mig_manager.core.node import gpu_use, well_known
+from mig_manager.core.node import instance_use, well_known
 from mig_manager.core.records import capacity, gpu_codec
 
 _QUIET_S, _LONGEST_S = 1.0, 5.0
@@ -138,7 +138,7 @@ class CapacityReport:
         deps = self._deps
         extra_clients = deps.extra_clients()
         usage = survey.report_usage(deps, gpus, has_processes=self._is_followed)
-        use = gpu_use.find(gpus, usage, extra_clients=extra_clients)
+        use = instance_use.find(gpus, usage, extra_clients=extra_clients)
         if use is None:
             reason = errors.Reason.POD_RESOURCES_UNAVAILABLE
             raise errors.ClusterError(usage.why_incomplete, reason=reason)

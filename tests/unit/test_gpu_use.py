@@ -8,7 +8,14 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import client_table, device_ids, gpu_use, pod_object, well_known
+from mig_manager.core.node import (
+    client_table,
+    device_ids,
+    gpu_use,
+    instance_use,
+    pod_object,
+    well_known,
+)
 from tests.unit import machine, samples
 from tests.unit.samples import pod
 
@@ -62,7 +69,7 @@ def found(
         assigned=None if assigned is None else tuple(assigned),
         processes={here.uuid: processes},
     )
-    use = gpu_use.find([here], usage, **options)
+    use = instance_use.find([here], usage, **options)
     assert use is not None
     return " ".join(map(str, sorted(use.in_use[here.uuid]))), use.is_stable
 
@@ -116,7 +123,7 @@ def test_instances_in_use_are_found_and_observed_again_if_unsure(
 
 def test_without_kubelet_only_a_node_without_gpu_pods_is_known() -> None:
     silent = gpu_use.Usage(pods=(pod("a"),), assigned=None)
-    assert gpu_use.find([gpu()], silent) is None
+    assert instance_use.find([gpu()], silent) is None
     assert found([pod("a", gpu_resources={})], None) == (NONE, True)
 
 
@@ -147,22 +154,22 @@ def test_gpu_without_mig_is_in_use_as_a_whole() -> None:
 
 def test_a_gpu_that_does_not_answer_is_not_known_and_observed_again() -> None:
     usage = gpu_use.Usage(pods=(), assigned=(), processes={"GPU-9": ()})
-    use = gpu_use.find([gpu(), dataclasses.replace(PLAIN, uuid="GPU-9")], usage)
+    use = instance_use.find([gpu(), dataclasses.replace(PLAIN, uuid="GPU-9")], usage)
 
-    assert use == gpu_use.GpuUse(in_use={"GPU-9": frozenset()}, is_stable=False)
+    assert use == instance_use.InstanceUse(in_use={"GPU-9": frozenset()}, is_stable=False)
 
 
 def test_only_changes_that_concern_gpus_are_relevant() -> None:
-    before = gpu_use.relevant([pod("a"), pod("b", gpu_resources={})])
+    before = instance_use.relevant([pod("a"), pod("b", gpu_resources={})])
 
-    assert before == gpu_use.relevant([pod("a", is_ready=False), pod("c", gpu_resources={})])
+    assert before == instance_use.relevant([pod("a", is_ready=False), pod("c", gpu_resources={})])
     for changed in (
         [],
         [pod("a", phase="Succeeded")],
         [pod("a", phase="Pending", has_gpu_init=True)],
         [pod("a"), pod("d", gpu_resources={}, has_claims=True)],
     ):
-        assert before != gpu_use.relevant(changed)
+        assert before != instance_use.relevant(changed)
 
 
 # Users

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import rest
 from mig_manager.adapters.kubernetes import api, claims, responses, watch
 from mig_manager.core import standbys
-from mig_manager.core.node import api_values, evictions, gpu_use, pod_object
+from mig_manager.core.node import api_values, evictions, instance_use, pod_object
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
@@ -238,7 +238,7 @@ class _WatchedPods(watch.Watch):
 
     def _update(self, by_uid: dict[str, pod_object.Pod]) -> None:
         self.by_uid = by_uid
-        before, self._use = self._use, gpu_use.relevant(by_uid.values())
+        before, self._use = self._use, instance_use.relevant(by_uid.values())
         self._on_change()
         if self._use != before:
             self._on_use()
