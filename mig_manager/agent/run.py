@@ -55,6 +55,7 @@ def run(job: jobs.Job) -> outcomes.Outcome:
             slots.wait(job)
             wait = job.wait(job.limits.lock_timeout_s)
             locked.enter_context(job.hold_lock(f"applying layout {job.request.config}", wait))
+            job.journal.take_over()
         except (errors.ClusterError, errors.LockedError) as error:
             return job.journal.failure(error.reason, error.message)
         outcome = _run_locked(job)
@@ -65,7 +66,6 @@ def run(job: jobs.Job) -> outcomes.Outcome:
 def _run_locked(job: jobs.Job) -> outcomes.Outcome:
     """Execute the steps, and undo them after an error."""
     try:
-        job.journal.take_over()
         return _steps(job)
     except errors.Rebooting:
         raise

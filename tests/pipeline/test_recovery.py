@@ -91,6 +91,25 @@ def test_successor_that_started_before_the_change_takes_over_its_journal(wanted:
         scenes.assert_restored(rig)
 
 
+def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
+    rig = scenes.busy_node()
+    successor = scenes.reconciler(rig)
+
+    def start_successor(_step: steps.Step) -> None:
+        rig.driver.step_error = lambda _step: None
+        successor.recover(LAYOUT)
+
+    rig.driver.step_error = start_successor
+    assert scenes.run(rig).reason is Reason.APPLIED
+    changed = rig.gpus
+    rig.failing = {len(rig.log): scenes.BROKEN["node"]}
+
+    assert scenes.run(rig, by=successor).reason is Reason.API_UNAVAILABLE
+    assert rig.gpus == changed
+    assert scenes.run(rig, by=successor, attempt=2).reason is Reason.ALREADY_APPLIED
+    scenes.assert_restored(rig)
+
+
 @pytest.mark.slow
 def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
     for index, rig, _ in kills("host-services"):
