@@ -226,8 +226,9 @@ def _new_job(
 
     def read() -> journals.Journal:
         view = shared.publisher.read()
-        journal, _ = recovery.find_journal(shared, view)
-        return resume(journal)
+        # What another manager pauses meanwhile has no journal either.
+        has_any = not journal.is_empty or well_known.JOURNAL_ANNOTATION in view.annotations
+        return resume(recovery.find_journal(shared, view)[0] if has_any else journal)
 
     return jobs.Job(
         deps=deps,

@@ -115,6 +115,17 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
 
 
+def test_pauses_of_an_allowed_manager_stay_during_a_run() -> None:
+    rig = scenes.node(layout="all-balanced")
+    agent = scenes.reconciler(rig, limits={"allows_foreign_managers": True})
+    agent.recover("all-balanced")
+    rig.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
+
+    scenes.run(rig, "all-balanced", by=agent)
+
+    assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == well_known.PAUSED_VALUE
+
+
 def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     rig = paused_beside_nvidias_manager()
     agent = scenes.reconciler(rig)
