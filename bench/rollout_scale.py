@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import partitioner_scale
 from mig_manager.core import model
-from mig_manager.core.fleet import marks, nodes, rollout
+from mig_manager.core.fleet import goals, marks, nodes, rollout
 from mig_manager.core.layout import served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
@@ -41,7 +41,7 @@ def measure(count: int) -> dict[str, Any]:
     fleet = {node.name: node for node in (nodes.parse(json.loads(text)) for text in texts)}
     read_s = time.process_time() - began_s
     applied = nodes.parse(_with_status(items[0], _LAYOUT))
-    goal = rollout.Goal(layout=_LAYOUT)
+    goal = goals.Goal(layout=_LAYOUT)
     decider = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="10%"))
     took_s: list[float] = []
     while True:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.fleet import marks, nodes, rollout
+from mig_manager.core.fleet import goals, marks, nodes, rollout
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import status
 
@@ -81,7 +81,7 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     limits = rollout.RolloutLimits(
         max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
     )
-    return rollout.Rollout(rollout.Goal(layout=LAYOUT), limits)
+    return rollout.Rollout(goals.Goal(layout=LAYOUT), limits)
 
 
 def decided(*there: nodes.FleetNode, most: str = "1") -> rollout.RolloutDecision:

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.cli.commands import rollout_report
 from mig_manager.core import bar, model
-from mig_manager.core.fleet import marks, nodes, rollout
+from mig_manager.core.fleet import goals, marks, nodes, rollout
 from tests.unit.rollouts import (
     APPLIED,
     FORMER,
@@ -59,7 +59,7 @@ def test_nodes_start(there: list[nodes.FleetNode], most: str, start: tuple[str, 
 def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
     ended = run(LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z")
     before = node(requested=None, state=model.State.FAILED, status=ended)
-    written = rollout.Goal(layout=LAYOUT).mark(before)
+    written = goals.Goal(layout=LAYOUT).mark(before)
     assert written is not None
     mark = marks.parse(written.to_json())
     requested = dataclasses.replace(asked(state=model.State.FAILED, status=ended), mark=mark)
@@ -365,7 +365,7 @@ UNDONE = marks.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
 def undoing() -> rollout.Rollout:
-    return rollout.Rollout(rollout.Goal(layout=None), rollout.RolloutLimits())
+    return rollout.Rollout(goals.Goal(layout=None), rollout.RolloutLimits())
 
 
 def undo(*there: nodes.FleetNode) -> rollout.RolloutDecision:
@@ -374,8 +374,8 @@ def undo(*there: nodes.FleetNode) -> rollout.RolloutDecision:
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
     assert states(undo(done("a"), node("b"))) == {"a": NodeState.TO_DO}
-    assert rollout.Goal(layout=None).target(done("a")) == FORMER
-    assert rollout.Goal(layout=None).mark(done("a")) == UNDONE
+    assert goals.Goal(layout=None).target(done("a")) == FORMER
+    assert goals.Goal(layout=None).mark(done("a")) == UNDONE
 
 
 def test_an_interrupted_undo_continues() -> None:
@@ -387,7 +387,7 @@ def test_an_interrupted_undo_continues() -> None:
 def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     mark = marks.Mark(layout=LAYOUT, before=None)
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
-    assert rollout.Goal(layout=None).target(done("a", mark=mark)) is None
+    assert goals.Goal(layout=None).target(done("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
 
 
@@ -409,7 +409,7 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
 
 
 def test_mark_has_the_layout_before_and_round_trips() -> None:
-    forward = rollout.Goal(layout=LAYOUT)
+    forward = goals.Goal(layout=LAYOUT)
     for before, there in (
         (FORMER, node()),
         ("kept", node(requested=None, applied="kept")),

@@ -6,7 +6,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.fleet import marks, nodes, rollout
+from mig_manager.core.fleet import goals, marks, nodes, rollout
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from tests.unit.rollouts import (
@@ -117,7 +117,7 @@ def test_the_status_of_one_custom_layout_is_no_answer_to_the_next(
 def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> None:
     mark = marks.Mark(layout=LAYOUT, before="custom", is_undone=True)
     undo = rollout.Rollout(
-        rollout.Goal(layout=None),
+        goals.Goal(layout=None),
         rollout.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
     )
     for reported, state in (("one", NodeState.IN_PROGRESS), ("two", NodeState.APPLIED)):

@@ -14,7 +14,7 @@ from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_report, rollout_settings
 from mig_manager.cli.toolkit import console, documents
 from mig_manager.core import bar, node_settings
-from mig_manager.core.fleet import listed_layouts, preview, rollout
+from mig_manager.core.fleet import goals, listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
 
@@ -184,7 +184,7 @@ def _decisions(
 
 def _act(
     selected: fleet.Fleet,
-    goal: rollout.Goal,
+    goal: goals.Goal,
     decider: rollout.Rollout,
     decision: rollout.RolloutDecision,
     nodes: Mapping[str, fleet_nodes.FleetNode],

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.core import bar, messages, tables
-from mig_manager.core.fleet import preview, rollout
+from mig_manager.core.fleet import goals, preview, rollout
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -97,7 +97,7 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) 
     return "\n".join([*map(style.fitted, head), *lines])
 
 
-def data(decision: rollout.RolloutDecision, goal: rollout.Goal) -> "answers.Rollout":
+def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "answers.Rollout":
     """Return the outcome for JSON and YAML."""
     return {
         "kind": "Rollout",

@@ -6,7 +6,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.cli.toolkit import settings
 from mig_manager.core import node_settings, options
-from mig_manager.core.fleet import rollout
+from mig_manager.core.fleet import goals, rollout
 from mig_manager.core.node import well_known
 
 
@@ -54,7 +54,7 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
         "show for every node whether the layout fits and what it would cost; change nothing",
         name="dry-run",
     )
-    goal: rollout.Goal
+    goal: goals.Goal
     limits: rollout.RolloutLimits
 
     @classmethod
@@ -83,11 +83,11 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
         }
 
 
-def _goal(operand: str | None) -> rollout.Goal:
+def _goal(operand: str | None) -> goals.Goal:
     if not operand:
         raise errors.UsageError("name a layout, or 'undo'")
     if operand == "undo":
-        return rollout.Goal(layout=None)
+        return goals.Goal(layout=None)
     if not well_known.LABEL_VALUE.fullmatch(operand):
         raise errors.UsageError(f"{operand!r} is not a valid label value")
-    return rollout.Goal(layout=operand)
+    return goals.Goal(layout=operand)

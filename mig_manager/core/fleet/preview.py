@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import listed_layouts, nodes, rollout
+from mig_manager.core.fleet import goals, listed_layouts, nodes
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.node import clients, pod_object, resources
 
@@ -156,7 +156,7 @@ def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> P
 
 
 def of_rollout(
-    goal: rollout.Goal,
+    goal: goals.Goal,
     node: nodes.FleetNode,
     document: layouts.Document,
     pods: Sequence[pod_object.Pod],
