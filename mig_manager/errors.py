@@ -322,8 +322,9 @@ class LayoutError(MigManagerError):
         location: Location | None = None,
         gpu_uuid: str = "",
         profile: str = "",
+        remedy: str = "",
     ) -> None:
-        super().__init__(message, reason=reason, location=location)
+        super().__init__(message, reason=reason, location=location, remedy=remedy)
         self.gpu_uuid = gpu_uuid
         self.profile = profile
 

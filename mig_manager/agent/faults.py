@@ -1,7 +1,7 @@
 """Report faults of the GPUs on the Node: the condition ``GpuRecoveryNeeded``, and Events."""
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import structlog
 
@@ -51,17 +51,19 @@ class FaultReport:
             self._faults = _ALL_LOST
         return is_loss
 
-    def publish(self, gpus: model.ObservedGpus, note: str = "") -> None:
+    def publish(
+        self, gpus: model.ObservedGpus, note: str = "", resetting: Collection[str] = ()
+    ) -> None:
         """Publish the faults of observed GPUs; do nothing for an empty observation.
 
-        ``note`` is as in ``gpu_recovery.condition``.
+        ``note`` and ``resetting`` are as in ``gpu_recovery.condition``.
 
         Raises:
             ClusterError: The API refused or does not answer; the next call tries again.
         """
         if not self.is_on or not (gpus or gpus.unreachable):
             return
-        condition = gpu_recovery.condition(gpus, note)
+        condition = gpu_recovery.condition(gpus, note, resetting)
         self._deps.node.set_condition(condition)
         self._publish_xids()
         faulty = [gpu for gpu in (*gpus, *gpus.unreachable) if gpu_recovery.fault(gpu)]

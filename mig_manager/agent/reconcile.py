@@ -120,7 +120,7 @@ class Reconciler:
         self._layouts.write(fitting)
         if job.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             try:
-                self.faults.publish(job.status.gpus, decision.note)
+                self.faults.publish(job.status.gpus, decision.why_not, decision.uuids)
             except errors.ClusterError as error:
                 # The outcome is published, and the next check tries again.
                 reason = error.reason.value
@@ -177,7 +177,7 @@ class Reconciler:
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
         decision = repairing.decide(self._shared, self._attempts.record, gpus, why)
-        self.faults.publish(gpus, decision.note)
+        self.faults.publish(gpus, decision.why_not, decision.uuids)
         return decision
 
     def rest(self) -> bool:

@@ -34,8 +34,13 @@ class Decision:
     """Which GPUs to repair now, and why not the others."""
 
     gpus: tuple[model.Gpu, ...] = ()
-    note: str = ""
-    """For people, in sentences."""
+    why_not: str = ""
+    """For people: a sentence about the others."""
+
+    @property
+    def uuids(self) -> list[str]:
+        """Of the GPUs to repair."""
+        return [gpu.uuid for gpu in self.gpus]
 
 
 NOTHING = Decision()
@@ -84,7 +89,9 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
     if not decision.gpus:
         return outcome, decision
     begin(job, decision)
-    return dataclasses.replace(outcome, remedy=decision.note, should_retry=True), decision
+    now = f"To be reset by the agent: {messages.listed([*map(str, decision.gpus)])}."
+    remedy = f"{now} {decision.why_not}".rstrip()
+    return dataclasses.replace(outcome, remedy=remedy, should_retry=True), decision
 
 
 def decide(
@@ -118,14 +125,13 @@ def decide(
             waiting.append((f"GPU {gpu.index}", reason))
         else:
             ready.append(gpu)
-    now = f"To be reset by the agent: {messages.listed([*map(str, ready)])}." if ready else ""
-    later = f"Not reset now: {messages.by_cause(waiting)}." if waiting else ""
-    return Decision(gpus=tuple(ready), note=" ".join(filter(None, (now, later))))
+    why_not = f"Not reset now: {messages.by_cause(waiting)}." if waiting else ""
+    return Decision(gpus=tuple(ready), why_not=why_not)
 
 
 def begin(job: jobs.Job, decision: Decision) -> None:
     """Record that a repair has begun, for the next run, and report it."""
-    record, uuids = job.journal.record, [gpu.uuid for gpu in decision.gpus]
+    record, uuids = job.journal.record, decision.uuids
     names = messages.listed([*map(str, decision.gpus)])
     repairs = gpu_repair.begun(record.repairs, uuids, job.deps.clock.unix_s())
     _log.warning("gpu_repair_begun", gpus=uuids)

@@ -1,4 +1,4 @@
-"""``kubectl mig apply``: request a custom layout, which is not in the agent's layout file.
+"""``kubectl mig apply``: request a layout that a node lists, or a custom one from a file.
 
 One patch writes label and annotation. It applies only to the version of the Node that was planned
 for, or to a version whose differences do not affect the plan.
@@ -11,20 +11,19 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console
 from mig_manager.core import bar, options, yaml_tree
-from mig_manager.core.fleet import node_reports, nodes
+from mig_manager.core.fleet import listed_layouts, node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
 from mig_manager.kubectl import cluster, plan, settings
 
 ABOUT = """
-The layout comes from your file, so -f is required, and needs agents with --custom-layouts.
-To request one that 'kubectl mig layouts' lists, label the node instead.
+Refused if the layout does not fit. One from your file needs an agent with --custom-layouts.
+
+$ kubectl mig apply all-1g.5gb node-7
+Request a layout that 'kubectl mig layouts' lists.
 
 $ kubectl mig apply node-7 -f layout.yaml --dry-run
 Show what your layout would change.
-
-$ kubectl label node node-7 nvidia.com/mig.config=all-1g.5gb --overwrite
-Request a layout that the node lists.
 """
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
@@ -36,7 +35,9 @@ class Settings(
 
     layout: str | None = options.declared(
         dataclasses.replace(
-            settings.LAYOUT, help="which layout of a file with several", is_required=False
+            settings.LAYOUT,
+            help="a layout that the node lists, or which of a file with several",
+            is_required=False,
         )
     )
     is_dry_run: bool = options.switch(
@@ -45,18 +46,16 @@ class Settings(
 
 
 def run(chosen: Settings, terminal: console.Console) -> int:
-    """Request a layout of a file for one node; 1 if the node cannot have it."""
+    """Request a layout for one node; 1 if the node cannot have it."""
     here = cluster.ClusterCommand(chosen, terminal)
-    if chosen.filename is None:
+    layout = None if chosen.filename is None else select(here.document(), chosen.layout)
+    if layout is None and chosen.layout is None:
         raise errors.UsageError(
-            "name the file with the layout: -f FILE",
-            remedy="To request a layout that 'kubectl mig layouts' lists, label the node: "
-            f"kubectl label node {chosen.node} {well_known.CONFIG_LABEL}="
-            f"{chosen.layout or 'LAYOUT'} --overwrite",
+            "name a layout that 'kubectl mig layouts' lists, or the file with yours: -f FILE"
         )
-    layout = select(here.document(), chosen.layout)
     report = here.node(chosen.node)
-    result = apply(here.kubectl, report, layout, is_dry_run=chosen.is_dry_run, now=here.now)
+    wanted = layout or str(chosen.layout)
+    result = apply(here.kubectl, report, wanted, is_dry_run=chosen.is_dry_run, now=here.now)
     return here.answer(
         result.to_data, lambda: text(result, style=here.style), is_good=result.is_good
     )
@@ -102,44 +101,51 @@ def select(document: layouts.Document, name: str | None) -> layouts.Layout:
 def apply(
     api: kubectl.Kubectl,
     report: node_reports.NodeReport,
-    layout: layouts.Layout,
+    wanted: layouts.Layout | str,
     *,
     is_dry_run: bool,
     now: dt.datetime,
 ) -> RequestedPlan:
     """Plan a layout for a node's published GPUs, and request it if it fits.
 
+    ``wanted`` is a custom layout, or the name of one that the node lists.
+
     Raises:
         ClusterError: The API refused, or the node has changed since planning.
         ConfigError: The layout is too long for an annotation.
+        LayoutError: The node lists no such layout (UNKNOWN_CONFIG).
         UsageError: No agent has published the GPUs.
     """
+    node = report.node
     if report.gpus is None and not is_dry_run:
         raise errors.UsageError(
-            f"no agent has published the GPUs of node {report.node.name}; is one running there?"
+            f"no agent has published the GPUs of node {node.name}; is one running there?"
         )
-    text = annotation(layout, now)
-    custom_layouts.single(text, source=layout.location.source)
+    if isinstance(wanted, str):
+        name, custom, text, document = wanted, None, None, listed_layouts.NO_FILE
+    else:
+        name, custom, text = well_known.CUSTOM_LAYOUT, wanted, annotation(wanted, now)
+        custom_layouts.single(text, source=custom.location.source)
+        document = layouts.Document(source=custom.origin, layouts={})
     plans = plan.plan(
-        well_known.CUSTOM_LAYOUT,
+        name,
         [report],
-        document=layouts.Document(source=layout.origin, layouts={}),
-        pods=cluster_reader.ClusterReader(api.get).pods([report.node.name]),
-        layout=layout,
+        document=document,
+        pods=cluster_reader.ClusterReader(api.get).pods([node.name]),
+        layout=custom,
     )
-    notes = (*plans.nodes[0].notes, *_notes(report.node))
+    notes = (*plans.nodes[0].notes, *(_notes(node) if custom else ()))
     plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
     if plans.nodes[0].preview.feasibility.fits is False:
         return RequestedPlan(plans=plans, is_requested=False, outcome="Nothing was requested.")
     if is_dry_run:
         outcome = "Nothing was requested (--dry-run)."
         return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
-    _request(api, report, text, now=now)
+    _request(api, report, name, text, now=now)
     return RequestedPlan(
         plans=plans,
         is_requested=True,
-        outcome=f"Requested as layout {well_known.CUSTOM_LAYOUT}; 'kubectl mig status "
-        f"{report.node.name}' shows the outcome.",
+        outcome=f"Requested as layout {name}; 'kubectl mig status {node.name}' shows the outcome.",
     )
 
 
@@ -165,15 +171,18 @@ def _notes(node: nodes.FleetNode) -> list[str]:
 
 
 def _request(
-    api: kubectl.Kubectl, report: node_reports.NodeReport, text: str, *, now: dt.datetime
+    api: kubectl.Kubectl,
+    report: node_reports.NodeReport,
+    name: str,
+    custom: str | None,
+    *,
+    now: dt.datetime,
 ) -> None:
     node = report.node
     for _ in range(_ATTEMPTS):
-        metadata = {
-            "resourceVersion": node.version,
-            "labels": {well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
-            "annotations": {well_known.LAYOUT_ANNOTATION: text},
-        }
+        metadata = {"resourceVersion": node.version, "labels": {well_known.CONFIG_LABEL: name}}
+        if custom is not None:
+            metadata["annotations"] = {well_known.LAYOUT_ANNOTATION: custom}
         try:
             api.patch_node(node.name, {"metadata": metadata})
         except errors.ClusterError as error:
@@ -193,7 +202,8 @@ def _request(
 
 def _basis(node: nodes.FleetNode) -> tuple[object, ...]:
     """Return the parts of a node that determine a plan and its notes."""
-    return node.view.uid, node.requested, node.gpus, custom_layouts.Custom.of(node.view)
+    custom = custom_layouts.Custom.of(node.view)
+    return node.view.uid, node.requested, node.gpus, node.layouts, custom
 
 
 def text(result: RequestedPlan, *, style: bar.Style) -> str:

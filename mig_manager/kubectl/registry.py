@@ -9,7 +9,7 @@ _ROWS = (
     program.Command(
         "plan", "Show what a layout would change on nodes, and change nothing.", "plan"
     ),
-    program.Command("apply", "Request your own layout for one node.", "apply"),
+    program.Command("apply", "Request a layout for one node.", "apply"),
     program.Command(
         "capacity", "Show which instances are idle, and what could be created instead.", "capacity"
     ),

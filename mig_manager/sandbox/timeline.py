@@ -91,6 +91,9 @@ class Timeline:
             message = f"{state}{reason}: {status.get('message', '')}"
             if self._is_new("status", message):
                 self.add("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
+        fault = objects.true_conditions(node).get(well_known.RECOVERY_CONDITION, "")
+        if self._is_new(well_known.RECOVERY_CONDITION, fault):
+            self.add("agent", fault or "sees no GPU with a fault any more", bar.Tone.WARN)
         for key, value in sorted(objects.labels(node).items()):
             is_gate = key.startswith(well_known.DEPLOY_LABEL_PREFIX)
             if is_gate and self._is_new(key, value, initial="true"):

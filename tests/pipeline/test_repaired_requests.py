@@ -21,6 +21,8 @@ def test_a_layout_waits_for_the_repair_of_its_gpu_before_an_eviction() -> None:
     scenes.assert_restored(rig)
     assert rig.recovery_condition is not None
     assert rig.recovery_condition["reason"] == "GpuReset"
+    assert rig.recovery_condition["message"].endswith("The agent evicts its pods, and resets it.")
+    assert "nvidia-smi" not in rig.recovery_condition["message"]
     outcome = repairs.request_other(rig, agent, attempt=2)
     assert outcome.state is model.State.SUCCESS
     assert repairs.resets(rig) == 1

@@ -89,6 +89,32 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     assert user.server.store.version == watched + 1
 
 
+@pytest.mark.parametrize(
+    ("layout", "words", "said", "requested"),
+    [
+        ("all-1g.5gb", (), "Requested as layout all-1g.5gb", "all-1g.5gb"),
+        ("all-1g.5gb", ("--dry-run",), "Nothing was requested (--dry-run).", "all-balanced"),
+        (
+            "all-1g.5bg",
+            (),
+            "Name a layout that 'kubectl mig layouts' lists, or its file",
+            "all-balanced",
+        ),
+        ("gpu-1", (), "no node lists layout 'gpu-1'", "all-balanced"),
+        (None, (), "name a layout that 'kubectl mig layouts' lists", "all-balanced"),
+    ],
+)
+def test_without_a_file_a_layout_that_the_node_lists_is_requested(
+    user: rig.Viewer, layout: str | None, words: tuple[str, ...], said: str, requested: str
+) -> None:
+    generated = served.generated(rig.gpus(SPEC)).values()
+    add_node(user.server, listed=served.to_json(map(served.ServedLayout.of, generated)))
+    answer = user.alone("apply", *filter(None, (layout, "gpu-1")), *words)
+    assert said in answer.out + answer.err
+    assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == requested
+    assert well_known.LAYOUT_ANNOTATION not in metadata(user.server)["annotations"]
+
+
 @pytest.mark.slow
 def test_a_second_request_of_the_same_layout_is_a_new_one(user: rig.Viewer) -> None:
     add_node(user.server)

@@ -2,9 +2,11 @@
 
 import pathlib
 
+import pynvml
 import pytest
 
 from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests.shell.shell_node import Node
 
 APPLIED = "MIG configuration applied successfully\n"
@@ -85,9 +87,10 @@ def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(tmp_path: pat
 @pytest.mark.slow
 def test_a_failure_of_another_kind_is_one_although_modes_may_wait(tmp_path: pathlib.Path) -> None:
     gpus = node(tmp_path, states.Options())
-    gpus.state.add_client(gpus.state.boards[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    refusal = nvml_faults.Fault(function="nvmlDeviceSetMigMode", code=pynvml.NVML_ERROR_UNKNOWN)
+    gpus.state.add_fault(refusal)
 
-    answer = gpus.run("apply", "-ms", "mine", "--in-use-timeout-s", "0")
+    answer = gpus.run("apply", "-ms", "mine")
 
     assert (answer.status, answer.out) == (1, "")
     assert pending(gpus) == [False, False]

@@ -31,7 +31,9 @@ def require_layout(
     if document is NO_FILE:
         hint = messages.did_you_mean(name, (each.name for node in every for each in node.layouts))
         raise errors.LayoutError(
-            f"no node lists layout {name!r}{hint}", reason=errors.Reason.UNKNOWN_CONFIG
+            f"no node lists layout {name!r}{hint}",
+            reason=errors.Reason.UNKNOWN_CONFIG,
+            remedy="Name a layout that 'kubectl mig layouts' lists, or its file with -f.",
         )
     document.layout(name, [gpus for node in every if (gpus := nodes.published_gpus(node)[0])])
 

@@ -4,7 +4,7 @@ The condition is named and behaves as those of node-problem-detector: ``True`` i
 is apart from ``MigReady``, because the layout of a GPU with a fault may still be active.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from mig_manager import errors
 from mig_manager.core import messages, model
@@ -48,6 +48,7 @@ _NEEDS: dict[model.RecoveryAction, tuple[str, str]] = {
 Sources: NVIDIA GPU Memory Error Management, "Error Recovery and Response Flags", for the first
 five values; the comments of ``nvmlDeviceGpuRecoveryAction_t`` in nvml.h for the others.
 """
+_RESETTING = "The agent evicts its pods, and resets it."
 _UNREACHABLE = errors.Reason.GPU_UNREACHABLE
 _LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
 """Answers of the driver with a remedy of their own.
@@ -81,25 +82,30 @@ def remedy(gpu: model.Gpu | model.UnreachableGpu) -> str:
     return messages.with_full_stop(f"{advice[0].upper()}{advice[1:]}")
 
 
-def faults(gpus: Iterable[model.Gpu]) -> Iterator[str]:
-    """Yield a sentence for each reachable GPU that needs recovery, with what to do."""
+def faults(gpus: Iterable[model.Gpu], resetting: Collection[str] = ()) -> Iterator[str]:
+    """Yield a sentence for each reachable GPU that needs recovery, with what to do.
+
+    ``resetting`` are the UUIDs of those that the agent resets, so that people have nothing to do.
+    """
     for gpu in gpus:
         if need := fault(gpu):
-            yield f"{need}. {remedy(gpu)}"
+            yield f"{need}. {_RESETTING if gpu.uuid in resetting else remedy(gpu)}"
 
 
-def sentences(gpus: model.ObservedGpus) -> list[str]:
-    """Return a sentence for each GPU with a fault, with what to do; unreachable ones last."""
-    return [*faults(gpus), *map(_unreachable, gpus.unreachable)]
+def sentences(gpus: model.ObservedGpus, resetting: Collection[str] = ()) -> list[str]:
+    """Return a sentence for each GPU with a fault, as ``faults``; unreachable ones last."""
+    return [*faults(gpus, resetting), *map(_unreachable, gpus.unreachable)]
 
 
-def condition(gpus: model.ObservedGpus, note: str = "") -> readiness.Condition:
+def condition(
+    gpus: model.ObservedGpus, note: str = "", resetting: Collection[str] = ()
+) -> readiness.Condition:
     """Return the condition for GPUs; its reason is the worst action, or GpuUnreachable.
 
-    ``note`` says in sentences what the agent does about them.
+    ``note`` says in sentences why the agent does not reset others than those ``resetting``.
     """
     actions = [gpu.recovery_action for gpu in (*gpus, *gpus.unreachable) if _need(gpu)]
-    named = sentences(gpus)
+    named = sentences(gpus, resetting)
     if not named:
         return NONE_NEEDED
     worst = next((action for action in _NEEDS if action in actions), None)

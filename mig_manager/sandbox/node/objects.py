@@ -99,10 +99,15 @@ def is_finished(pod: Mapping[str, Any]) -> bool:
     return phase(pod) in ("Succeeded", "Failed")
 
 
+def true_conditions(obj: Mapping[str, Any]) -> dict[str, str]:
+    """Return the messages of a pod's or node's conditions that hold, by type."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return {c["type"]: c.get("message", "") for c in conditions if c["status"] == "True"}
+
+
 def is_ready(obj: Mapping[str, Any]) -> bool:
     """Return whether the Ready condition of a pod or node holds."""
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return "Ready" in true_conditions(obj)
 
 
 def is_plugin(pod: Mapping[str, Any]) -> bool:
