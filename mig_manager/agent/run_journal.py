@@ -157,7 +157,9 @@ class RunJournal:
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, and remove the label of the applied layout."""
-        message = f"running {len(plan.steps)} steps on the GPUs"
+        resets = sum(gpu.needs_reset for gpu in plan.gpus)
+        with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
+        message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
         labels = {well_known.APPLIED_LABEL: None}
         self.enter(model.Phase.EXECUTE, message, labels=labels, snapshot=before)
 

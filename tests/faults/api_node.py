@@ -47,7 +47,7 @@ QUICK = sandbox_node.NodeOptions(
 )
 REQUEST_TIMEOUT_S = 15.0
 """Longer than a slow machine takes to answer."""
-SILENCE_TIMEOUT_S = 0.7
+SILENCE_TIMEOUT_S = 1.5
 """In its place where the silence itself is what is tried."""
 _LONGEST_SLEEP_S = 0.02
 _BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)

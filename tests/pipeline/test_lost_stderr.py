@@ -31,7 +31,7 @@ def run(node: Node, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]
         stderr=stderr,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
 
 

@@ -90,7 +90,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
 
 
 @pytest.mark.parametrize(
-    ("layout", "words", "said", "requested"),
+    ("layout", "words", "message", "requested"),
     [
         ("all-1g.5gb", (), "Requested as layout all-1g.5gb", "all-1g.5gb"),
         ("all-1g.5gb", ("--dry-run",), "Nothing was requested (--dry-run).", "all-balanced"),
@@ -105,12 +105,12 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     ],
 )
 def test_without_a_file_a_layout_that_the_node_lists_is_requested(
-    user: rig.Viewer, layout: str | None, words: tuple[str, ...], said: str, requested: str
+    user: rig.Viewer, layout: str | None, words: tuple[str, ...], message: str, requested: str
 ) -> None:
     generated = served.generated(rig.gpus(SPEC)).values()
     add_node(user.server, listed=served.to_json(map(served.ServedLayout.of, generated)))
     answer = user.alone("apply", *filter(None, (layout, "gpu-1")), *words)
-    assert said in answer.out + answer.err
+    assert message in answer.out + answer.err
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == requested
     assert well_known.LAYOUT_ANNOTATION not in metadata(user.server)["annotations"]
 
