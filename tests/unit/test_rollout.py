@@ -315,6 +315,25 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             (2, [done("b")], "done; b applied"),
         ],
     ),
+    "the agent of a superseded node has the whole time for its response": (
+        {"is_carried_out": True},
+        [
+            (
+                0,
+                [node("a", requested="second"), node("b")],
+                "rolling; a to-do, b to-do; start a; unavailable a",
+            ),
+            (1, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (
+                11,
+                [node("a", requested="third"), node("b")],
+                (
+                    "rolling; a superseded, b to-do; unavailable a; "
+                    "a: layout third was requested meanwhile"
+                ),
+            ),
+        ],
+    ),
 }
 
 

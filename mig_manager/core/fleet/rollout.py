@@ -136,7 +136,10 @@ class RolloutDecision:
         return {state.value: counted[state] for state in NodeProgressState}
 
 
-@dataclasses.dataclass(slots=True)
+_MOVING = (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Track:
     """What a rollout remembers of one node between decisions."""
 
@@ -149,12 +152,15 @@ class _Track:
     since_s: float | None = None
     """Since when it is in progress, without its wait for a slot."""
     unanswered_s: float | None = None
-    """Since when its agent has not responded to its label."""
+    """Since when its agent has not responded to a request of others."""
     failure: NodeProgress | None = None  # the last one; None if it is applied
     has_failed: bool | None = None
     """Whether it failed during the rollout, even if it was applied later; None: never failed.
 
     False: it had failed at the start, and does not pause the rollout."""
+
+
+_NEW = _Track()
 
 
 class Rollout:
@@ -163,128 +169,152 @@ class Rollout:
     def __init__(self, goal: goals.Goal, limits: RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
-        self._tracks: collections.defaultdict[str, _Track] = collections.defaultdict(_Track)
+        self._tracks: dict[str, _Track] = {}
         self._has_begun = False
-        self._before: tuple[object, float] = ((), 0.0)
-        """The nodes' states at their last change, and its time."""
+        self._rest: tuple[object, float] = ((), 0.0)
+        """The states of nodes at rest, and since when; empty while a node is moving."""
 
     def requested(self, name: str) -> None:
         """Record that a node's label was written."""
-        self._tracks[name].is_requested = True
+        self._tracks[name] = dataclasses.replace(self._track(name), is_requested=True)
 
     def withdrawn(self, name: str) -> None:
         """Record that a node's previous request was restored."""
-        self._tracks[name].is_withdrawn = True
+        self._tracks[name] = dataclasses.replace(self._track(name), is_withdrawn=True)
 
     def decide(self, nodes: Sequence[fleet_nodes.FleetNode], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
         included = (
             node
             for node in nodes
-            if self._goal.includes(node) or self._tracks[node.name].has_joined
+            if self._goal.includes(node) or self._track(node.name).has_joined
         )
         ordered = sorted(included, key=lambda node: node.name)
-        progress = [self._progress(node, now_s) for node in ordered]
-        phase = self._phase(progress, now_s)
-        failures = (self._tracks[node.name].failure for node in ordered)
+        steps = [self._step(self._track(node.name), node, now_s) for node in ordered]
+        progress = [each for _, each in steps]
+        self._tracks.update((each.name, track) for track, each in steps)
+        self._has_begun = True
+        is_moving = any(map(self._is_moving, steps))
+        # A node that fails repeatedly changes often, but never lets another node start.
+        states = () if is_moving else tuple(None if p.state in BAD else p.state for p in progress)
+        if is_moving or states != self._rest[0]:
+            self._rest = states, now_s
+        phase = self._phase(progress, is_moving=is_moving, rest_s=now_s - self._rest[1])
         decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),
             most=self._limits.most(len(ordered)),
-            failures=tuple(filter(None, failures)),
+            failures=tuple(track.failure for track, _ in steps if track.failure),
             withdraw=tuple(
                 node.name
-                for node, each in zip(ordered, progress, strict=True)
-                if each.state is NodeProgressState.NO_RESPONSE and self._is_ours(node)
+                for node, (track, each) in zip(ordered, steps, strict=True)
+                if each.state is NodeProgressState.NO_RESPONSE and self._is_ours(track, node)
             ),
         )
         if phase is not RolloutPhase.ROLLING:
             return decision
         return dataclasses.replace(decision, start=_startable(decision))
 
-    def _target(self, node: fleet_nodes.FleetNode) -> str | None:
-        track = self._tracks[node.name]
-        return track.target if track.has_joined else self._goal.target(node)
+    def _track(self, name: str) -> _Track:
+        return self._tracks.get(name, _NEW)
 
-    def _is_ours(self, node: fleet_nodes.FleetNode) -> bool:
+    def _is_ours(self, track: _Track, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
-        is_withdrawn = self._tracks[node.name].is_withdrawn
-        return not is_withdrawn and self._goal.withdrawal(node) is not None
+        return not track.is_withdrawn and self._goal.withdrawal(node) is not None
 
-    def _phase(self, progress: Sequence[NodeProgress], now_s: float) -> RolloutPhase:
-        for each in progress:
-            track = self._tracks[each.name]
-            if each.state in BAD:
-                track.failure = each
-                if track.has_failed is None:
-                    track.has_failed = self._has_begun
-            elif each.state is NodeProgressState.APPLIED:
-                track.failure = None
-        self._has_begun = True
-        is_moving = any(
-            p.state is NodeProgressState.IN_PROGRESS
-            or (p.is_retried and p.seconds < self._limits.node_timeout_s)
-            for p in progress
-            if not (self._limits.pauses and self._tracks[p.name].has_failed)
+    def _is_moving(self, step: tuple[_Track, NodeProgress]) -> bool:
+        track, progress = step
+        if self._limits.pauses and track.has_failed:
+            return False
+        return progress.state is NodeProgressState.IN_PROGRESS or (
+            progress.is_retried and progress.seconds < self._limits.node_timeout_s
         )
+
+    def _phase(
+        self, progress: Sequence[NodeProgress], *, is_moving: bool, rest_s: float
+    ) -> RolloutPhase:
         has_more = any(p.state is NodeProgressState.TO_DO for p in progress)
         pauses = self._limits.pauses and any(track.has_failed for track in self._tracks.values())
         if pauses and (has_more or is_moving):
             return RolloutPhase.PAUSING if is_moving else RolloutPhase.PAUSED
         if is_moving:
-            self._before = (), now_s
             return RolloutPhase.ROLLING
         if not has_more:
             is_done = all(p.state is NodeProgressState.APPLIED for p in progress)
             return RolloutPhase.DONE if is_done else RolloutPhase.FAILED
-        # A node that fails repeatedly changes often, but never lets another node start.
-        states = tuple(p.state if p.state not in BAD else None for p in progress)
-        if states != self._before[0]:
-            self._before = states, now_s
-        is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
+        is_stalled = rest_s >= self._limits.silence_timeout_s
         return RolloutPhase.STALLED if is_stalled else RolloutPhase.ROLLING
 
-    def _progress(self, node: fleet_nodes.FleetNode, now_s: float) -> NodeProgress:
-        state, message = self._state(node, now_s)
-        reported, track = node.answer, self._tracks[node.name]
-        is_moving = state in (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
-        is_silent = state is NodeProgressState.NO_RESPONSE
+    def _step(
+        self, track: _Track, node: fleet_nodes.FleetNode, now_s: float
+    ) -> tuple[_Track, NodeProgress]:
+        """Return what to remember of a node, and its progress."""
+        target = track.target if track.has_joined else self._goal.target(node)
+        is_visible = node.requested == target
+        state, message = self._state(track, node, is_visible=is_visible)
+        reported, since_s = node.answer, track.since_s
+        if is_visible and state is not NodeProgressState.SKIPPED:
+            track = dataclasses.replace(
+                track, is_requested=False, has_joined=True, target=node.requested
+            )
         if state in (NodeProgressState.APPLIED, NodeProgressState.TO_DO):
-            track.since_s = None
-        # An agent that returns acts on its request until the request is withdrawn.
-        is_withdrawn = is_silent and not self._is_ours(node)
-        return NodeProgress(
+            since_s = None
+        elif state in (NodeProgressState.IN_PROGRESS, NodeProgressState.FAILED):
+            waits = is_visible and reported and reported.phase == model.Phase.WAIT.value
+            since_s = now_s if waits or since_s is None else since_s
+        seconds = 0.0 if since_s is None else now_s - since_s
+        if state is NodeProgressState.IN_PROGRESS:
+            is_silent = is_visible and not node.has_responded
+            state, message = self._state_in_time(seconds, is_silent=is_silent)
+        is_unavailable, unanswered_s = self._availability(track, node, state, now_s)
+        progress = NodeProgress(
             name=node.name,
             state=state,
-            phase=reported.phase if reported and is_moving else "",
+            phase=reported.phase if reported and state in _MOVING else "",
             reason=reported.reason if reported else "",
             message=message or (reported.message if reported else ""),
             is_retried=state is NodeProgressState.FAILED
             and bool(reported and reported.is_retried),
-            seconds=0.0 if track.since_s is None else now_s - track.since_s,
+            seconds=seconds,
             before=node.mark.before if node.mark else None,
             unreachable=reported.unreachable
             if reported and state is NodeProgressState.APPLIED
             else (),
-            is_unavailable=node.is_unavailable
-            or is_moving
-            or not (is_withdrawn or self._is_stable(node, now_s))
-            or (is_silent and not is_withdrawn),
+            is_unavailable=is_unavailable,
         )
+        failure, has_failed = track.failure, track.has_failed
+        if state in BAD:
+            failure, has_failed = progress, self._has_begun if has_failed is None else has_failed
+        elif state is NodeProgressState.APPLIED:
+            failure = None
+        track = dataclasses.replace(
+            track,
+            since_s=since_s,
+            unanswered_s=unanswered_s,
+            failure=failure,
+            has_failed=has_failed,
+        )
+        return track, progress
 
-    def _is_stable(self, node: fleet_nodes.FleetNode, now_s: float) -> bool:
-        """Return whether a node will not change; a silent agent changes nothing."""
-        track = self._tracks[node.name]
+    def _availability(
+        self, track: _Track, node: fleet_nodes.FleetNode, state: NodeProgressState, now_s: float
+    ) -> tuple[bool, float | None]:
+        """Return whether a node counts as unavailable, and ``_Track.unanswered_s``."""
+        if node.is_unavailable or state in _MOVING:
+            return True, None
+        if state is NodeProgressState.NO_RESPONSE:
+            # An agent that returns acts on its request until the request is withdrawn.
+            return self._is_ours(track, node), None
         if node.is_finished or node.has_responded:
-            track.unanswered_s = None
-            return node.is_finished
-        if track.unanswered_s is None:
-            track.unanswered_s = now_s
-        return now_s - track.unanswered_s >= self._limits.silence_timeout_s
+            return not node.is_finished, None
+        since_s = now_s if track.unanswered_s is None else track.unanswered_s
+        # A silent agent changes nothing.
+        return now_s - since_s < self._limits.silence_timeout_s, since_s
 
-    def _state(self, node: fleet_nodes.FleetNode, now_s: float) -> tuple[NodeProgressState, str]:
-        """Return a node's state, with a message if its agent reports none."""
-        track = self._tracks[node.name]
+    def _state(
+        self, track: _Track, node: fleet_nodes.FleetNode, *, is_visible: bool
+    ) -> tuple[NodeProgressState, str]:
+        """Return a node's state without limits, with a message if its agent reports none."""
         if track.is_withdrawn:
             why = "no agent responded; the previous request is restored"
             return NodeProgressState.NO_RESPONSE, why
@@ -294,11 +324,10 @@ class Rollout:
                 NodeProgressState.SKIPPED,
                 "no agent has ever published its GPUs; is one running there?",
             )
-        if node.requested == self._target(node):
-            track.is_requested, track.has_joined, track.target = False, True, node.requested
-            return self._state_of_requested(node, now_s)
+        if is_visible:
+            return _state_of_requested(node)
         if track.is_requested:
-            return self._state_in_time(node, now_s)
+            return NodeProgressState.IN_PROGRESS, ""
         if track.has_joined or self._goal.is_superseded(node):
             requested = node.requested and f"layout {node.requested} was requested"
             message = f"{requested or 'the label was removed'} meanwhile"
@@ -306,35 +335,12 @@ class Rollout:
         not_ready = NodeProgressState.SKIPPED, "the node is not ready"
         return (NodeProgressState.TO_DO, "") if node.is_ready else not_ready
 
-    def _state_of_requested(
-        self, node: fleet_nodes.FleetNode, now_s: float
-    ) -> tuple[NodeProgressState, str]:
-        if node.requested is None:
-            why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
-            return NodeProgressState.APPLIED, why
-        is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
-        if is_success and (node.status is None or node.is_finished):
-            return NodeProgressState.APPLIED, ""
-        reported = node.answer
-        if reported is None:
-            return self._state_in_time(node, now_s)
-        track = self._tracks[node.name]
-        if reported.phase == model.Phase.WAIT.value or track.since_s is None:
-            track.since_s = now_s
-        if reported.state is model.State.FAILED:
-            return NodeProgressState.FAILED, ""
-        return self._state_in_time(node, now_s)
-
     def _state_in_time(
-        self, node: fleet_nodes.FleetNode, now_s: float
+        self, elapsed_s: float, *, is_silent: bool
     ) -> tuple[NodeProgressState, str]:
-        track = self._tracks[node.name]
-        if track.since_s is None:
-            track.since_s = now_s
-        elapsed_s = now_s - track.since_s
-        is_requested = node.requested == self._target(node)
+        """Return the state of a node in progress, by the limits."""
         silence_s = self._limits.silence_timeout_s
-        if is_requested and not node.has_responded and elapsed_s >= silence_s:
+        if is_silent and elapsed_s >= silence_s:
             why = f"no agent has responded for {silence_s:g} s; is it running?"
             return NodeProgressState.NO_RESPONSE, why
         if elapsed_s >= self._limits.node_timeout_s:
@@ -343,10 +349,20 @@ class Rollout:
         return NodeProgressState.IN_PROGRESS, ""
 
 
+def _state_of_requested(node: fleet_nodes.FleetNode) -> tuple[NodeProgressState, str]:
+    if node.requested is None:
+        why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
+        return NodeProgressState.APPLIED, why
+    is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
+    if is_success and (node.status is None or node.is_finished):
+        return NodeProgressState.APPLIED, ""
+    has_failed = node.answer and node.answer.state is model.State.FAILED
+    return NodeProgressState.FAILED if has_failed else NodeProgressState.IN_PROGRESS, ""
+
+
 def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     """Return the nodes that may start now."""
-    moving = (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
-    in_progress = sum(node.state in moving or node.is_retried for node in decision.nodes)
+    in_progress = sum(node.state in _MOVING or node.is_retried for node in decision.nodes)
     unavailable = len(decision.unavailable)
     chosen: list[str] = []
     # Nodes that are already unavailable do not add to the limit.
