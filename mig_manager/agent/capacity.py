@@ -5,6 +5,7 @@ pods: when a pod that may use a GPU changes, it asks kubelet and the driver once
 it sends no request.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -24,6 +25,17 @@ _BACKOFF = timing.Backoff(first_s=1.0, max_s=60.0, factor=2.0)
 _log = structlog.get_logger()
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Retry:
+    """When to observe again without an event."""
+
+    at_s: float = math.inf
+    attempt: int = 0
+
+
+_NO_RETRY = _Retry()
+
+
 class CapacityReport:
     """The published use of the node's GPU instances; for the loop's thread."""
 
@@ -33,8 +45,7 @@ class CapacityReport:
         self._gpus = model.NO_GPUS
         self._is_followed = False
         self._burst = timing.Burst(quiet_s=_QUIET_S, longest_s=_LONGEST_S)
-        self._retry_at_s = math.inf
-        self._attempt = 0
+        self._retry = _NO_RETRY
 
     # -- at the end of a run ----------------------------------------------------------------------
 
@@ -50,15 +61,14 @@ class CapacityReport:
             return {}
         self.note_gpus(gpus)
         self._burst.clear()
-        self._retry_at_s = math.inf
-        text = ""
+        text, is_stable = "", False
         try:
-            text = self._observe_use(gpus)
+            text, is_stable = self._observe_use(gpus)
         except errors.MigManagerError as error:
             _log.info("use_not_found", reason=error.reason.value, error=error.message)
-            self._repeat()
         except Exception:  # noqa: BLE001 - a bug in a report must not fail a run
             _log.exception("capacity_error")
+        self._retry = self._next_retry(is_stable=is_stable)
         old = (present or {}).get(well_known.CAPACITY_ANNOTATION, "")
         if capacity.has_same_facts(old, text):
             text = old
@@ -70,7 +80,7 @@ class CapacityReport:
         """Start or stop following the use, as the node's label says; note a change of use."""
         if is_on_demand is not self._is_followed:
             self._is_followed = has_changed = is_on_demand
-            self._retry_at_s = math.inf
+            self._retry = _NO_RETRY
             self._burst.clear()
             if self._deps.pod_watch is not None:
                 (self._deps.pod_watch.keep if is_on_demand else self._deps.pod_watch.release)()
@@ -101,13 +111,12 @@ class CapacityReport:
         """How long to wait before the next ``refresh``; inf until something changes."""
         now = self._deps.clock.monotonic()
         burst_s = self._burst.ends_in_s(now)
-        retry_s = max(0.0, self._retry_at_s - now)
+        retry_s = max(0.0, self._retry.at_s - now)
         return retry_s if burst_s is None else min(burst_s, retry_s)
 
     def refresh(self) -> None:
         """Observe the use, and publish what has changed; a failure is logged and retried."""
         self._burst.clear()
-        self._retry_at_s = math.inf
         is_stable = False
         try:
             is_stable = self._refresh()
@@ -115,26 +124,23 @@ class CapacityReport:
             _log.warning("use_not_published", reason=error.reason.value, error=error.message)
         except Exception:  # noqa: BLE001 - a bug in a report must not end the agent
             _log.exception("capacity_error")
-        if is_stable:
-            self._attempt = 0
-        elif self._retry_at_s == math.inf:
-            self._repeat()
+        self._retry = self._next_retry(is_stable=is_stable)
 
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
         if not self._gpus:
             with self._shared.hold_lock("observing the GPUs"):
                 self._gpus = self._deps.gpus.observe()
-        text = self._observe_use(self._gpus)
+        text, is_stable = self._observe_use(self._gpus)
         change: dict[str, str | None] = {well_known.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}
         old = self._shared.publisher.written(well_known.CAPACITY_ANNOTATION)
         if not capacity.has_same_facts(text, old):
             change[well_known.CAPACITY_ANNOTATION] = text
         self._shared.publisher.annotate(change)
-        return math.isinf(self._retry_at_s)
+        return is_stable
 
-    def _observe_use(self, gpus: model.ObservedGpus) -> str:
-        """Return the annotation's value; observe again later if the use may end unnoticed."""
+    def _observe_use(self, gpus: model.ObservedGpus) -> tuple[str, bool]:
+        """Return the annotation's value, and whether only a pod event can change the use."""
         deps = self._deps
         extra_clients = deps.extra_clients()
         usage = survey.report_usage(deps, gpus, has_processes=self._is_followed)
@@ -142,17 +148,17 @@ class CapacityReport:
         if use is None:
             reason = errors.Reason.POD_RESOURCES_UNAVAILABLE
             raise errors.ClusterError(usage.why_incomplete, reason=reason)
-        if not use.is_stable:
-            self._repeat()
         deps.telemetry.use_observed(gpus, use.in_use)
-        return capacity.to_json(gpus, use.in_use, at=deps.clock.now_iso())
+        text = capacity.to_json(gpus, use.in_use, at=deps.clock.now_iso())
+        return text, use.is_stable
 
     def _expect(self) -> None:
         if self._is_followed:
             self._burst.add(self._deps.clock.monotonic())
 
-    def _repeat(self) -> None:
-        if self._is_followed:
-            delay_s = _BACKOFF.delay_s(self._attempt)
-            self._retry_at_s = self._deps.clock.monotonic() + delay_s
-            self._attempt += 1
+    def _next_retry(self, *, is_stable: bool) -> _Retry:
+        if is_stable or not self._is_followed:
+            return _NO_RETRY
+        attempt = self._retry.attempt
+        at_s = self._deps.clock.monotonic() + _BACKOFF.delay_s(attempt)
+        return _Retry(at_s=at_s, attempt=attempt + 1)
