@@ -192,6 +192,18 @@ def test_file_that_appears_is_a_change_and_a_brief_absence_is_not(tmp_path: path
         assert changes.get(timeout=_SOON_S) == "two"
 
 
+def test_a_folder_whose_link_leads_to_itself_is_watched_once_it_exists(
+    tmp_path: pathlib.Path,
+) -> None:
+    folder = tmp_path / "folder"
+    folder.symlink_to(folder)
+    with watching(folder / "config.yaml", poll_s=0.05) as changes:
+        folder.unlink()
+        folder.mkdir()
+        put(folder / "config.yaml", "two")
+        assert changes.get(timeout=_SOON_S) == "two"
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_directory_that_is_created_or_recreated_is_watched(
     tmp_path: pathlib.Path, *, is_there: bool

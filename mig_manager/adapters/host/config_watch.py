@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import pathlib
 import threading
 from collections.abc import Callable
@@ -135,7 +136,7 @@ class DirectoryWatch(watchdog.events.FileSystemEventHandler):
         """
         self._on_event = on_event
         # Resolved, because watchdog watches a symbolic link itself and does not follow it.
-        resolved = str(directory.resolve(strict=True))
+        resolved = os.path.realpath(directory, strict=True)
         self._observer = watchdog.observers.Observer()
         self._observer.schedule(self, resolved, recursive=False)
         try:
