@@ -85,6 +85,9 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
         _log.warning("repair_not_decided", reason=error.reason.value, error=error.message)
         decision = NOTHING
     if outcome.state is model.State.SUCCESS:
+        if not job.limits.drift_check_interval_s:
+            # A check would begin it.
+            decision = dataclasses.replace(decision, gpus=())
         return _with_problems(outcome, job.journal.record), decision
     if not decision.gpus:
         return outcome, decision
@@ -135,7 +138,8 @@ def begin(job: jobs.Job, decision: Decision) -> None:
     names = messages.listed([*map(str, decision.gpus)])
     repairs = gpu_repair.begun(record.repairs, uuids, job.deps.clock.unix_s())
     _log.warning("gpu_repair_begun", gpus=uuids)
-    message = f"The agent evicts the pods of {names}, and resets it."
+    which = "it" if len(uuids) == 1 else "them"
+    message = f"The agent evicts the pods of {names}, and resets {which}."
     job.deps.node.emit(reason="GpuRepairBegun", message=message, is_warning=True)
     job.journal.note_record(dataclasses.replace(record, repairs=repairs))
 

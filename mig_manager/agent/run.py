@@ -149,6 +149,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
             job, change.gpus, snapshots, is_from_owner=target.is_from_owner
         )
     change = preparing.require_possible(job, change)
+    slots.require(job)
     host.start_hooks(job, change.plan)
     draining.taint(job, change)
     drain, pods = draining.drain_pods(job, change)

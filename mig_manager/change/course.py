@@ -70,7 +70,7 @@ def run(
         gpu = require_unused(observed, uuid)
         if journal.entries.snapshot:
             raise errors.UsageError(
-                f"the 'apply' of layout '{journal.entries.config}' was left unfinished",
+                f"the change to layout '{journal.entries.config}' was left unfinished",
                 remedy="Run 'mig-manager apply' or 'restore' first.",
             )
         course = _Course(

@@ -166,7 +166,7 @@ class LocalJournal:
 
     def undo(self, observed: model.ObservedGpus) -> str:
         """Roll back the changes of a killed run; return the outcome, empty if there were none."""
-        unfinished = f"the 'apply' of layout '{self.entries.config}' was left unfinished"
+        unfinished = f"the change to layout '{self.entries.config}' was left unfinished"
         before = self.entries.snapshot
         if not before:
             try:
@@ -190,7 +190,7 @@ def describe_interrupted(deps: LocalDependencies) -> str:
         entries = journals.Journal.from_json(deps.journal.read() or "")
         if entries.snapshot:
             return (
-                f"the 'apply' of layout '{entries.config}' was left unfinished; the next 'apply', "
+                f"the change to layout '{entries.config}' was left unfinished; the next 'apply', "
                 "'restore' or 'boot' finishes or undoes it"
             )
     return ""
@@ -207,7 +207,7 @@ def undo_interrupted(deps: LocalDependencies) -> str:
     with contextlib.suppress(errors.ConfigError):
         if deps.journal.read() is None:
             return ""
-    with hold_lock(deps, "undo an unfinished 'apply'"):
+    with hold_lock(deps, "undo an unfinished change"):
         observed = observe(deps)
         return open_journal(deps, observed).undo(observed)
 
@@ -236,7 +236,7 @@ def open_journal(
         except errors.ConfigError as refused:
             raise _not_written(refused) from refused
         deps.notify(
-            f"the journal of an earlier 'apply' is invalid ({problem}); it is kept as {kept} "
+            f"the journal of an earlier change is invalid ({problem}); it is kept as {kept} "
             "and otherwise ignored"
         )
         return empty
@@ -258,7 +258,7 @@ def open_journal(
     why = "" if is_undone else _why_outdated(deps, entries, observed)
     if why:
         deps.notify(
-            f"the 'apply' of layout '{entries.config}' was left unfinished{why}: it will not be "
+            f"the change to layout '{entries.config}' was left unfinished{why}: it will not be "
             "undone"
         )
     if is_undone or why:

@@ -77,7 +77,7 @@ class Restore:
         if unrestored:
             lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
             described = "; ".join(map(_describe, unrestored))
-            message += f" on the reachable GPUs; {lost}; to restore once it is back: {described}"
+            message += f" on the reachable GPUs; {lost}; still to restore: {described}"
         return Rollback(is_complete=True, message=message, unrestored=unrestored, gpus=self.now)
 
     def _restore(self) -> str:
@@ -140,10 +140,14 @@ def verify_without_steps(
 
 def _with_foreign(message: str, foreign: tuple[str, ...], now: model.ObservedGpus) -> Rollback:
     _log.warning("foreign_instances_kept", instances=foreign)
+    why = (
+        "is new, and is kept because this change did not create it"
+        if len(foreign) == 1
+        else "are new, and are kept because this change did not create them"
+    )
     return Rollback(
         is_complete=False,
-        message=f"{message}; {', '.join(foreign)} is new, and is kept because this change did not "
-        "create it",
+        message=f"{message}; {', '.join(foreign)} {why}",
         foreign=foreign,
         gpus=now,
     )

@@ -10,6 +10,10 @@ from mig_manager.cli.toolkit import console, parser
 _MIG_PARTED = "nvidia-mig-parted"
 _COMPLETE = "__complete"  # before the words that a shell asks about, as in cobra
 _SIMULATE = "To try it without a GPU, add --simulate 1xA100-SXM4-40GB."
+_REQUEST_LISTED = (
+    "Request a layout that 'kubectl mig layouts' lists. If this one was just added, name its "
+    "ConfigMap with --config-map."
+)
 _NAME_PRODUCT = "Without a GPU, name a product: --gpu A100-SXM4-40GB."
 _WITHOUT_GPU = {
     "status": _SIMULATE,
@@ -54,6 +58,8 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
 def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     usage = registry.PROGRAM.usage_remedy(error, argv)
     remedy = error.own_remedy or usage or error.reason.remedy_at_shell
+    if error.reason is errors.Reason.UNKNOWN_CONFIG and argv[:1] == ["rollout"]:
+        remedy = _REQUEST_LISTED  # the nodes' layouts, not this machine's
     if error.reason is errors.Reason.DRIVER_NOT_LOADED:
         hints = (_WITHOUT_GPU[word] for word in argv[:1] if word in _WITHOUT_GPU)
         return " ".join((remedy, *hints))

@@ -17,7 +17,7 @@ from mig_manager.core.node import well_known
 from mig_manager.kubectl import cluster, plan, settings
 
 ABOUT = """
-Refused if the layout does not fit. One from your file needs an agent with --custom-layouts.
+Refused if the layout cannot fit. One from your file needs an agent with --custom-layouts.
 
 $ kubectl mig apply all-1g.5gb node-7
 Request a layout that 'kubectl mig layouts' lists.
@@ -48,14 +48,20 @@ class Settings(
 def run(chosen: Settings, terminal: console.Console) -> int:
     """Request a layout for one node; 1 if the node cannot have it."""
     here = cluster.ClusterCommand(chosen, terminal)
-    layout = None if chosen.filename is None else select(here.document(), chosen.layout)
-    if layout is None and chosen.layout is None:
+    document = here.document(listed_layouts.NO_FILE)
+    wanted = chosen.layout if chosen.filename is None else select(document, chosen.layout)
+    if wanted is None:
         raise errors.UsageError(
             "name a layout that 'kubectl mig layouts' lists, or the file with yours: -f FILE"
         )
-    report = here.node(chosen.node)
-    wanted = layout or str(chosen.layout)
-    result = apply(here.kubectl, report, wanted, is_dry_run=chosen.is_dry_run, now=here.now)
+    result = apply(
+        here.kubectl,
+        here.node(chosen.node),
+        wanted,
+        document,
+        is_dry_run=chosen.is_dry_run,
+        now=here.now,
+    )
     return here.answer(
         result.to_data, lambda: text(result, style=here.style), is_good=result.is_good
     )
@@ -102,13 +108,15 @@ def apply(
     api: kubectl.Kubectl,
     report: node_reports.NodeReport,
     wanted: layouts.Layout | str,
+    document: layouts.Document,
     *,
     is_dry_run: bool,
     now: dt.datetime,
 ) -> RequestedPlan:
     """Plan a layout for a node's published GPUs, and request it if it fits.
 
-    ``wanted`` is a custom layout, or the name of one that the node lists.
+    ``wanted`` is a custom layout, or the name of one that the node lists; its content is in the
+    document, unless it is generated.
 
     Raises:
         ClusterError: The API refused, or the node has changed since planning.
@@ -122,7 +130,7 @@ def apply(
             f"no agent has published the GPUs of node {node.name}; is one running there?"
         )
     if isinstance(wanted, str):
-        name, custom, text, document = wanted, None, None, listed_layouts.NO_FILE
+        name, custom, text = wanted, None, None
     else:
         name, custom, text = well_known.CUSTOM_LAYOUT, wanted, annotation(wanted, now)
         custom_layouts.single(text, source=custom.location.source)
@@ -140,6 +148,13 @@ def apply(
         return RequestedPlan(plans=plans, is_requested=False, outcome="Nothing was requested.")
     if is_dry_run:
         outcome = "Nothing was requested (--dry-run)."
+        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
+    if custom is None and node.requested == name:
+        outcome = (
+            f"The node requests layout {name} already. To have it applied again, first remove the "
+            "label: "
+            f"kubectl label node {node.name} {well_known.CONFIG_LABEL}-"
+        )
         return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
     _request(api, report, name, text, now=now)
     return RequestedPlan(

@@ -93,7 +93,8 @@ class Timeline:
                 self.add("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
         fault = objects.true_conditions(node).get(well_known.RECOVERY_CONDITION, "")
         if self._is_new(well_known.RECOVERY_CONDITION, fault):
-            self.add("agent", fault or "sees no GPU with a fault any more", bar.Tone.WARN)
+            tone = bar.Tone.WARN if fault else bar.Tone.PLAIN
+            self.add("agent", fault or "sees no GPU with a fault any more", tone)
         for key, value in sorted(objects.labels(node).items()):
             is_gate = key.startswith(well_known.DEPLOY_LABEL_PREFIX)
             if is_gate and self._is_new(key, value, initial="true"):

@@ -270,7 +270,7 @@ def test_rollout_refuses_a_layout_that_no_node_lists(rig: Rig) -> None:
 
     assert (answer.status, any(rig.labels().values())) == (2, False)
     assert "no node lists layout 'all-1g.5bg'; did you mean 'all-1g.5gb'" in answer.err
-    assert "or its file with -f" in " ".join(answer.err.split())
+    assert "just added, name its ConfigMap with --config-map" in " ".join(answer.err.split())
     assert rig.roll(LAYOUT).status == 0
 
 

@@ -106,7 +106,7 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> N
 
     (note,) = node.notes
     assert note == (
-        "the 'apply' of layout 'wanted' was left unfinished; if this one fails, the GPUs "
+        "the change to layout 'wanted' was left unfinished; if this one fails, the GPUs "
         "are rolled back to their state before that one"
     )
     assert (node.shape, node.journal.text, node.host.refreshes) == (before, None, 1)

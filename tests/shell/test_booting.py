@@ -151,7 +151,7 @@ def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: Node) -> 
     ampere.boot()
 
     assert ampere.shape == off
-    assert ampere.notes == ["the 'apply' of layout 'mixed' was left unfinished and is undone now"]
+    assert ampere.notes == ["the change to layout 'mixed' was left unfinished and is undone now"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])

@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
-from mig_manager.core.layout import custom_layouts, served
+from mig_manager.core.layout import config, custom_layouts, served
 from mig_manager.core.node import well_known
 from testkit import apiserver
 from tests.shell import commandline
@@ -97,9 +97,10 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
         (
             "all-1g.5bg",
             (),
-            "Name a layout that 'kubectl mig layouts' lists, or its file",
+            "Name a layout that 'kubectl mig layouts' lists.",
             "all-balanced",
         ),
+        ("all-balanced", (), "requests layout all-balanced already", "all-balanced"),
         ("gpu-1", (), "no node lists layout 'gpu-1'", "all-balanced"),
         (None, (), "name a layout that 'kubectl mig layouts' lists", "all-balanced"),
     ],
@@ -113,6 +114,16 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     assert message in answer.out + answer.err
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == requested
     assert well_known.LAYOUT_ANNOTATION not in metadata(user.server)["annotations"]
+
+
+def test_a_listed_layout_of_the_agents_config_map_is_planned_first(user: rig.Viewer) -> None:
+    (mine,) = config.parse(MINE, source="file").layouts.values()
+    add_node(user.server, listed=served.to_json([served.ServedLayout.of(mine)]))
+    user.server.store.create(
+        rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": MINE})
+    )
+    answer = user.alone("apply", "mine", "gpu-1", "--dry-run", "-o", "json")
+    assert answer.data["nodes"][0]["fits"] is True
 
 
 @pytest.mark.slow

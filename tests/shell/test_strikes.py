@@ -124,7 +124,7 @@ def test_after_a_kill_an_impossible_layout_restores_what_was(
     assert node.shape == before
     assert node.journal.text is None
     (name,) = (name for name, each in APPLIED.items() if each is change)
-    undone = f"the 'apply' of layout '{name}' was left unfinished and is undone now"
+    undone = f"the change to layout '{name}' was left unfinished and is undone now"
     assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
 
 

@@ -169,7 +169,7 @@ def test_gpu_lost_in_the_rollback_stays_in_the_journal(
     assert answer.status == 1
     assert of_others(node.state) == {(True, 2)}
     assert f"GPU {LOST} ({uuid}" in answer.err
-    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.err
+    assert f"still to restore: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.err
     for _applied_and_already_applied in range(2 if then == "names-others" else 0):
         assert node.run("apply", then).status == 0
     if then == "sevenths":

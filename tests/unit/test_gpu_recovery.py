@@ -35,6 +35,17 @@ def test_each_action_says_what_is_needed_and_what_to_do(action: model.RecoveryAc
     assert found.reason.lower() == action.value.replace("-", "")
 
 
+def test_people_have_nothing_to_do_about_a_gpu_that_the_agent_resets() -> None:
+    faulty = gpu(0, model.RecoveryAction.GPU_RESET)
+    gpus = model.ObservedGpus([faulty], unreachable=[LOST])
+
+    message = gpu_recovery.condition(gpus, resetting={faulty.uuid, LOST.uuid}).message
+
+    assert message.count("The agent evicts its pods, and resets it.") == 2
+    assert "nvidia-smi" not in message
+    assert gpu_recovery.remedy(LOST) not in message
+
+
 @pytest.mark.parametrize("action", [None, model.RecoveryAction.NONE])
 def test_gpus_without_a_fault_need_nothing(action: model.RecoveryAction | None) -> None:
     healthy = model.ObservedGpus([gpu(0, action)])

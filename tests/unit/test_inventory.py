@@ -84,6 +84,18 @@ def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> N
     assert back.unreachable == seen.unreachable
 
 
+def test_values_of_a_newer_agent_do_not_hide_the_inventory() -> None:
+    gpus = eight(hardware.find("A100-SXM4-40GB"))
+    data = json.loads(gpu_codec.to_json(gpu_values.seen_of(gpus, {gpus[3].uuid})))
+    data["models"][0] |= {"architecture": "new", "virtualization": "new"}
+    data["unreachable"][0]["reason"] = "New"
+
+    back = gpu_codec.from_json(json.dumps(data))
+
+    assert {gpu.architecture for gpu in back} == {model.Architecture.OTHER}
+    assert [gpu.reason for gpu in back.unreachable] == [errors.Reason.NVML_ERROR]
+
+
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4")
 GPUS = [
     pytest.param(samples.gpu(samples.A100, *BALANCED), id="partitioned"),
@@ -151,7 +163,6 @@ BAD = {
     "empty GPU": changed(gpus=[{}]),
     "model as a text": changed(model="x"),
     "short profile": changed(profiles=[[1]]),
-    "unknown architecture": changed(architecture="new"),
     **{
         f"unreachable {row}": changed(unreachable=[row])
         for row in (3, {}, {"index": -1}, {"index": 3, "uuid": "x" * 99})

@@ -108,7 +108,7 @@ class LeaseSlots:
         with self._lock:
             if not self._is_fresh:
                 raise errors.NotReadyError(
-                    "the slot for nodes under change is lost, or was last renewed more than "
+                    "the node has no slot for nodes under change, or renewed it last more than "
                     f"{_FRESH_S:g} s ago; nothing was touched",
                     reason=errors.Reason.SLOTS_TAKEN,
                 )

@@ -10,7 +10,7 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
 from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
-from mig_manager.agent.steps import preparing
+from mig_manager.agent.steps import preparing, slots
 from mig_manager.core import messages, model
 from mig_manager.core.node import node_object, pod_object, resources, well_known
 
@@ -22,8 +22,7 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
         ClusterError: The API refused or does not answer.
         NotReadyError: SLOTS_TAKEN: another node may take the slot soon.
     """
-    if job.deps.slots is not None and not job.journal.entries.blocks_workloads:
-        job.deps.slots.check()
+    slots.require(job)
     affected = change.affected_pods
     message = f"applying {job.status.title}"
     if affected:

@@ -57,14 +57,24 @@ def wait(job: jobs.Job) -> None:
             job.journal.enter(model.Phase.WAIT, why)
 
 
+def require(job: jobs.Job) -> None:
+    """Check that the node has its slot, before anything that another node must not do meanwhile.
+
+    Raises:
+        NotReadyError: SLOTS_TAKEN: it has none, or another node may take it soon.
+    """
+    if job.deps.slots is not None and not job.journal.entries.blocks_workloads:
+        job.deps.slots.check()
+
+
 def _changes_nothing(job: jobs.Job) -> bool:
     """Return whether the layout is active, or cannot be resolved or planned now.
 
     Raises:
         Superseded: Another layout is requested, or the agent stops.
 
-    Such an error, even if it passes soon, costs no slot. If the run then disturbs a pod after all,
-    ``draining.taint`` checks the slots before.
+    Such an error, even if it passes soon, costs no slot; ``require`` then stops a run that has a
+    plan after all.
     """
     try:
         wait = job.wait(job.limits.lock_timeout_s)

@@ -33,7 +33,7 @@ def require_layout(
         raise errors.LayoutError(
             f"no node lists layout {name!r}{hint}",
             reason=errors.Reason.UNKNOWN_CONFIG,
-            remedy="Name a layout that 'kubectl mig layouts' lists, or its file with -f.",
+            remedy="Name a layout that 'kubectl mig layouts' lists.",
         )
     document.layout(name, [gpus for node in every if (gpus := nodes.published_gpus(node)[0])])
 

@@ -41,11 +41,12 @@ class Arrivals:
     def expected(
         self, now_s: float, within_s: float, nodes: Sequence[partitioned.PartitionedNode]
     ) -> tuple[demand.Pending, ...]:
-        """Return the pods that likely arrive within a time for each slice, most likely first.
+        """Return the pods that likely arrive within a time for each slice of theirs.
 
         The slices are those of a pod's largest device: the larger it is, the more pods must end
         before a GPU has room again. Pods that request equal devices and may use equal nodes are
-        alike. Arrivals are independent of each other (Poisson).
+        alike. Arrivals are independent of each other (Poisson). The order mixes kinds in
+        proportion to their means, so that frequent pods alone do not reach the limit.
         """
         with self._lock:
             present = self._forget(now_s)

@@ -1,1 +1,1 @@
-"""Data that outlive a process: status, request, journal, GPUs of a node, checkpoints."""
+"""Data that outlive a process: status, request, journal, GPUs of a node."""

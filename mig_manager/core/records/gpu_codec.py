@@ -5,12 +5,15 @@ are omitted, because they cannot be restored; only the inventory on the host has
 """
 
 import dataclasses
+import enum
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mig_manager import errors
 from mig_manager.core import json_text, messages, model, profile_name
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 
 VERSION = 1  # of the inventory
 _MOST = 64  # GPUs, models, profiles and instances
@@ -214,12 +217,12 @@ def _model(data: Mapping[str, Any]) -> dict[str, Any]:
     rows = data["profiles"]
     return {
         "name": _text(data["name"]),
-        "architecture": model.Architecture(data["architecture"]),
+        "architecture": _known(data["architecture"], model.Architecture.OTHER),
         "pci_device_id": _number(data["device"]),
         "pci_subsystem_id": _number(data["subsystem"]),
         "memory_mib": _number(data["memory"]),
         "mode_change_needs_reset": data["reset"] is True,
-        "virtualization": model.Virtualization(data["virtualization"]),
+        "virtualization": _known(data["virtualization"], model.Virtualization.NONE),
         "profiles": None if rows is None else tuple(map(_profile, _list(rows))),
     }
 
@@ -261,7 +264,9 @@ def _gpu(
         current_mode=snapshot.current_mode,
         pending_mode=snapshot.pending_mode,
         gpu_instances=_with_devices(snapshot.gpu_instances, row.get("devices")),
-        recovery_action=_recovery_action(row.get("recovery")),
+        recovery_action=None
+        if row.get("recovery") is None
+        else _known(row["recovery"], model.RecoveryAction.OTHER),
         **kinds[_number(row["model"])],
     )
 
@@ -287,12 +292,9 @@ def _with_devices(
     )
 
 
-def _recovery_action(value: object) -> model.RecoveryAction | None:
-    """Return a published action, which a newer agent may know better; None without one."""
-    if value is None:
-        return None
-    known = {action.value: action for action in model.RecoveryAction}
-    return known.get(str(value), model.RecoveryAction.OTHER)
+def _known(value: object, otherwise: _Enum) -> _Enum:
+    """Return a published value, or ``otherwise`` for one that only a newer agent knows."""
+    return next((each for each in type(otherwise) if each.value == value), otherwise)
 
 
 def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
@@ -303,7 +305,7 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
         pci_address=_text(row["pci"]),
         pci_device_id=None if device is None else _number(device),
         name=_text(row["name"]),
-        reason=errors.Reason(row["reason"]),
+        reason=_known(row["reason"], errors.Reason.NVML_ERROR),
         code=None if code is None else _number(code),
         message=_text(row["message"], most=_MOST_LETTERS_OF_MESSAGE),
     )

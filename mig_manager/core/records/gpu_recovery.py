@@ -94,7 +94,10 @@ def faults(gpus: Iterable[model.Gpu], resetting: Collection[str] = ()) -> Iterat
 
 def sentences(gpus: model.ObservedGpus, resetting: Collection[str] = ()) -> list[str]:
     """Return a sentence for each GPU with a fault, as ``faults``; unreachable ones last."""
-    return [*faults(gpus, resetting), *map(_unreachable, gpus.unreachable)]
+    return [
+        *faults(gpus, resetting),
+        *(_unreachable(gpu, is_reset=gpu.uuid in resetting) for gpu in gpus.unreachable),
+    ]
 
 
 def condition(
@@ -135,11 +138,11 @@ def _need(gpu: model.Gpu | model.UnreachableGpu) -> tuple[str, str] | None:
     return _NEEDS.get(gpu.recovery_action) if gpu.recovery_action else None
 
 
-def _unreachable(gpu: model.UnreachableGpu) -> str:
+def _unreachable(gpu: model.UnreachableGpu, *, is_reset: bool) -> str:
     need = _need(gpu)
     more = f" and needs {need[0]}" if need else ""
     sentence = messages.with_full_stop(f"{gpu} is unreachable{more}: {gpu.message}")
-    return f"{sentence} {remedy(gpu)}"
+    return f"{sentence} {_RESETTING if is_reset else remedy(gpu)}"
 
 
 def _camel_case(action: model.RecoveryAction) -> str:

@@ -17,7 +17,7 @@ from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
 from tests.node import fakes, simulated_rig
 
-CONFESSED = ("failed as well", "could not be rolled back", "to restore once it is back")
+CONFESSED = ("failed as well", "could not be rolled back", "still to restore")
 """How a message says that the former instances are not restored."""
 _ASKED = {"gpus", "node", "workloads", "allocations"}
 """Ports that a rollback calls."""
