@@ -114,7 +114,7 @@ def _layouts(
                 ).layouts
             )
     with contextlib.suppress(errors.MigManagerError):
-        if line.command in ("plan", "apply"):
+        if line.command == "plan" or (line.command == "apply" and not file):
             nodes = reader.selected(chosen.selector)
             names += tuple(entry.name for node in nodes for entry in node.layouts)
     return dict.fromkeys(names)

@@ -44,11 +44,6 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("plan",), 2, "LAYOUT"),
         (("status", "-w", "-o", "json"), 2, "--watch shows text"),
         (("apply", "gpu-1"), 2, "-f FILE"),
-        (
-            ("apply", "all-1g.5gb", "gpu-1"),
-            2,
-            "kubectl label node gpu-1 nvidia.com/mig.config=all-1g.5gb --overwrite",
-        ),
         (("plan", "all-3g"), 2, "no layout 'all-3g'"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "remedy: Check the file's path"),

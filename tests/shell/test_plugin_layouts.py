@@ -164,6 +164,7 @@ def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
 
     assert completed.out.split() == ["all-7-a", "all-7g.40gb", ":4"]
     assert user.complete("apply", "-f", str(own), "all-7").out.split() == ["all-7-a", ":4"]
+    assert user.complete("apply", "all-7").out.split() == ["all-7g.40gb", ":4"]
 
 
 def test_a_node_that_is_missing_or_without_gpus_fails_in_a_line(user: rig.Viewer) -> None:
