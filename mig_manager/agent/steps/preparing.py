@@ -12,6 +12,7 @@ from mig_manager.agent.pods import advertising, orders, pausing, resuming, surve
 from mig_manager.agent.steps import host, recovery, resolving
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
+    client_table,
     clients,
     gpu_use,
     pod_object,
@@ -76,21 +77,12 @@ def plan_change(job: jobs.Job, target: resolving.Target) -> PlannedChange:
     restoring = others if others and recovery.is_possible(job, gpus, others) else ()
     plan = target.plan(gpus, restoring=restoring)
     _require_repaired(job, gpus, plan)
-    rights = _rights(job, plan)
-    may_evict = isinstance(rights, orders.Evict)
-    is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
     return PlannedChange(
         target=target,
         desired=desired,
         gpus=gpus,
         plan=plan,
-        order=orders.Order(
-            affected=None if is_whole_node else clients.affected_ids(plan, gpus),
-            limits=job.limits,
-            rights=rights,
-            extra_clients=extra_clients,
-            has_begun=job.journal.entries.draining,
-        ),
+        order=_order(job, gpus, plan, _rights(job, plan), extra_clients),
         restoring=restoring,
         services=services,
     )
@@ -165,6 +157,26 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
     return orders.Evict()
 
 
+def _order(
+    job: jobs.Job,
+    gpus: model.ObservedGpus,
+    plan: steps.Plan,
+    rights: orders.Rights,
+    extra_clients: tuple[client_table.ExtraClient, ...],
+) -> orders.Order:
+    """Return the drain for a plan."""
+    may_evict = isinstance(rights, orders.Evict)
+    is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
+    return orders.Order(
+        affected=None if is_whole_node else clients.affected_ids(plan, gpus),
+        limits=job.limits,
+        rights=rights,
+        extra_clients=extra_clients,
+        # A wait for the DRA driver makes an earlier attempt's drain start over.
+        has_begun=job.journal.entries.draining,
+    )
+
+
 def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
     job.deps.standby.expect_change()
@@ -180,13 +192,8 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     desired = strategies.gpu_layouts(change.gpus, change.desired)
     advertising.require_served(job, desired, usage.pods)
     plan = change.target.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
-    is_whole_node = change.order.affected is None
-    order = dataclasses.replace(
-        change.order,
-        affected=None if is_whole_node else clients.affected_ids(plan, change.gpus),
-        # A wait for the DRA driver makes an earlier attempt's drain start over.
-        has_begun=job.journal.entries.draining,
-    )
+    before = change.order
+    order = _order(job, change.gpus, plan, before.rights, before.extra_clients)
     return dataclasses.replace(change, usage=usage, plan=plan, order=order)
 
 
