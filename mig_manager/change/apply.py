@@ -179,8 +179,8 @@ class _LockedChange:
                 return self._result(first, first.gpus, ())
             if self.interrupted.snapshot:
                 self.deps.notify(
-                    f"the change to layout '{self.interrupted.config}' was left unfinished; "
-                    "if this one fails, the GPUs are rolled back to their state before that one"
+                    f"{local.describe_unfinished(self.interrupted)}; if this one fails, the GPUs "
+                    "are rolled back to their state before that one"
                 )
             return self._result(first, *self._execute(first, outside, check))
 

@@ -70,7 +70,7 @@ def run(
         gpu = require_unused(observed, uuid)
         if journal.entries.snapshot:
             raise errors.UsageError(
-                f"the change to layout '{journal.entries.config}' was left unfinished",
+                local.describe_unfinished(journal.entries),
                 remedy="Run 'mig-manager apply' or 'restore' first.",
             )
         course = _Course(

@@ -166,7 +166,7 @@ class LocalJournal:
 
     def undo(self, observed: model.ObservedGpus) -> str:
         """Roll back the changes of a killed run; return the outcome, empty if there were none."""
-        unfinished = f"the change to layout '{self.entries.config}' was left unfinished"
+        unfinished = describe_unfinished(self.entries)
         before = self.entries.snapshot
         if not before:
             try:
@@ -184,14 +184,19 @@ class LocalJournal:
         return f"{unfinished}; {result.message}; {RETRIED_LATER}"
 
 
+def describe_unfinished(entries: journals.Journal) -> str:
+    """Say whose change a killed run left unfinished."""
+    return f"the change to layout '{entries.config}' was left unfinished"
+
+
 def describe_interrupted(deps: LocalDependencies) -> str:
     """Say that a killed run left a change unfinished; empty without a valid journal of one."""
     with contextlib.suppress(ValueError, errors.ConfigError):
         entries = journals.Journal.from_json(deps.journal.read() or "")
         if entries.snapshot:
             return (
-                f"the change to layout '{entries.config}' was left unfinished; the next 'apply', "
-                "'restore' or 'boot' finishes or undoes it"
+                f"{describe_unfinished(entries)}; the next 'apply', 'restore' or 'boot' finishes "
+                "or undoes it"
             )
     return ""
 
@@ -257,10 +262,7 @@ def open_journal(
     )
     why = "" if is_undone else _why_outdated(deps, entries, observed)
     if why:
-        deps.notify(
-            f"the change to layout '{entries.config}' was left unfinished{why}: it will not be "
-            "undone"
-        )
+        deps.notify(f"{describe_unfinished(entries)}{why}: it will not be undone")
     if is_undone or why:
         journal.note(snapshot=())
     return journal
