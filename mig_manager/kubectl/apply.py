@@ -47,17 +47,17 @@ class Settings(
 
 def run(chosen: Settings, terminal: console.Console) -> int:
     """Request a layout for one node; 1 if the node cannot have it."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    document = here.document(listed_layouts.NO_FILE)
-    wanted = chosen.layout if chosen.filename is None else select(document, chosen.layout)
-    if wanted is None:
+    if chosen.layout is None and chosen.filename is None:
         raise errors.UsageError(
             "name a layout that 'kubectl mig layouts' lists, or the file with yours: -f FILE"
         )
+    here = cluster.ClusterCommand(chosen, terminal)
+    document = here.document(listed_layouts.NO_FILE)
+    custom = None if chosen.filename is None else select(document, chosen.layout)
     result = apply(
         here.kubectl,
         here.node(chosen.node),
-        wanted,
+        custom or str(chosen.layout),
         document,
         is_dry_run=chosen.is_dry_run,
         now=here.now,
@@ -152,8 +152,7 @@ def apply(
     if custom is None and node.requested == name:
         outcome = (
             f"The node requests layout {name} already. To have it applied again, first remove the "
-            "label: "
-            f"kubectl label node {node.name} {well_known.CONFIG_LABEL}-"
+            f"label: kubectl label node {node.name} {well_known.CONFIG_LABEL}-"
         )
         return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
     _request(api, report, name, text, now=now)
