@@ -83,7 +83,7 @@ class RunJournal:
         # Even without entries: another agent may have begun a change and been killed since.
         if not self._is_taken_over:
             self.entries = self._read()
-        self._is_taken_over = True
+            self._is_taken_over = True
 
     def note(self, **entries: Unpack[journals.Changes]) -> None:
         """Change entries; the next patch writes them."""

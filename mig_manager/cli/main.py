@@ -10,11 +10,11 @@ from mig_manager.cli.toolkit import console, parser
 _MIG_PARTED = "nvidia-mig-parted"
 _COMPLETE = "__complete"  # before the words that a shell asks about, as in cobra
 _SIMULATE = "To try it without a GPU, add --simulate 1xA100-SXM4-40GB."
+_NAME_PRODUCT = "Without a GPU, name a product: --gpu A100-SXM4-40GB."
 _REQUEST_LISTED = (
     "Request a layout that 'kubectl mig layouts' lists. If this one was just added, name its "
     "ConfigMap with --config-map."
 )
-_NAME_PRODUCT = "Without a GPU, name a product: --gpu A100-SXM4-40GB."
 _WITHOUT_GPU = {
     "status": _SIMULATE,
     "plan": _SIMULATE,
