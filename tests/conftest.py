@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import hypothesis
 import pytest
 import structlog
+from hypothesis.internal.conjecture import providers
 
 from tests import programs
 
@@ -40,12 +41,13 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # A slow machine is no bug. A change is judged by the same examples as the one before it, by more
 # of them in CI. Others are tried by hand, with --hypothesis-profile random, or fuzz for hours.
 _PROFILES = {"fixed": 20, "thorough": 400, "random": 400, "fuzz": 20_000}
+_RANDOM = ("random", "fuzz")
 for _profile, _examples in _PROFILES.items():
     hypothesis.settings.register_profile(
         _profile,
         hypothesis.settings(),
         deadline=None,
-        derandomize=_profile not in ("random", "fuzz"),
+        derandomize=_profile not in _RANDOM,
         max_examples=_examples,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
@@ -58,8 +60,13 @@ _STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the standard error that no test captures."""
+    """Keep the standard error that no test captures, and the same examples in each process."""
     config.stash[_STDERR] = os.dup(2)
+    if config.getoption("--hypothesis-profile") not in _RANDOM:
+        # Else hypothesis also tries the literals of all loaded modules: other examples after each
+        # edit of the product, and in each worker. There is no setting for it.
+        assert "is_local_module_file" in vars(providers)
+        vars(providers).update(is_local_module_file=lambda _path: False)
 
 
 @pytest.hookimpl(wrapper=True)

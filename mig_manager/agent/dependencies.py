@@ -122,10 +122,11 @@ def of_node(
         return _with_machine(deps, settings)
     # Simulated GPUs must not change the real machine.
     if settings.host.gpu_reset:
-        from mig_manager.sandbox.driver import resets  # noqa: PLC0415 - not for real GPUs
+        # Not for real GPUs.
+        from mig_manager.sandbox.driver import resets, state_file  # noqa: PLC0415
 
-        simulated = resets.SimulatedReset(settings.gpus.simulate_state)
-        deps = dataclasses.replace(deps, reset=simulated)
+        state = state_file.SharedState(settings.gpus.simulate_state)
+        deps = dataclasses.replace(deps, reset=resets.SimulatedReset(state))
     return deps
 
 

@@ -123,7 +123,7 @@ def ignore(uuids: Collection[str], *, is_on: bool) -> None:
 def observed(library: nvml_faults.CountingLibrary) -> tuple[resets.SimulatedReset, model.Gpu]:
     """Return the port, and the first GPU as the programs see it."""
     (gpu, *_) = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
-    return resets.SimulatedReset(library.state.path), gpu
+    return resets.SimulatedReset(library.state), gpu
 
 
 def test_a_repair_by_the_port_ends_the_fault_and_the_instances(start: nvml_rig.Start) -> None:

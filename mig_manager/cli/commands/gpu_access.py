@@ -123,11 +123,11 @@ class CommandAdapters:
                 ),
             )
         if chosen.gpus.simulate_state is not None:
-            from mig_manager.sandbox.driver import resets
+            from mig_manager.sandbox.driver import resets, state_file
 
             # Simulated GPUs must not change the real machine.
-            simulated = resets.SimulatedReset(chosen.gpus.simulate_state)
-            return dataclasses.replace(dependencies, reset=simulated)
+            state = state_file.SharedState(chosen.gpus.simulate_state)
+            return dataclasses.replace(dependencies, reset=resets.SimulatedReset(state))
         from mig_manager.adapters.host import device_nodes, gpu_reset, programs
 
         installed = programs.Programs(

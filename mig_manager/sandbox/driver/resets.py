@@ -1,6 +1,5 @@
 """Reset simulated GPUs, as ``nvidia-smi --gpu-reset`` resets real ones."""
 
-import pathlib
 import threading
 from collections.abc import Sequence
 
@@ -19,8 +18,8 @@ _REASONS = {
 class SimulatedReset:
     """Implements ``ports.GpuReset`` for the GPUs in a state file."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self._state = state_file.SharedState(path)
+    def __init__(self, state: state_file.SharedState) -> None:
+        self._state = state
 
     def restore_persistence(self, _gpus: Sequence[model.Gpu]) -> bool:
         """Return True: this reset leaves persistence mode on."""

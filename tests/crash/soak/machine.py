@@ -286,6 +286,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _begin_step(self) -> None:
         rig = self.rig
+        self.former_journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
         rig.gone_devices.clear()
         rig.messages.clear()
         rig.statuses.clear()
@@ -294,9 +295,11 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _end_step(self, step: process.Step) -> None:
         self.step = step
-        # Where the API refuses what a stopped agent restores, its next start does it.
-        is_left = "node" in self.rig.script.failed_ports and step.is_over
-        is_left = is_left and well_known.JOURNAL_ANNOTATION in self.rig.annotations
+        # The next start undoes what the API refuses to a stopped agent. And a journal of an
+        # earlier process that could not be read may be that of a run under way: it stays as it is.
+        text = self.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
+        is_left = text is not None and (step.is_over or text == self.former_journal)
+        is_left = is_left and "node" in self.rig.script.failed_ports
         self.is_at_rest = not (step.is_killed or is_left)
         COUNTS["runs"] += len(step.names)
         COUNTS["kills"] += step.is_killed
@@ -318,13 +321,18 @@ class Soak(stateful.RuleBasedStateMachine):
             # A success may have been reported before the kill.
             name = step.names[-1]
             if any(text.startswith(f"Layout {name} is ") for text in self.rig.statuses[-1:]):
-                self._note_applied(name)
-                assert self._differences(self.layouts[name]) == []
+                assert self._differences(self._note_applied(name)) == []
         if self.is_at_rest:
             self._judge_geometry()
 
-    def _note_applied(self, name: str) -> None:
-        self.applied, self.is_foreign = (name, self.layouts[name]), False
+    def _note_applied(self, name: str) -> layouts.Layout:
+        layout = self.layouts[name]
+        if self.configs.text == layouts.BROKEN:
+            # The agent may have read no edit since it applied the layout.
+            assert self.applied is not None
+            layout = self.applied[1]
+        self.applied, self.is_foreign = (name, layout), False
+        return layout
 
     def _abandon(self) -> None:
         if self.process is not None:
@@ -415,8 +423,7 @@ class Soak(stateful.RuleBasedStateMachine):
         }
 
     def _judge_success(self, name: str) -> None:
-        self._note_applied(name)
-        assert self._differences(self.layouts[name]) == []
+        assert self._differences(self._note_applied(name)) == []
         if self.rig._plugins():
             allocatable = {uuid for ids in self.rig.schedulable.values() for uuid in ids}
             there = simulated_rig.devices(self.rig.state)

@@ -15,6 +15,7 @@ from mig_manager.agent import intake, main, settings
 from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import resets
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
 from tests.node import fakes, scenes, simulated_rig
@@ -247,6 +248,7 @@ def _in_memory(
     """Return ports to the node in memory, each heard by the script."""
     each: dict[str, object] = {
         "gpus": driver.real_adapter(rig.clock),
+        "reset": resets.SimulatedReset(rig.state),
         "node": rig.node,
         "workloads": soak_cluster.Workloads(rig),
         "allocations": rig.allocations,
