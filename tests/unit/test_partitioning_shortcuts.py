@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import (
-    batch,
+    batches,
     decisions,
     demand,
     exclusions,
@@ -43,46 +43,46 @@ _TAINTS = tuple(
 )
 
 
-def claimed(found: Cluster) -> tuple[batch.Batch, list[int]]:
+def claimed(found: Cluster) -> tuple[batches.Batch, list[int]]:
     """Claim room for the pods that have it; return the other pods."""
-    pods = batch.Batch(*partitions.seen(found.nodes, found.pods), found.limits["reserved"])
+    batch = batches.Batch(*partitions.seen(found.nodes, found.pods), found.limits["reserved"])
     rest = []
-    for rank, group in enumerate(pods.group):
-        node = next(pods.hosts(group, ()), None)
+    for rank, group in enumerate(batch.group):
+        node = next(batch.hosts(group, ()), None)
         if node is None:
             rest.append(rank)
         else:
-            assert pods.has_room(group, node)
-            pods.claim(group, node)
-    pods.end_claims()
-    return pods, rest
+            assert batch.has_room(group, node)
+            batch.claim(group, node)
+    batch.end_claims()
+    return batch, rest
 
 
-def single(pods: batch.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
+def single(batch: batches.Batch, ranks: list[int]) -> Iterator[offers.Offer]:
     """Search every node."""
-    found = offers.Offers(pods)
-    for position in range(len(pods.nodes)):
-        offer = found.offer(position, pods.queue(ranks), skipped={})
+    found = offers.Offers(batch)
+    for position in range(len(batch.nodes)):
+        offer = found.offer(position, batch.queue(ranks), skipped={})
         if offer:
             yield offer
 
 
 @hypothesis.given(clusters())
 def test_best_offer_is_the_least_of_the_offers_of_all_nodes(found: Cluster) -> None:
-    pods, ranks = claimed(found)
-    expected = min(single(pods, ranks), key=lambda offer: offer.rank, default=None)
-    best = offers.Offers(pods).best(pods.index.every, ranks, skipped={})
+    batch, ranks = claimed(found)
+    expected = min(single(batch, ranks), key=lambda offer: offer.rank, default=None)
+    best = offers.Offers(batch).best(batch.index.every, ranks, skipped={})
     assert (best and best.rank) == (expected and expected.rank)
 
 
 @hypothesis.given(clusters())
 def test_nodes_that_serve_a_pod_are_those_with_an_offer_to_it(found: Cluster) -> None:
-    pods, ranks = claimed(found)
+    batch, ranks = claimed(found)
     for rank in ranks:
-        assert not next(pods.hosts(pods.group[rank], ()), None)
-        serving = pods.serving(pods.group[rank], pods.index.every)
-        expected = {offer.node.name for offer in single(pods, [rank])}
-        assert {*pods.index.names_of(serving)} == expected
+        assert not next(batch.hosts(batch.group[rank], ()), None)
+        serving = batch.serving(batch.group[rank], batch.index.every)
+        expected = {offer.node.name for offer in single(batch, [rank])}
+        assert {*batch.index.names_of(serving)} == expected
 
 
 @hypothesis.given(

@@ -9,7 +9,7 @@ from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import rollout
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.partitioning import (
-    batch,
+    batches,
     decisions,
     demand,
     partitioned,
@@ -29,7 +29,7 @@ class Changes:
 
     def __init__(
         self,
-        pods: batch.Batch,
+        batch: batches.Batch,
         limits: decisions.PartitionerLimits,
         now: dt.datetime,
         history: past_decisions.History,
@@ -40,7 +40,7 @@ class Changes:
         self._now = now
         self._history = history
         self._nominated = nominated
-        self.own = [node for node in pods.nodes if node.is_opted_in]
+        self.own = [node for node in batch.nodes if node.is_opted_in]
         most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(self.own))
         under_change = sum(is_under_change(node, now=now) for node in self.own)
         self._budget = min(_MOST_CHANGES, most - under_change)

@@ -15,7 +15,7 @@ import functools
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
-from mig_manager.core.partitioning import batch, node_room, node_sets
+from mig_manager.core.partitioning import batches, node_room, node_sets
 
 _EARLY_S = 20.0
 """How long a pod waits without room before GPUs are on hold for it while much is free."""
@@ -54,13 +54,13 @@ class Holds:
 
     def __init__(
         self,
-        pods: batch.Batch,
+        batch: batches.Batch,
         nodes: node_sets.NodeSet,
         before: Mapping[str, HoldRecord],
         now: dt.datetime,
     ) -> None:
         """Build it; ``nodes`` can be changed now or soon, ``before`` is of the last decision."""
-        self._batch = pods
+        self._batch = batch
         self._nodes = nodes
         self._before = before
         self._now = now

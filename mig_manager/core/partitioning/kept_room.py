@@ -7,7 +7,7 @@ long. Pod affinity, volumes and so on can keep it off.
 import datetime as dt
 
 from mig_manager.core.partitioning import (
-    batch,
+    batches,
     decisions,
     node_sets,
     partitioned,
@@ -24,12 +24,12 @@ class KeptRoom:
     """The pods of a batch that need no change."""
 
     def __init__(
-        self, pods: batch.Batch, now: dt.datetime, history: past_decisions.History
+        self, batch: batches.Batch, now: dt.datetime, history: past_decisions.History
     ) -> None:
-        self._batch = pods
+        self._batch = batch
         self._now = now
         self._history = history
-        self._nodes = {node.name: node for node in pods.nodes}
+        self._nodes = {node.name: node for node in batch.nodes}
         self.waiting: list[decisions.WaitingPod] = []
         self.room_since: dict[str, dict[str, dt.datetime]] = {}
         """By UID of a pending pod, by node."""

@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.core.partitioning import batch, holds, node_room, node_sets, partitioned
+from mig_manager.core.partitioning import batches, holds, node_room, node_sets, partitioned
 
 _MOST_SEARCHED = 300
 """Nodes in different states that are compared for one change."""
@@ -58,9 +58,9 @@ class PodLimit:
 class Offers:
     """The offers of nodes to the pods of a batch."""
 
-    def __init__(self, pods: batch.Batch) -> None:
+    def __init__(self, batch: batches.Batch) -> None:
         """Build it after the batch's claims."""
-        self._batch = pods
+        self._batch = batch
         self._known: dict[object, Offer] = {}
         """By what decides an offer: the valid offers of nodes."""
         self._sizes: dict[object, tuple[dict[model.Profile, int], int]] = {}
@@ -148,34 +148,34 @@ class Offers:
 
         None if it serves none, or fewer than ``least`` by its ``bound``.
         """
-        pods, used = self._batch, 0
+        batch, used = self._batch, 0
         bound = bound or self.bound(position)
-        node, available = pods.nodes[position], dict(pods.available(position))
-        room, served = pods.room(node), list[int]()
+        node, available = batch.nodes[position], dict(batch.available(position))
+        room, served = batch.room(node), list[int]()
         own = [hold for hold in holding if hold.node == node.name]
         full: set[int] = set()  # kinds
-        servable = pods.servable(position)
+        servable = batch.servable(position)
         heads = [
             (ranks[0], group, 0)
             for group, ranks in queue.items()
-            if pods.kind[group] in servable and position not in pods.excluded(group)
+            if batch.kind[group] in servable and position not in batch.excluded(group)
         ]
         heapq.heapify(heads)
         while heads:
             rank, group, at = heads[0]
-            others = pods.needs[group].others
+            others = batch.needs[group].others
             if position not in skipped.get(rank, node_sets.EMPTY):
-                size = bound.size(pods.needs[group].devices)
+                size = bound.size(batch.needs[group].devices)
                 if (
-                    pods.kind[group] in full
+                    batch.kind[group] in full
                     or used + size > bound.slices
                     or any(available.get(name, 0) < count for name, count in others)
                 ):
                     heapq.heappop(heads)
                     continue
                 without = frozenset[int]().union(*(h.indices for h in own if rank > h.rank))
-                if not room.add(pods.needs[group].devices, without=without):
-                    full.add(pods.kind[group])
+                if not room.add(batch.needs[group].devices, without=without):
+                    full.add(batch.kind[group])
                     heapq.heappop(heads)
                     continue
                 served.append(rank)
@@ -193,13 +193,13 @@ class Offers:
 
     def bound(self, position: int) -> PodLimit:
         """Return what limits the pods that a node can serve."""
-        pods, facts = self._batch, self._batch.index.facts[position]
+        batch, facts = self._batch, self._batch.index.facts[position]
         if facts.empty not in self._sizes:
-            sizes = pods.search.sizes(facts.empty, pods.profiles)
+            sizes = batch.search.sizes(facts.empty, batch.profiles)
             self._sizes[facts.empty] = sizes, min(sizes.values(), default=1)
         sizes, smallest = self._sizes[facts.empty]
-        idle = {profile: n for profile, n in pods.free(position).items() if profile in sizes}
-        free = sum(map(pods.search.free_slices, facts.gpus.states.values()))
+        idle = {profile: n for profile, n in batch.free(position).items() if profile in sizes}
+        free = sum(map(batch.search.free_slices, facts.gpus.states.values()))
         return PodLimit(
             slices=free + sum(sizes[profile] * count for profile, count in idle.items()),
             idle=sum(idle.values()),

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.core import messages, model
 from mig_manager.core.partitioning import (
-    batch,
+    batches,
     changes,
     decisions,
     demand,
@@ -60,19 +60,19 @@ def decide(  # noqa: PLR0913 - what a decision depends on
             serve.
     """
     cache = cache or node_index.NodeCache()
-    pods = batch.Batch(nodes, pending, limits.reserved, cache)
-    decider = _Decider(pods, limits, now, history)
+    batch = batches.Batch(nodes, pending, limits.reserved, cache)
+    decider = _Decider(batch, limits, now, history)
     decider.make_room()
     decider.withdraw()
     decider.merge_back(base or {})
     decision = decider.decision()
-    likely = past_decisions.unprepared(history, pods.nodes, expected, now=now)
+    likely = past_decisions.unprepared(history, batch.nodes, expected, now=now)
     is_calm = not (decision.waiting or decision.changes)
     most = decider.changes.spare or int(is_calm)
     if likely and most:
-        soon = batch.Batch(pods.nodes, pods.pods, limits.reserved, cache, expected=likely)
+        soon = batches.Batch(batch.nodes, batch.pods, limits.reserved, cache, expected=likely)
         preparing = _Decider(soon, limits, now, history, decider.changes)
-        preparing.prepare(first=len(pods.pods), most=most)
+        preparing.prepare(first=len(batch.pods), most=most)
         ready = (
             dataclasses.replace(
                 each,
@@ -91,20 +91,20 @@ class _Decider:
 
     def __init__(
         self,
-        pods: batch.Batch,
+        batch: batches.Batch,
         limits: decisions.PartitionerLimits,
         now: dt.datetime,
         history: past_decisions.History,
         earlier: changes.Changes | None = None,
     ) -> None:
-        self._batch = pods
+        self._batch = batch
         self._limits = limits
         self._now = now
         self._history = history
-        self._kept = kept_room.KeptRoom(pods, now, history)
+        self._kept = kept_room.KeptRoom(batch, now, history)
         self._remaining = self._kept.keep()
         nominated = frozenset(self._kept.nominated)
-        self.changes = earlier or changes.Changes(pods, limits, now, history, nominated)
+        self.changes = earlier or changes.Changes(batch, limits, now, history, nominated)
         self._gpu_holds: Mapping[str, holds.HoldRecord] = {}
 
     def decision(self) -> decisions.PartitioningDecision:
@@ -204,7 +204,7 @@ class _Decider:
     ) -> dict[str, model.DesiredGpu]:
         """Return all GPUs as a change leaves them: a reboot destroys what a layout omits."""
         return self._batch.present(node) | {
-            gpu.uuid: batch.desired(gpu, state.fixed, room.ways[gpu.index].content)
+            gpu.uuid: batches.desired(gpu, state.fixed, room.ways[gpu.index].content)
             for gpu, state in self._batch.states(node)
             if gpu.index in room.ways
         }

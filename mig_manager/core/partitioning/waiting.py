@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mig_manager.core import messages, profile_name
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import batch, demand, node_room, node_sets, partitioned
+from mig_manager.core.partitioning import batches, demand, node_room, node_sets, partitioned
 
 
 class WaitReason(enum.Enum):
@@ -30,7 +30,7 @@ class Causes:
 
     def __init__(
         self,
-        pods: batch.Batch,
+        batch: batches.Batch,
         why_not_now: Callable[[partitioned.PartitionedNode], Cause],
         *,
         is_full: bool,
@@ -39,13 +39,13 @@ class Causes:
         """Build it.
 
         Args:
-            pods: The batch.
+            batch: The pods.
             why_not_now: Returns why a node cannot be changed now, empty if it can.
             is_full: Whether as many nodes as allowed are under change.
             on_hold: The nodes with GPUs on hold.
         """
-        self._batch = pods
-        self._index = pods.index
+        self._batch = batch
+        self._index = batch.index
         self._why_not_now = why_not_now
         self._is_full = is_full
         self._on_hold = on_hold
@@ -100,10 +100,10 @@ class Causes:
         self, group: int, unplaced: node_sets.NodeSet
     ) -> Iterator[tuple[WaitReason, node_sets.NodeSet, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
-        pods, never = self._batch, self._batch.never(group)
+        batch, never = self._batch, self._batch.never(group)
         # These can serve a pod without a change when other pods end.
-        short = self._index.allocatable.short(pods.needs[group].amounts)
-        yield WaitReason.IN_USE, never - short - pods.excluded(group), "what it has is in use"
+        short = self._index.allocatable.short(batch.needs[group].amounts)
+        yield WaitReason.IN_USE, never - short - batch.excluded(group), "what it has is in use"
         rest = self._index.every - never
         for text, nodes in self._unpublished.items():
             yield WaitReason.UNUSABLE, (rest & nodes) - self._index.published, text
@@ -115,10 +115,10 @@ class Causes:
             if reason:
                 yield reason, rest & nodes, text
                 rest -= nodes
-        for text, nodes in self._short(pods.needs[group].others, pods.amounts, rest):
+        for text, nodes in self._short(batch.needs[group].others, batch.amounts, rest):
             yield WaitReason.IN_USE, nodes, f"{text} is available"
             rest -= nodes
-        able = pods.with_devices(group, rest)
+        able = batch.with_devices(group, rest)
         if self._is_full:
             yield WaitReason.LIMITED, able, "as many nodes as allowed are under change"
             rest -= able
