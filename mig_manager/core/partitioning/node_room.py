@@ -30,17 +30,17 @@ class GpuFacts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class New:
+class NewDevices:
     """New devices of one GPU; a ``FitSearch`` has one object for equal devices."""
 
     devices: model.Devices
     count: int
-    following: "dict[model.Profile, New]" = dataclasses.field(default_factory=dict)
+    following: "dict[model.Profile, NewDevices]" = dataclasses.field(default_factory=dict)
     """With one device more; filled on demand."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Way:
+class Fit:
     """How new devices fit a GPU."""
 
     content: model.Devices
@@ -59,25 +59,25 @@ class FitSearch:
         self._capacities: list[placement.Capacity] = []
         self._states: dict[tuple[object, ...], GpuFacts] = {}
         self._most: dict[model.Profile, dict[GpuFacts, int]] = {}
-        self.nothing = New((), 0)
-        self._news: dict[model.Devices, New] = {(): self.nothing}
-        self._ways: dict[tuple[object, ...], Way | None] = {}
+        self.nothing = NewDevices((), 0)
+        self._new_devices: dict[model.Devices, NewDevices] = {(): self.nothing}
+        self._searches: dict[tuple[object, ...], Fit | None] = {}
 
-    def plus(self, new: New, profile: model.Profile) -> New:
+    def plus(self, new: NewDevices, profile: model.Profile) -> NewDevices:
         """Return new devices and one more."""
         following = new.following.get(profile)
         if following is None:
             counts = collections.Counter(dict(new.devices))
             counts[profile] += 1
             more = model.in_order(counts)
-            following = self._news.setdefault(more, New(more, new.count + 1))
+            following = self._new_devices.setdefault(more, NewDevices(more, new.count + 1))
             new.following[profile] = following
         return following
 
     @property
     def count(self) -> int:
         """The number of searches."""
-        return len(self._ways)
+        return len(self._searches)
 
     def state(
         self,
@@ -117,7 +117,7 @@ class FitSearch:
         """Return the state of a GPU without instances."""
         return self._state(self._kind(gpu), (), ())
 
-    def way(self, state: GpuFacts, new: New, spare: model.Devices) -> Way | None:
+    def fit(self, state: GpuFacts, new: NewDevices, spare: model.Devices) -> Fit | None:
         """Return how new devices fit a GPU; None if they do not.
 
         ``spare`` are the idle devices that the node can lose; other devices that are destroyed
@@ -125,9 +125,9 @@ class FitSearch:
         """
         # Most nodes can lose all, and the hash of devices takes long.
         key = (state, new) if spare is state.idle_devices else (state, new, spare)
-        if key not in self._ways:
-            self._ways[key] = next(self._fits(state, new.devices, dict(spare)), None)
-        return self._ways[key]
+        if key not in self._searches:
+            self._searches[key] = next(self._fits(state, new.devices, dict(spare)), None)
+        return self._searches[key]
 
     def most(self, state: GpuFacts, profile: model.Profile) -> int:
         """Return how many devices of a profile fit the empty GPU."""
@@ -191,7 +191,7 @@ class FitSearch:
 
     def _fits(
         self, state: GpuFacts, new: model.Devices, spare: Mapping[model.Profile, int]
-    ) -> Iterator[Way]:
+    ) -> Iterator[Fit]:
         capacity = self._capacities[state.kind]
         wanted = collections.Counter(dict(new))
         if any(profile not in capacity.by_profile for profile in wanted):
@@ -202,7 +202,7 @@ class FitSearch:
                 kept = collections.Counter(profile for profile, _ in stays)
                 again = had - kept - collections.Counter(spare)
                 if capacity.fits(wanted + again, pinned=(*state.fixed, *stays)):
-                    yield Way(
+                    yield Fit(
                         content=model.in_order(wanted + again + kept),
                         lost=model.in_order(had - kept - again),
                         destroyed=len(state.idle) - count,
@@ -260,8 +260,8 @@ class NodeRoom:
         self._schedulable = schedulable
         self._floor = floor
         self._claimed = claimed
-        self._new: dict[int, New] = {}
-        self.ways: dict[int, Way] = {}
+        self._new: dict[int, NewDevices] = {}
+        self.fits: dict[int, Fit] = {}
         """By index of the GPUs that change."""
         self._lost: dict[model.Profile, int] = {}
         """Idle devices that are lost."""
@@ -269,12 +269,12 @@ class NodeRoom:
     @property
     def destroyed(self) -> int:
         """How many idle instances the changes destroy."""
-        return sum(way.destroyed for way in self.ways.values())
+        return sum(fit.destroyed for fit in self.fits.values())
 
     @property
     def begun(self) -> int:
         """On how many GPUs without an instance in use the changes make room."""
-        return sum(not self._gpus.states[index].fixed for index in self.ways)
+        return sum(not self._gpus.states[index].fixed for index in self.fits)
 
     def add(self, devices: model.Devices, *, without: frozenset[int] = frozenset()) -> bool:
         """Make room for one pod; return False, and change nothing, if it has no room.
@@ -311,14 +311,14 @@ class NodeRoom:
 
     def drain(self, indices: Iterable[int]) -> bool:
         """Destroy the idle instances of GPUs that can be lost; return whether there are any."""
-        before = len(self.ways)
-        for index in sorted({*indices} & self._gpus.states.keys() - self.ways.keys()):
+        before = len(self.fits)
+        for index in sorted({*indices} & self._gpus.states.keys() - self.fits.keys()):
             if spare := self._spare(index, self._losable()):
                 had = collections.Counter(dict(self._gpus.states[index].idle_devices))
                 content = model.in_order(had - collections.Counter(dict(spare)))
                 count = sum(number for _, number in spare)
-                self._change(index, Way(content=content, lost=spare, destroyed=count))
-        return len(self.ways) > before
+                self._change(index, Fit(content=content, lost=spare, destroyed=count))
+        return len(self.fits) > before
 
     def _create(
         self, items: Sequence[model.Profile], without: frozenset[int], tries: Iterator[int]
@@ -327,30 +327,30 @@ class NodeRoom:
         if not items:
             return True
         item, *rest = items
-        for _, index, new, way in self._candidates(item, without, tries):
-            before = self._new.get(index), self.ways.get(index)
+        for _, index, new, fit in self._candidates(item, without, tries):
+            before = self._new.get(index), self.fits.get(index)
             self._new[index] = new
-            self._change(index, way)
+            self._change(index, fit)
             if self._create(rest, without, tries):
                 return True
             self._new[index] = before[0] or self._search.nothing
             self._change(index, before[1])
         return False
 
-    def _change(self, index: int, way: Way | None) -> None:
-        """Change a GPU in another way; None: not at all."""
-        for each, sign in ((self.ways.pop(index, None), -1), (way, 1)):
+    def _change(self, index: int, fit: Fit | None) -> None:
+        """Fit devices to a GPU in another way; None: the GPU does not change."""
+        for each, sign in ((self.fits.pop(index, None), -1), (fit, 1)):
             for profile, count in each.lost if each else ():
                 self._lost[profile] = self._lost.get(profile, 0) + sign * count
-        if way:
-            self.ways[index] = way
+        if fit:
+            self.fits[index] = fit
 
     def _candidates(
         self, item: model.Profile, without: frozenset[int], tries: Iterator[int]
-    ) -> list[tuple[tuple[int, int, int], int, New, Way]]:
+    ) -> list[tuple[tuple[int, int, int], int, NewDevices, Fit]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
         ranked = []
-        known: set[tuple[GpuFacts, New]] = set()
+        known: set[tuple[GpuFacts, NewDevices]] = set()
         nothing, losable = self._search.nothing, self._losable()
         first = self._search.plus(nothing, item)
         for index in self._gpus.able(item):
@@ -359,11 +359,11 @@ class NodeRoom:
                 continue
             known.add((state, had))
             new = first if had is nothing else self._search.plus(had, item)
-            way = self._search.way(state, new, self._spare(index, losable))
-            if way is not None:
-                old = self.ways[index].destroyed if index in self.ways else 0
+            fit = self._search.fit(state, new, self._spare(index, losable))
+            if fit is not None:
+                old = self.fits[index].destroyed if index in self.fits else 0
                 fill = state.fill + had.count
-                ranked.append(((way.destroyed - old, -fill, index), index, new, way))
+                ranked.append(((fit.destroyed - old, -fill, index), index, new, fit))
         return sorted(ranked, key=lambda each: each[0])
 
     def _losable(self) -> dict[model.Profile, int]:
@@ -385,7 +385,7 @@ class NodeRoom:
         here = self._gpus.states[index].idle_devices
         if not (here and losable):
             return here
-        own = dict(self.ways[index].lost) if index in self.ways else {}
+        own = dict(self.fits[index].lost) if index in self.fits else {}
         spare = []
         for profile, count in here:
             most = losable[profile] + own.get(profile, 0) if profile in losable else count

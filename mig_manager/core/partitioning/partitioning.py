@@ -204,9 +204,9 @@ class _Decider:
     ) -> dict[str, model.DesiredGpu]:
         """Return all GPUs as a change leaves them: a reboot destroys what a layout omits."""
         return self._batch.present(node) | {
-            gpu.uuid: batches.desired(gpu, state.fixed, room.ways[gpu.index].content)
+            gpu.uuid: batches.desired(gpu, state.fixed, room.fits[gpu.index].content)
             for gpu, state in self._batch.states(node)
-            if gpu.index in room.ways
+            if gpu.index in room.fits
         }
 
     def _holds(self, ranks: Iterable[int]) -> tuple[holds.Hold, ...]:
