@@ -226,16 +226,16 @@ class Term:
         """Count the nodes that rest after a change, and log why pods may wait for them."""
         limits, history = self._settings.limits, self._history
         resting = [
-            (node, rest_s)
+            (node, left_s)
             for node in nodes
             if node.is_opted_in and not node.unusable
-            if (rest_s := past_decisions.rest_s(node, limits, history, now=now))
+            if (left_s := past_decisions.cooldown_left_s(node, limits, history, now=now))
         ]
         self._telemetry.resting.set(len(resting))
-        for node, rest_s in resting if has_pending else ():
+        for node, left_s in resting if has_pending else ():
             if node.name not in self._resting:
                 is_own = node.served == history.requested.get(node.name)
-                _log.info("node_resting", node=node.name, for_s=round(rest_s, 1), is_own=is_own)
+                _log.info("node_resting", node=node.name, for_s=round(left_s, 1), is_own=is_own)
         self._resting = frozenset(node.name for node, _ in resting if has_pending)
 
     def _follow(self, nodes: tuple[partitioned.PartitionedNode, ...], now: dt.datetime) -> None:

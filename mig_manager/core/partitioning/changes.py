@@ -77,9 +77,9 @@ class Changes:
             return wait.CHANGING, "it is being changed for other pods"
         if node.unusable:
             return wait.CHANGING if node.is_changing else wait.UNUSABLE, node.unusable
-        remaining_s = past_decisions.rest_s(node, self._limits, self._history, now=self._now)
-        if remaining_s:
-            return wait.CHANGING, f"it rests after a change for {math.ceil(remaining_s)} s more"
+        left_s = past_decisions.cooldown_left_s(node, self._limits, self._history, now=self._now)
+        if left_s:
+            return wait.CHANGING, f"it rests after a change for {math.ceil(left_s)} s more"
         if node.name in self._nominated:
             return wait.CHANGING, "the scheduler preempts pods on it"
         if self.is_too_early(node):

@@ -26,7 +26,7 @@ class PartitionerLimits:
     max_unavailable: str = "10%"
     """Nodes under change at once: a number, or a percentage of opted-in nodes, at least one."""
     cooldown_s: float | None = None
-    """How long a node rests after a change; None: as long as the change took (``rest_s``)."""
+    """How long a node rests after a change; None: as long as the change took, 5 to 60 s."""
     reserved: Mapping[model.Profile, int] = dataclasses.field(default_factory=dict)
     """Devices of a profile, in use or idle, that a change keeps on every node that has them."""
     merge_back_after_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What a process remembers of its decisions, and how long a node rests after a change."""
+"""What a process remembers of its decisions, and the cooldown of a node after a change."""
 
 import collections
 import dataclasses
@@ -102,13 +102,13 @@ def unprepared(
         if _is_being_changed(node, history, now)
         for needs in history.prepared.get(node.name, ())
     )
-    rest: list[demand.Pending] = []
+    missing: list[demand.Pending] = []
     for pod in expected:
         if coming[pod.needs] > 0:
             coming[pod.needs] -= 1
         else:
-            rest.append(pod)
-    return tuple(rest)
+            missing.append(pod)
+    return tuple(missing)
 
 
 def _is_being_changed(
@@ -120,17 +120,17 @@ def _is_being_changed(
     return node.is_changing or is_new
 
 
-def rest_s(
+def cooldown_left_s(
     node: partitioned.PartitionedNode,
     limits: decisions.PartitionerLimits,
     history: History,
     *,
     now: dt.datetime,
 ) -> float:
-    """Return how long a node must still rest after any change; 0 if it need not.
+    """Return how much of a node's cooldown after any change is left; 0 if it has ended.
 
-    By default it rests as long as the change took, between 5 and 60 s: a node that is quick to
-    change costs its pods little. A longer change must not keep pods waiting for as long again.
+    By default the cooldown is as long as the change took, between 5 and 60 s: a node that is quick
+    to change costs its pods little. A longer change must not keep pods waiting for as long again.
     """
     cooldown_s = limits.cooldown_s
     if cooldown_s is None:
