@@ -249,14 +249,14 @@ class Decider:
         pending = self._watched.pending
         seen = partitioned.with_pods(self._watched.nodes.values(), self._watched.requests)
         nodes = self._own_clock.dated(seen, now=now)
-        likely = self._watched.arrivals.expected(0.0, _LIMITS.prepare_for_s, nodes)
+        index = node_index.NodeIndex(nodes, self._cache)
+        likely = self._watched.arrivals.expected(0.0, _LIMITS.prepare_for_s, index)
         decision = partitioning.decide(
-            nodes,
+            index,
             pending,
             _LIMITS,
             now=now,
             history=self._history,
-            cache=self._cache,
             expected=likely,
         )
         self._history = past_decisions.remember(self._history, nodes, pending, decision, now=now)

@@ -12,6 +12,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import (
     decisions,
     demand,
+    node_index,
     partitioned,
     partitioning,
     past_decisions,
@@ -111,7 +112,7 @@ def simulate(
     pending = [pod for pod in parsed if isinstance(pod, demand.Pending)]
     nodes = partitioned.with_pods(nodes, partitioned.Requests(bound))
     decision = partitioning.decide(
-        nodes,
+        node_index.NodeIndex(nodes),
         pending,
         dataclasses.replace(limits, cooldown_s=0.0),
         now=now,

@@ -122,15 +122,15 @@ class Term:
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
         nodes, pending = self._observe(began_s, now)
-        likely = self._likely(began_s, nodes)
+        index = node_index.NodeIndex(nodes, self._cache)
+        likely = self._likely(began_s, index)
         decision = partitioning.decide(
-            nodes,
+            index,
             pending,
             self._settings.limits,
             now=now,
             history=self._history,
             base=self._base_of(nodes),
-            cache=self._cache,
             expected=likely,
         )
         took_s = self._clock.monotonic() - began_s
@@ -187,14 +187,12 @@ class Term:
         begin = min(pod.created_at, now) if is_first and pod.created_at else now
         return self._pending_since.get(pod.uid, begin)
 
-    def _likely(
-        self, now_s: float, nodes: tuple[partitioned.PartitionedNode, ...]
-    ) -> tuple[demand.Pending, ...]:
+    def _likely(self, now_s: float, index: node_index.NodeIndex) -> tuple[demand.Pending, ...]:
         """Return the pods to prepare for; none if nothing that is recommended is carried out."""
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
             return ()
         within_s = self._settings.limits.prepare_for_s
-        return self._cluster.arrivals.expected(now_s, within_s, nodes)
+        return self._cluster.arrivals.expected(now_s, within_s, index)
 
     def _mark_unusable(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
         """Mark a node that the partitioner must not change."""

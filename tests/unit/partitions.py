@@ -18,6 +18,7 @@ from mig_manager.core.partitioning import (
     claimed_nodes,
     decisions,
     demand,
+    node_index,
     partitioned,
     partitioning,
     past_decisions,
@@ -168,7 +169,7 @@ def decided(  # noqa: PLR0913 - what a decision depends on
     """Parse both and decide; by default as many nodes as there are may change."""
     found, pending = seen(nodes, pods, claims)
     return partitioning.decide(
-        found,
+        node_index.NodeIndex(found),
         pending,
         decisions.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
         now=now,

@@ -11,7 +11,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import batches, offers, past_decisions, waiting
+from mig_manager.core.partitioning import batches, node_index, offers, past_decisions, waiting
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 
@@ -473,7 +473,8 @@ def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:
         pod(f"p{n:03}", profiles[n % 5], requests={"cpu": "1m" if are_alike else f"{n}m"})
         for n in range(500)
     ]
-    storm = batches.Batch(*partitions.seen(nodes, pods), {})
+    known, pending = partitions.seen(nodes, pods)
+    storm = batches.Batch(node_index.NodeIndex(known), pending, {})
     assert len(storm.needs) == (5 if are_alike else 500)
     found = offers.Offers(storm)
     for position in range(100):

@@ -45,7 +45,8 @@ _TAINTS = tuple(
 
 def claimed(found: Cluster) -> tuple[batches.Batch, list[int]]:
     """Claim room for the pods that have it; return the other pods."""
-    batch = batches.Batch(*partitions.seen(found.nodes, found.pods), found.limits["reserved"])
+    nodes, pending = partitions.seen(found.nodes, found.pods)
+    batch = batches.Batch(node_index.NodeIndex(nodes), pending, found.limits["reserved"])
     rest = []
     for rank, group in enumerate(batch.group):
         node = next(batch.hosts(group, ()), None)
@@ -134,14 +135,17 @@ def test_decision_is_the_same_with_what_the_last_one_derived(one: Cluster, two: 
             for number, node in enumerate(partitions.seen(found.nodes, ())[0])
         ]
         assert partitioning.decide(
-            nodes,
+            node_index.NodeIndex(nodes, cache),
             pending,
             limits,
             now=partitions.NOW,
             history=past_decisions.History(),
-            cache=cache,
         ) == partitioning.decide(
-            nodes, pending, limits, now=partitions.NOW, history=past_decisions.History()
+            node_index.NodeIndex(nodes),
+            pending,
+            limits,
+            now=partitions.NOW,
+            history=past_decisions.History(),
         )
 
 

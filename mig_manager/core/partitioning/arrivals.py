@@ -3,9 +3,8 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
 
-from mig_manager.core.partitioning import demand, exclusions, node_sets, partitioned
+from mig_manager.core.partitioning import demand, node_index, node_sets
 
 _MEMORY_S = 600.0
 """After this time an arrival counts for a third."""
@@ -39,7 +38,7 @@ class Arrivals:
                 self._forget(now_s)
 
     def expected(
-        self, now_s: float, within_s: float, nodes: Sequence[partitioned.PartitionedNode]
+        self, now_s: float, within_s: float, index: node_index.NodeIndex
     ) -> tuple[demand.Pending, ...]:
         """Return the pods that likely arrive within a time for each slice of theirs.
 
@@ -50,10 +49,10 @@ class Arrivals:
         """
         with self._lock:
             present = self._forget(now_s)
-        excluding, rates = exclusions.Exclusions(nodes), dict[object, float]()
+        rates = dict[object, float]()
         alike: dict[object, demand.Needs] = {}
         for needs, (rate, _) in present.items():
-            key: object = needs.amounts, node_sets.union(excluding.of(needs).values())
+            key: object = needs.amounts, node_sets.union(index.exclusions.of(needs).values())
             alike.setdefault(key, needs)
             rates[key] = rates.get(key, 0.0) + rate
         likely: list[tuple[float, demand.Amounts, demand.Needs]] = []

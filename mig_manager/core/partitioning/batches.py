@@ -20,18 +20,16 @@ class Batch:
 
     def __init__(
         self,
-        nodes: Iterable[partitioned.PartitionedNode],
+        index: node_index.NodeIndex,
         pending: Iterable[demand.Pending],
         reserved: Mapping[model.Profile, int],
-        cache: node_index.NodeCache | None = None,
         *,
         expected: Iterable[demand.Pending] = (),
     ) -> None:
-        """Sort both, so that their order does not matter; expected pods are behind, in order."""
-        cache = cache or node_index.NodeCache()
-        self.index = node_index.NodeIndex(nodes, cache)
-        self.nodes = self.index.nodes
-        self.search = cache.search
+        """Sort the pods: their order does not matter; expected pods are behind, in order."""
+        self.index = index
+        self.nodes = index.nodes
+        self.search = index.search
         self.pods = sorted(
             pending, key=lambda pod: (-pod.priority, pod.created_at or _LAST, pod.uid)
         )
@@ -47,7 +45,7 @@ class Batch:
         ]
         """By group: the number of its devices; groups of equal devices differ in other needs."""
         self.profiles = {profile for needs in groups for profile in needs.profiles}
-        self._available: list[Mapping[str, int]] = [each.available for each in self.index.facts]
+        self._available: list[Mapping[str, int]] = [each.available for each in index.facts]
         self.amounts = node_sets.Amounts(self._available)
         self._free: dict[int, Mapping[model.Profile, int]] = {}
         self._positive: dict[str, node_sets.NodeSet] = {}

@@ -88,9 +88,18 @@ class NodeCache:
 class NodeIndex:
     """The nodes of one decision, sorted by name, and sets of them."""
 
-    def __init__(self, nodes: Iterable[partitioned.PartitionedNode], cache: NodeCache) -> None:
+    def __init__(
+        self, nodes: Iterable[partitioned.PartitionedNode], cache: NodeCache | None = None
+    ) -> None:
+        """Build it from nodes with their pods (``with_pods``), and times by one ``OwnClock``.
+
+        Nodes whose GPUs and pods are the same as in the last decision's ``cache`` are not
+        examined again.
+        """
+        cache = cache or NodeCache()
         self.nodes = sorted(nodes, key=lambda node: node.name)
         self.facts = cache.facts(self.nodes)
+        self.search = cache.search
         self.names = [node.name for node in self.nodes]
         self.position = {name: position for position, name in enumerate(self.names)}
         self.every = node_sets.of(range(len(self.nodes)))

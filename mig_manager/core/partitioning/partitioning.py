@@ -35,42 +35,39 @@ from mig_manager.core.partitioning import (
 
 
 def decide(  # noqa: PLR0913 - what a decision depends on
-    nodes: Iterable[partitioned.PartitionedNode],
+    index: node_index.NodeIndex,
     pending: Iterable[demand.Pending],
     limits: decisions.PartitionerLimits,
     *,
     now: dt.datetime,
     history: past_decisions.History,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
-    cache: node_index.NodeCache | None = None,
     expected: Iterable[demand.Pending] = (),
 ) -> decisions.PartitioningDecision:
     """Decide which nodes to repartition for these pods.
 
     Args:
-        nodes: With their pods (``with_pods``), and times by the clock of ``now`` (``OwnClock``).
+        index: The nodes, with times by the clock of ``now``.
         pending: In any order.
         limits: The limits of the partitioner.
         now: The present time.
         history: Of the last decision.
         base: By node and UUID, the state to which idle instances are merged back.
-        cache: Of the last decision; nodes whose GPUs and pods are the same are not examined again.
         expected: Pods that likely come soon, in order. Nodes are changed so that devices for them
             are ready. Another node may then still change, unless no pod waits that a node could
             serve.
     """
-    cache = cache or node_index.NodeCache()
-    batch = batches.Batch(nodes, pending, limits.reserved, cache)
+    batch = batches.Batch(index, pending, limits.reserved)
     decider = _Decider(batch, limits, now, history)
     decider.make_room()
     decider.withdraw()
     decider.merge_back(base or {})
     decision = decider.decision()
-    likely = past_decisions.unprepared(history, batch.nodes, expected, now=now)
+    likely = past_decisions.unprepared(history, index.nodes, expected, now=now)
     is_calm = not (decision.waiting or decision.changes)
     most = decider.changes.spare or int(is_calm)
     if likely and most:
-        soon = batches.Batch(batch.nodes, batch.pods, limits.reserved, cache, expected=likely)
+        soon = batches.Batch(index, batch.pods, limits.reserved, expected=likely)
         preparing = _Decider(soon, limits, now, history, decider.changes)
         preparing.prepare(first=len(batch.pods), most=most)
         ready = (

@@ -274,14 +274,14 @@ class _Run:
         now = self._time()
         nodes = [node.published() for node in self._nodes.values()]
         pending = [job.pod for job in self._pending.values()]
-        likely = self._arrivals.expected(self._now_s, limits.prepare_for_s, nodes)
+        index = node_index.NodeIndex(nodes, self._cache)
+        likely = self._arrivals.expected(self._now_s, limits.prepare_for_s, index)
         decision = partitioning.decide(
-            nodes,
+            index,
             pending,
             limits,
             now=now,
             history=self._history,
-            cache=self._cache,
             base=self._cluster.base,
             expected=likely,
         )
