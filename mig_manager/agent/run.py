@@ -56,6 +56,8 @@ def run(job: jobs.Job) -> outcomes.Outcome:
             wait = job.wait(job.limits.lock_timeout_s)
             locked.enter_context(job.hold_lock(f"applying layout {job.request.config}", wait))
             job.journal.take_over()
+            # The interrupted run may be another agent's, unknown before.
+            slots.take_again(job)
         except (errors.ClusterError, errors.LockedError) as error:
             return job.journal.failure(error.reason, error.message)
         outcome = _run_locked(job)

@@ -1,6 +1,7 @@
 """Execute one plan, and reset its GPUs with a pending mode, or to be repaired."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import structlog
 
@@ -54,9 +55,10 @@ class Execution:
                 # The reset removes the instances that the fault kept the driver from destroying.
                 _log.warning("reset_with_instances", error=error.message)
                 return self._repair(plan, observed), True
-            if self.may_stay_pending and _may_be_about_modes(plan, error):
+            is_put_off = error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
+            if self.may_stay_pending and is_put_off:
                 now = self._observe_again(plan, observed)
-                if _has_modes(plan, now):
+                if _lacks_only_modes(plan, now):
                     return now, False
             self._reset_pending(plan, error)
             return self._observe_again(plan, observed), True
@@ -102,14 +104,30 @@ class Execution:
         return self._observe_again(plan, observed)
 
 
-def _may_be_about_modes(plan: steps.Plan, error: errors.HardwareError) -> bool:
-    """Return whether an error may be that a mode is pending; else an instance is in use."""
-    switched = {step.gpu_uuid for step in plan.of(steps.SetMode)}
-    is_in_use = error.reason is errors.Reason.IN_USE
-    return error.reason.is_mode_pending or (is_in_use and switched == plan.gpu_uuids)
+def _lacks_only_modes(plan: steps.Plan, now: model.ObservedGpus) -> bool:
+    """Return whether every mode is set or pending, and every other GPU has its new instances.
+
+    An error of several GPUs has the reason of one, so the GPUs themselves decide.
+    """
+    gpus = {gpu.uuid: gpu for gpu in now}
+    return all(
+        each.gpu_uuid in gpus and _lacks_only_mode(each, gpus[each.gpu_uuid]) for each in plan.gpus
+    )
 
 
-def _has_modes(plan: steps.Plan, gpus: model.ObservedGpus) -> bool:
-    """Return whether the modes that a plan sets are active or pending."""
-    modes = {gpu.uuid: gpu.pending_mode for gpu in gpus}
-    return all(modes.get(step.gpu_uuid) is step.mode for step in plan.of(steps.SetMode))
+def _lacks_only_mode(plan: steps.GpuPlan, gpu: model.Gpu) -> bool:
+    if modes := plan.of(steps.SetMode):
+        return all(gpu.pending_mode is step.mode for step in modes)
+    return _geometry(gpu.gpu_instances) == _geometry(plan.instances)
+
+
+def _geometry(instances: Iterable[model.GpuInstance]) -> list[tuple[object, ...]]:
+    return sorted(
+        (
+            (str(each.placement), str(each.profile)),
+            sorted(
+                (str(inside.placement), str(inside.profile)) for inside in each.compute_instances
+            ),
+        )
+        for each in instances
+    )

@@ -1,7 +1,9 @@
 """A budget for the cluster in one run: a slot before the taint, released at every exit."""
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -213,6 +215,27 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> 
 
     assert rig.log.count("slots.take") == 1
     scenes.assert_restored(rig)
+
+
+def test_a_change_that_another_agent_left_takes_its_slot_again(fake: FakeSlots) -> None:
+    rig = fake.rig
+
+    class Lock(fakes.FakeExclusion):
+        @contextlib.contextmanager
+        def hold(self, doing: str) -> Iterator[None]:
+            if doing.startswith("applying") and not self.descriptions[1:]:
+                assert "slots.take" not in rig.log, "the layout was active"
+                scenes.kill_at(rig, 2, scenes.LAYOUT)
+                fake.is_taken = True
+            with super().hold(doing):
+                yield
+
+    agent = scenes.reconciler(rig, lock=Lock())
+    rig.slots = None
+
+    scenes.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent)
+
+    assert rig.log.index("slots.take") < rig.log.index("slots.release")
 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:

@@ -8,6 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import boot_layouts, local, transaction
 from mig_manager.core import model, steps, timing
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 from tests.node import fakes, gpu_values, scenes
@@ -322,10 +323,28 @@ def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
     assert node.has("wanted")
 
 
+def mode_of_first(node: Node) -> layouts.Layout:
+    """Return the layout of GPU 0 alone, and interrupt a change of GPU 1."""
+    text = """
+version: v1
+mig-configs:
+  first: [{devices: [0], mig-enabled: true, mig-devices: {}}]
+  second: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}]
+"""
+    node.layouts = config.parse(text, source="two.yaml")
+    assert node.cut_off("second", at=5)
+    return node.layouts.layout("first")
+
+
+@pytest.mark.parametrize("has_interrupted", [False, True])
 @pytest.mark.parametrize("reason", ["waits", "in-use"])
-def test_mode_only_without_resets_leaves_the_mode_pending(reason: str) -> None:
+def test_mode_only_without_resets_leaves_the_mode_pending(
+    reason: str, *, has_interrupted: bool
+) -> None:
     """A persistence daemon uses the GPU, so the driver answers IN_USE."""
-    node = Node("off")
+    node = Node("one-off" if has_interrupted else "off")
+    before = node.shape[1]
+    layout = mode_of_first(node) if has_interrupted else node.layouts.layout("bare")
     node.driver.mode_waits = reason == "waits"
 
     def put_off(step: steps.Step) -> None:
@@ -338,12 +357,25 @@ def test_mode_only_without_resets_leaves_the_mode_pending(reason: str) -> None:
             )
 
     node.on_step = put_off
-    node.fails = lambda _step: reason == "in-use"
+    node.fails = lambda step: reason == "in-use" and isinstance(step, steps.SetMode)
 
-    assert node.change_to("bare", is_mode_only=True, may_reset=False).is_changed
+    assert node.apply(layout, is_mode_only=True, may_reset=False).is_changed
 
     assert {gpu.pending_mode for gpu in node.gpus} == {model.MigMode.ENABLED}
     assert node.journal.text is None
+    assert (node.shape[1] == before) is has_interrupted
+
+
+def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
+    node = Node("one-off")
+    layout = mode_of_first(node)
+    node.driver.mode_waits = True
+    node.fails = lambda step: not isinstance(step, steps.SetMode)
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.apply(layout, is_mode_only=True, may_reset=False)
+
+    assert caught.value.reason is errors.Reason.RESET_REQUIRED
 
 
 def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(node: Node) -> None:

@@ -20,22 +20,14 @@ _log = structlog.get_logger()
 
 
 def wait(job: jobs.Job) -> None:
-    """Take a slot; before the lock, because it may take long.
+    """Take a slot, before the lock because it may take long; not for an interrupted change.
 
     Raises:
         ClusterError: The API refused the request as such, or a status.
         Superseded: Another layout is requested, or the agent stops.
     """
     slots, clock, journal = job.deps.slots, job.deps.clock, job.journal.entries
-    if slots is None:
-        return
-    if journal.blocks_workloads:
-        try:
-            why = str(slots.take() or "")
-        except errors.ClusterError as error:
-            why = error.message
-        if why:
-            _log.warning("slot_not_taken_again", why=why)
+    if slots is None or journal.blocks_workloads:
         return
     if journal.has_nothing_to_undo and _changes_nothing(job):
         return
@@ -55,6 +47,19 @@ def wait(job: jobs.Job) -> None:
         if why != published and may_publish:
             published, published_at_s = why, now_s
             job.journal.enter(model.Phase.WAIT, why)
+
+
+def take_again(job: jobs.Job) -> None:
+    """Take the slot of an interrupted change, which goes on without one: it blocks workloads."""
+    slots = job.deps.slots
+    if slots is None or not job.journal.entries.blocks_workloads:
+        return
+    try:
+        why = str(slots.take() or "")
+    except errors.ClusterError as error:
+        why = error.message
+    if why:
+        _log.warning("slot_not_taken_again", why=why)
 
 
 def require(job: jobs.Job) -> None:
