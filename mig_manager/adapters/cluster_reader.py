@@ -22,7 +22,7 @@ _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _EVENTS = "/api/v1/namespaces/default/events"
 """The API server keeps Events about objects without a namespace here."""
-_MOST_NODE_QUERIES = 10  # for more nodes, all pods of the cluster are listed at once
+_MAX_NODE_QUERIES = 10  # for more nodes, all pods of the cluster are listed at once
 _COMPONENT = "mig-manager"
 OPERATOR_NAMESPACE = "gpu-operator"
 _CONFIG_MAPS = (
@@ -143,7 +143,7 @@ class ClusterReader:
     def gpu_pods(self, names: Sequence[str]) -> Mapping[str, tuple[pod_object.Pod, ...]]:
         """Return the pods that request GPUs, by the name of their node."""
         selectors = [f"spec.nodeName={name}" for name in names]
-        if len(names) > _MOST_NODE_QUERIES:
+        if len(names) > _MAX_NODE_QUERIES:
             selectors = ["spec.nodeName!="]
         by_node: dict[str, list[pod_object.Pod]] = {name: [] for name in names}
         for selector in selectors:
@@ -242,7 +242,7 @@ def _moment(item: Mapping[str, Any]) -> Moment:
         at=next(filter(None, map(timestamps.parse, moments)), None),
         what=messages.printable(str(item.get("reason") or "")),
         message=messages.fit(
-            messages.printable(str(item.get("message") or ""), " "), messages.LONGEST_EVENT_BYTES
+            messages.printable(str(item.get("message") or ""), " "), messages.MAX_EVENT_BYTES
         ),
         is_warning=item.get("type") == "Warning",
         count=int(series.get("count") or item.get("count") or 1),

@@ -22,7 +22,7 @@ from mig_manager.adapters.host import subprocesses
 from mig_manager.core import standbys
 from mig_manager.core.node import pod_object, resources, well_known
 
-_LARGEST_ANSWER = 16 << 20
+_MAX_ANSWER_BYTES = 16 << 20
 """Bytes; gRPC's default of 4 MiB is too small for a node full of pods with many devices."""
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
@@ -89,7 +89,7 @@ class PodResources:
     def open_channel(self) -> Any:
         """Return a gRPC channel to the socket; the first one starts gRPC's threads."""
         options = (
-            ("grpc.max_receive_message_length", _LARGEST_ANSWER),
+            ("grpc.max_receive_message_length", _MAX_ANSWER_BYTES),
             ("grpc.enable_http_proxy", 0),
             # A shared pool would remember the failed connection of an earlier channel.
             ("grpc.use_local_subchannel_pool", 1),

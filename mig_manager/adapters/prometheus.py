@@ -13,8 +13,8 @@ STEP_S = 60.0
 """Between two samples of an answer: pods that exist for less can be missing."""
 _PART_S = 6 * 3600.0  # of the range; Prometheus returns at most 11,000 samples of a series
 _TIMEOUT_S = 60.0
-_MOST_BYTES = 256 << 20
-_MOST_DETAIL = 200
+_MAX_BYTES = 256 << 20
+_MAX_DETAIL = 200
 
 
 def query_range(url: str, query: str, *, begin_s: float, end_s: float) -> Iterator[str]:
@@ -41,7 +41,7 @@ def _get(address: str) -> str:
         except urllib.error.HTTPError as refusal:
             answer = refusal
         with answer:
-            content: bytes = answer.read(_MOST_BYTES + 1)
+            content: bytes = answer.read(_MAX_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
         raise errors.UsageError(
@@ -49,12 +49,12 @@ def _get(address: str) -> str:
             remedy="Check the address, or save the answer to a file and name the file.",
         ) from error
     if answer.status != http.HTTPStatus.OK:
-        detail = content[:_MOST_DETAIL].decode(errors="replace")
+        detail = content[:_MAX_DETAIL].decode(errors="replace")
         raise errors.UsageError(
             f"Prometheus at {server} refused the query: {answer.status} {detail}"
         )
-    if len(content) > _MOST_BYTES:
+    if len(content) > _MAX_BYTES:
         raise errors.UsageError(
-            f"Prometheus at {server} sent more than {_MOST_BYTES >> 20} MiB for six hours"
+            f"Prometheus at {server} sent more than {_MAX_BYTES >> 20} MiB for six hours"
         )
     return content.decode(errors="replace")

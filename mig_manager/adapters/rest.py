@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core.node import api_values
 
 _PAGE = 500
-_MOST_PAGES = 1000
+_MAX_PAGES = 1000
 _Item = TypeVar("_Item")
 
 
@@ -33,7 +33,7 @@ def pages(
     ``what`` names the list in a ClusterError about a malformed page or a repeated one.
     """
     token = ""
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         more = {"continue": token} if token else {}
         page = get(path, {**query, "limit": str(_PAGE), **more})
         with api_values.as_cluster_error(what):

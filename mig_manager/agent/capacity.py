@@ -18,7 +18,7 @@ from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
 from mig_manager.core.records import capacity, gpu_codec
 
-_QUIET_S, _LONGEST_S = 1.0, 5.0
+_QUIET_S, _MAX_S = 1.0, 5.0
 """Delay: pods often come and go together, and get their devices shortly after binding."""
 _BACKOFF = timing.Backoff(first_s=1.0, max_s=60.0, factor=2.0)
 
@@ -44,7 +44,7 @@ class CapacityReport:
         self._deps = shared.deps
         self._gpus = model.NO_GPUS
         self._is_followed = False
-        self._burst = timing.Burst(quiet_s=_QUIET_S, longest_s=_LONGEST_S)
+        self._burst = timing.Burst(quiet_s=_QUIET_S, max_s=_MAX_S)
         self._retry = _NO_RETRY
 
     # -- at the end of a run ----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness, requests
 
-_MOST_FAILED_CHECKS = 3
+_MAX_FAILED_CHECKS = 3
 """So often in a row the driver may be away, as during its upgrade, before that is published."""
 
 _log = structlog.get_logger()
@@ -146,7 +146,7 @@ def act(
     if is_active is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
         return Action.REST, _count_failure(job, memory, observation, is_success=is_success)
     was_drifted = memory.is_drifted
-    was_unknown = memory.failed_checks >= _MOST_FAILED_CHECKS and not memory.has_phantoms
+    was_unknown = memory.failed_checks >= _MAX_FAILED_CHECKS and not memory.has_phantoms
     memory = dataclasses.replace(memory, is_drifted=not is_active, failed_checks=0)
     if memory.is_drifted:
         return _handle_drift(job, observation, is_new=not was_drifted), memory
@@ -195,7 +195,7 @@ def _count_failure(
         return memory
     failed_checks = memory.failed_checks + 1
     is_ready = is_success and not (memory.is_drifted or memory.has_phantoms)
-    if is_ready and failed_checks == _MOST_FAILED_CHECKS:
+    if is_ready and failed_checks == _MAX_FAILED_CHECKS:
         name, reason = job.request.config, observation.error
         condition = readiness.unknown(name, reason, observation.message)
         job.deps.node.set_condition(condition)

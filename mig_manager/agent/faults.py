@@ -13,7 +13,7 @@ from mig_manager.core.records import gpu_codec, gpu_recovery
 
 _XID_PAUSE_S = 3600.0
 """After this time the same Xid of a GPU gets another Event: a GPU may repeat it every second."""
-_MOST_XIDS = 100
+_MAX_XIDS = 100
 _ALL_LOST = frozenset({("", None)})
 """Published while no GPU can be observed."""
 _LOSSES = (errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET)
@@ -32,7 +32,7 @@ class FaultReport:
         self.is_on = is_on
         self._faults: frozenset[tuple[str, model.RecoveryAction | None]] = frozenset()
         # A deque is safe to append to from another thread.
-        self._xids: collections.deque[tuple[str, int]] = collections.deque(maxlen=_MOST_XIDS)
+        self._xids: collections.deque[tuple[str, int]] = collections.deque(maxlen=_MAX_XIDS)
         """The latest critical errors that were not published."""
         self._published_s: dict[tuple[str, int], float] = {}
 

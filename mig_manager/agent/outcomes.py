@@ -31,7 +31,7 @@ class Outcome:
     def message(self) -> str:
         """The description with the remedy, as it is published."""
         text = f"{messages.with_full_stop(self.description)} {self.remedy}".rstrip()
-        return messages.fit(text, messages.LONGEST_BYTES)
+        return messages.fit(text, messages.MAX_BYTES)
 
 
 def failure(

@@ -161,7 +161,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     def problem(uuid: str) -> str:
         if outcome.state is model.State.FAILED:
             # The remedy is about the layout.
-            return messages.fit(outcome.description.rstrip(" ."), requests.LONGEST_PROBLEM)
+            return messages.fit(outcome.description.rstrip(" ."), requests.MAX_PROBLEM)
         gpu = after.get(uuid)
         return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable"
 
@@ -182,7 +182,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         message = f"The repair of {name} failed: {why}" if why else f"{name} {success}."
         job.deps.node.emit(
             reason="GpuRepairFailed" if why else "GpuRepaired",
-            message=messages.fit(messages.with_full_stop(message), messages.LONGEST_BYTES),
+            message=messages.fit(messages.with_full_stop(message), messages.MAX_BYTES),
             is_warning=bool(why),
         )
     job.journal.note_record(dataclasses.replace(record, repairs=repairs))

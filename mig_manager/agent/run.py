@@ -111,7 +111,7 @@ def _count_failure(job: jobs.Job, error: errors.MigManagerError) -> None:
             config_hash=job.status.config_hash,
             boot_id=job.deps.boot_id,
             reason=error.reason,
-            problem=messages.fit(error.message, requests.LONGEST_PROBLEM),
+            problem=messages.fit(error.message, requests.MAX_PROBLEM),
         )
         job.journal.note_record(job.journal.record.with_failed_change(failed))
 

@@ -78,10 +78,10 @@ class Limits:
         "pause between drift checks; 0: no checks", default=300.0
     )
     retry_initial_s: float = options.seconds(
-        "pause before the first retry", default=5.0, least=options.LEAST_PAUSE_S
+        "pause before the first retry", default=5.0, minimum=options.MIN_PAUSE_S
     )
     retry_max_s: float = options.seconds(
-        "longest pause between retries", default=300.0, least=options.LEAST_PAUSE_S
+        "longest pause between retries", default=300.0, minimum=options.MIN_PAUSE_S
     )
     has_default_layouts: bool = False
     """Whether the config file is the default file, which generated layouts override."""
@@ -184,7 +184,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     poll_interval_s: float = options.seconds(
         "longest pause between checks while waiting",
         default=1.0,
-        least=options.LEAST_PAUSE_S,
+        minimum=options.MIN_PAUSE_S,
     )
     health_port: int = options.port(
         "serve /metrics, /healthz and /readyz on this port", default_text="disabled"

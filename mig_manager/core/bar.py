@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from mig_manager.core import messages
 
 WIDTH = 100  # columns of pictures and sentences outside a terminal
-_LEAST_WIDTH, _MOST_WIDTH = 60, 120
+_MIN_WIDTH, _MAX_WIDTH = 60, 120
 """Pictures break below the least; eyes lose the line above the most."""
 _WHOLE = re.compile(r"(?<!\w)'[^']+'(?!\w)|\b[0-9]+x ")
 _JOINT = "\N{NO-BREAK SPACE}"
@@ -61,12 +61,12 @@ class Style:
     @property
     def width(self) -> int:
         """Columns of pictures and sentences."""
-        return WIDTH if self.columns is None else min(self.table_width or WIDTH, _MOST_WIDTH)
+        return WIDTH if self.columns is None else min(self.table_width or WIDTH, _MAX_WIDTH)
 
     @property
     def table_width(self) -> int | None:
         """Columns of tables; None without a limit."""
-        return None if self.columns is None else max(self.columns, _LEAST_WIDTH)
+        return None if self.columns is None else max(self.columns, _MIN_WIDTH)
 
     def wrapped(self, text: str, *, indent: str = "", further: str = "") -> str:
         """Return a sentence in lines that fit the page."""

@@ -34,7 +34,7 @@ class Hook:
 
 Table = Mapping[Point, tuple[Hook, ...]]  # only points that have hooks
 
-MOST_TIMEOUT_S = 86400.0  # A day
+MAX_TIMEOUT_S = 86400.0  # A day
 
 
 def parse(text: str, *, source: str) -> Table:
@@ -131,10 +131,10 @@ def _timeout_s(node: yaml_tree.Node | None) -> float | None:
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
     # To Python, true is a number.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < float(value or 0) <= MOST_TIMEOUT_S:
+    if not is_number or not 0 < float(value or 0) <= MAX_TIMEOUT_S:
         fields.fail(
             node,
-            f"timeout-s must be a number of seconds, more than 0 and {MOST_TIMEOUT_S:g} at most, "
+            f"timeout-s must be a number of seconds, more than 0 and {MAX_TIMEOUT_S:g} at most, "
             f"not {fields.shown(node)}",
         )
     return float(value or 0)

@@ -21,7 +21,7 @@ NVIDIAS = "options of NVIDIA's agent"
 _FOLDER: Any = {"metavar": options.FOLDER, "group": NVIDIAS}
 _SWITCH: Any = {"metavar": "BOOL", "is_value_optional": True, "group": NVIDIAS}
 """A switch of NVIDIA's agent may have a value: ``--with-reboot=false``."""
-_TIMEOUT: Any = {"least": 0.1, "group": _MACHINE}
+_TIMEOUT: Any = {"minimum": 0.1, "group": _MACHINE}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,17 @@ def printable(text: str, instead: str = "?") -> str:
     return "".join(letter if letter.isprintable() else instead for letter in text)
 
 
-def word(value: object, most: int = 80) -> str:
+def word(value: object, limit: int = 80) -> str:
     """Return the start of an untrusted value as printable text."""
-    return printable(str(value)[:most])
+    return printable(str(value)[:limit])
 
 
-LONGEST_BYTES = 4096  # of a message in the status annotation
-LONGEST_EVENT_BYTES = 1024
+MAX_BYTES = 4096  # of a message in the status annotation
+MAX_EVENT_BYTES = 1024
 """Limit of the ``note`` of events.k8s.io/v1, in bytes (kubernetes/kubernetes, ``NoteLengthLimit``
 in ``pkg/apis/core/validation/events.go``); v1 has no limit."""
-_MOST_NAMED = 5
-MOST_AT_A_TERMINAL = 8  # nodes, pods or devices that an answer names before it counts the rest
+_MAX_NAMED = 5
+MAX_AT_A_TERMINAL = 8  # nodes, pods or devices that an answer names before it counts the rest
 _ELLIPSIS = " ... "
 _END_MARKS = (".", "?", "!")
 
@@ -29,29 +29,29 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
+def listed(names: Sequence[str], *, limit: int = _MAX_NAMED) -> str:
     """Name the first of many things, and count the others."""
-    return _listed(len(names), names, most)
+    return _listed(len(names), names, limit)
 
 
-def _listed(number: int, names: Iterable[str], most: int) -> str:
-    more = number - most
-    first = ", ".join(itertools.islice(names, most))
+def _listed(number: int, names: Iterable[str], limit: int) -> str:
+    more = number - limit
+    first = ", ".join(itertools.islice(names, limit))
     return first + (f" and {more} more" if more > 0 else "")
 
 
-def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
+def did_you_mean(word: str, known: Iterable[str], *, limit: int = 3) -> str:
     """Return ``; did you mean 'a' or 'b'?`` with similar words, or nothing."""
-    names = " or ".join(f"'{each}'" for each in similar(word, known, most=most))
+    names = " or ".join(f"'{each}'" for each in similar(word, known, limit=limit))
     return f"; did you mean {names}?" if names else ""
 
 
-def similar(word: str, known: Iterable[str], *, most: int) -> list[str]:
+def similar(word: str, known: Iterable[str], *, limit: int) -> list[str]:
     """Return the known words that resemble a mistyped one in any case, the most similar first."""
     import difflib  # noqa: PLC0415 - only needed after a mistake
 
     by_folded = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(word.lower(), by_folded, n=most)
+    close = difflib.get_close_matches(word.lower(), by_folded, n=limit)
     return [by_folded[each] for each in close]
 
 
@@ -77,10 +77,10 @@ def by_cause(causes: Iterable[tuple[str, str]]) -> str:
 def grouped(groups: Sequence[tuple[str, int, Iterable[str]]]) -> str:
     """Name things as ``by_cause``; every group is a cause, how many things, and their names."""
     texts = [
-        _listed(number, names, _MOST_NAMED) + (f" ({cause})" if cause else "")
-        for cause, number, names in groups[:_MOST_NAMED]
+        _listed(number, names, _MAX_NAMED) + (f" ({cause})" if cause else "")
+        for cause, number, names in groups[:_MAX_NAMED]
     ]
-    more = sum(number for _, number, _ in groups[_MOST_NAMED:])
+    more = sum(number for _, number, _ in groups[_MAX_NAMED:])
     return "; ".join(texts) + (f"; {more} more" if more else "")
 
 

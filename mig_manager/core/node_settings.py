@@ -141,7 +141,7 @@ class NodeSettings(DocumentSettings):
     hook_timeout_s: float = options.seconds(
         "how long a hook may take that has no time-out of its own",
         default=300.0,
-        least=options.LEAST_PAUSE_S,
+        minimum=options.MIN_PAUSE_S,
     )
     in_use_timeout_s: float = options.seconds(
         "how long to retry GPUs and instances that are in use",
@@ -166,7 +166,7 @@ class NodeSettings(DocumentSettings):
     gpu_timeout_s: float = options.seconds(
         "how long one operation on the GPUs may take",
         default=120.0,
-        least=options.LEAST_PAUSE_S,
+        minimum=options.MIN_PAUSE_S,
         group=_GPUS,
     )
 

@@ -33,7 +33,7 @@ _LAST_PORT = 65535
 _MAX_DIGITS = 5
 _MAX_S = 366 * 86400.0
 """A year: system calls that wait overflow on longer times, and only when they are made."""
-LEAST_PAUSE_S = 0.001  # A pause of 0 seconds would keep a core busy
+MIN_PAUSE_S = 0.001  # A pause of 0 seconds would keep a core busy
 _KEY = "option"
 
 
@@ -215,7 +215,12 @@ def switch(meaning: str, *, default: bool = False, **more: Any) -> Any:
 
 
 def seconds(
-    meaning: str, *, default: float | None, least: float = 0.0, most: float = _MAX_S, **more: Any
+    meaning: str,
+    *,
+    default: float | None,
+    minimum: float = 0.0,
+    maximum: float = _MAX_S,
+    **more: Any,
 ) -> Any:
     """Declare a duration in seconds, by default up to a year."""
 
@@ -224,8 +229,8 @@ def seconds(
             seconds = float(value)
         except ValueError:
             seconds = math.nan
-        if not least <= seconds <= most:
-            raise ValueError(f"is not a number of seconds from {least:g} to {most:.10g}")
+        if not minimum <= seconds <= maximum:
+            raise ValueError(f"is not a number of seconds from {minimum:g} to {maximum:.10g}")
         return seconds
 
     return declared(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))
@@ -235,8 +240,8 @@ def count(
     meaning: str,
     *,
     metavar: str = "NUMBER",
-    least: int = 0,
-    most: int = 99999,
+    minimum: int = 0,
+    maximum: int = 99999,
     what: str = "whole number",
     default: int = 0,
     **more: Any,
@@ -246,8 +251,8 @@ def count(
     def parse(value: str) -> int:
         # Checked before the conversion: long numbers take long.
         is_short = len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit()
-        if not is_short or not least <= int(value) <= most:
-            raise ValueError(f"is not a {what} from {least} to {most}")
+        if not is_short or not minimum <= int(value) <= maximum:
+            raise ValueError(f"is not a {what} from {minimum} to {maximum}")
         return int(value)
 
     return declared(Option(help=meaning, metavar=metavar, parse=parse, default=default, **more))
@@ -255,7 +260,7 @@ def count(
 
 def port(meaning: str, **more: Any) -> Any:
     """Declare a TCP port; 0 is none."""
-    return count(meaning, metavar="PORT", most=_LAST_PORT, what="port", **more)
+    return count(meaning, metavar="PORT", maximum=_LAST_PORT, what="port", **more)
 
 
 def path(meaning: str, *, default: pathlib.Path | None = None, **more: Any) -> Any:

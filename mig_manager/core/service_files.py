@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from mig_manager.core import fields, yaml_tree
 
 _VERSION = "v1"
-MOST_SERVICES = 64  # the journal, in an annotation of the node, lists them before they are stopped
+MAX_SERVICES = 64  # the journal, in an annotation of the node, lists them before they are stopped
 
 _TRIGGERS = (".socket", ".timer", ".path")  # kinds of units that start a service themselves
 _KINDS = (".service", *_TRIGGERS)
@@ -23,7 +23,7 @@ _KINDS = (".service", *_TRIGGERS)
 _OTHER_KINDS = (".automount", ".device", ".mount", ".scope", ".slice", ".swap", ".target")
 _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@[A-Za-z0-9:_.\\-]+)?")
 """``systemd.unit(5)``: a prefix and, of a template, an instance."""
-_LONGEST_NAME = 255
+_MAX_NAME = 255
 _OWN = frozenset({"mig-manager", "mig-manager-boot"})
 _PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
 """We reach systemd through D-Bus; the others are parts of systemd."""
@@ -38,8 +38,8 @@ def parse(text: str, *, source: str) -> tuple[str, ...]:
     root = fields.document(text, source=source, section=section, version=_VERSION)
     services = root.get(section) if root else None
     listed = fields.items(services, section)
-    if services is not None and len(listed) > MOST_SERVICES:
-        fields.fail(services, f"there are {len(listed)} services; {MOST_SERVICES} at most")
+    if services is not None and len(listed) > MAX_SERVICES:
+        fields.fail(services, f"there are {len(listed)} services; {MAX_SERVICES} at most")
     nodes: dict[str, yaml_tree.Node] = {}
     for node in listed:
         name = _unit(node)
@@ -83,7 +83,7 @@ def is_protected(name: str) -> bool:
 
 
 def _is_unit(name: str) -> bool:
-    return _NAME.fullmatch(name.rpartition(".")[0]) is not None and len(name) <= _LONGEST_NAME
+    return _NAME.fullmatch(name.rpartition(".")[0]) is not None and len(name) <= _MAX_NAME
 
 
 def _unit(node: yaml_tree.Node) -> str:

@@ -8,7 +8,7 @@ from mig_manager.core import bar, messages
 Row = Sequence[str | tuple[str, bar.Tone]]
 """Cells of a table: a text, or a text and its tone."""
 _GAP = "  "
-_LEAST_LAST = 40  # columns to wrap the last cell beside others; with fewer, it gets its own line
+_MIN_LAST = 40  # columns to wrap the last cell beside others; with fewer, it gets its own line
 
 
 def columns(
@@ -51,7 +51,7 @@ def _folded(widths: Sequence[int], room: int) -> Sequence[Mapping[int, int]]:
     folds: list[dict[int, int]] = [{}]
     left = room
     for at, width in enumerate(widths):
-        least = min(width, _LEAST_LAST) if at == len(widths) - 1 else width
+        least = min(width, _MIN_LAST) if at == len(widths) - 1 else width
         if folds[-1] and least > left:
             folds.append({})
             left = room - len(_GAP)
@@ -62,4 +62,4 @@ def _folded(widths: Sequence[int], room: int) -> Sequence[Mapping[int, int]]:
 
 def listing(title: str, names: Sequence[str], style: bar.Style) -> str:
     """Return a title and names; a long list ends with a count."""
-    return style.wrapped(f"{title}: {messages.listed(names, most=messages.MOST_AT_A_TERMINAL)}")
+    return style.wrapped(f"{title}: {messages.listed(names, limit=messages.MAX_AT_A_TERMINAL)}")

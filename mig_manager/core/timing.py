@@ -10,7 +10,7 @@ from mig_manager import errors
 
 _Result = TypeVar("_Result")
 
-LONGEST_LEASE_S = 3600.0
+MAX_LEASE_S = 3600.0
 """Longer durations in a Lease count as this. The API allows 68 years, for which one Lease of
 another program could block all programs that wait for it."""
 
@@ -117,14 +117,14 @@ class Wait:
 
 
 class Burst:
-    """Debounces events: a burst ends after ``quiet_s`` without one, or after ``longest_s``.
+    """Debounces events: a burst ends after ``quiet_s`` without one, or after ``max_s``.
 
     All times are seconds of one clock.
     """
 
-    def __init__(self, *, quiet_s: float, longest_s: float) -> None:
+    def __init__(self, *, quiet_s: float, max_s: float) -> None:
         self._quiet_s = quiet_s
-        self._longest_s = longest_s
+        self._max_s = max_s
         self._first: float | None = None
         self._last = 0.0
 
@@ -143,7 +143,7 @@ class Burst:
         """Return the time until the burst ends, 0 if it has; None without a burst."""
         if self._first is None:
             return None
-        end = min(self._last + self._quiet_s, self._first + self._longest_s)
+        end = min(self._last + self._quiet_s, self._first + self._max_s)
         return max(0.0, end - now)
 
     def clear(self) -> None:

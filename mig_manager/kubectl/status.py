@@ -225,7 +225,7 @@ def kind_name(resource: str) -> str:
 def named_pods(requests: Mapping[str, int]) -> str:
     """Return pod names, with the number of requested devices if more than one."""
     named = [name if count == 1 else f"{name} ({count})" for name, count in requests.items()]
-    return messages.listed(named, most=messages.MOST_AT_A_TERMINAL)
+    return messages.listed(named, limit=messages.MAX_AT_A_TERMINAL)
 
 
 def used(kind: resources.DeviceKind) -> str:

@@ -8,8 +8,8 @@ from mig_manager.core import timing
 class DemandSignal:
     """Wakes the loop when demand changes or the loop must end; for any thread."""
 
-    def __init__(self, *, quiet_s: float, longest_s: float, clock: timing.Clock) -> None:
-        self._burst = timing.Burst(quiet_s=quiet_s, longest_s=longest_s)
+    def __init__(self, *, quiet_s: float, max_s: float, clock: timing.Clock) -> None:
+        self._burst = timing.Burst(quiet_s=quiet_s, max_s=max_s)
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Event()

@@ -3,7 +3,7 @@
 from mig_manager.core import liveness
 from mig_manager.partitioner import term
 
-_LEAST_PAUSE_S = 0.01
+_MIN_PAUSE_S = 0.01
 
 
 class Partitioner:
@@ -35,7 +35,7 @@ class Partitioner:
             self._term = term.Term(self._parts)
         self._was_leader = is_leader
         if not is_leader:
-            return max(_LEAST_PAUSE_S, leader.next_in_s)
+            return max(_MIN_PAUSE_S, leader.next_in_s)
         if self._term.next_in_s() <= 0:
             self._term.decide()
-        return max(_LEAST_PAUSE_S, min(leader.next_in_s, self._term.next_in_s()))
+        return max(_MIN_PAUSE_S, min(leader.next_in_s, self._term.next_in_s()))

@@ -34,7 +34,7 @@ class Replica:
         """Assemble the service; ``identity`` must be unique among replicas."""
         self._settings = settings
         self.signal = demand_signal.DemandSignal(
-            quiet_s=settings.quiet_s, longest_s=settings.longest_wait_s, clock=clock
+            quiet_s=settings.quiet_s, max_s=settings.longest_wait_s, clock=clock
         )
         self.cluster = partitioning.PartitionerCluster(
             kube,

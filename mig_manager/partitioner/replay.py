@@ -24,7 +24,7 @@ from mig_manager.partitioner import replay_report
 
 PARTITIONER = "partitioner"
 REAL = "as it was"
-_LONGEST_RECHECK_S = 300.0
+_MAX_RECHECK_S = 300.0
 
 Proceed = Callable[[str, float], bool]
 """Takes the name of a row and the share of it that is simulated; returns False to stop."""
@@ -190,7 +190,7 @@ class _Replay:
             times=simulated_cluster.SimulatedTimes(
                 quiet_s=self._settings.quiet_s,
                 longest_wait_s=self._settings.longest_wait_s,
-                longest_recheck_s=_LONGEST_RECHECK_S,
+                max_recheck_s=_MAX_RECHECK_S,
             ),
         )
         end_s = self.end_s

@@ -12,8 +12,8 @@ from mig_manager.partitioner import simulation
 
 PRESENT = "present layouts"
 _WAITS = ("PLACED", "MEAN WAIT", "95 %")  # columns of every table
-_MOST_ROWS = 8  # in the text, besides the first three
-_MOST_GROUPS = 12
+_MAX_ROWS = 8  # in the text, besides the first three
+_MAX_GROUPS = 12
 _SECOND_UNITS = ((3600.0, "h"), (60.0, "min"))
 
 
@@ -108,7 +108,7 @@ class ReplayReport:
     def text(self, style: bar.Style) -> str:
         """Return the report for people; lines fit the style's width."""
         decided, present, *others = self.rows
-        shown = _table([decided, present, *others[: _MOST_ROWS + 1]])
+        shown = _table([decided, present, *others[: _MAX_ROWS + 1]])
         head = ("LAYOUTS", *_WAITS, "CHANGES", "REFUSED", "TAINTED")
         parts = [[style.wrapped(self._scope())], tables.columns(head, shown, style=style)]
         for title, by_decision, by_present in (
@@ -119,7 +119,7 @@ class ReplayReport:
             parts.append(tables.columns((title, *_WAITS, PRESENT.upper()), groups, style=style))
         blocks = ["\n".join(lines) for lines in parts]
         if self.unmet:
-            unmet = self.unmet[:_MOST_GROUPS]
+            unmet = self.unmet[:_MAX_GROUPS]
             blocks.append(simulation.pod_list("No node can serve", unmet, style))
         blocks.append(
             style.wrapped(
@@ -159,13 +159,13 @@ def _groups(
 ) -> Iterator[Sequence[str]]:
     """Yield the waits by group, the largest group first, beside those of present layouts."""
     ordered = sorted(by_decision, key=lambda key: (-by_decision[key].pods, key))
-    for key in ordered[:_MOST_GROUPS]:
+    for key in ordered[:_MAX_GROUPS]:
         waits, other = by_decision[key], by_present[key]
         placed = f"{waits.placed} of {waits.pods}"
         present = f"{other.placed} placed, mean {_span(other.mean_s)}"
         yield key, placed, _span(waits.mean_s), _span(waits.p95_s), present
-    if len(ordered) > _MOST_GROUPS:
-        yield f"and {len(ordered) - _MOST_GROUPS} more", "", "", "", ""
+    if len(ordered) > _MAX_GROUPS:
+        yield f"and {len(ordered) - _MAX_GROUPS} more", "", "", "", ""
 
 
 def _span(seconds: float | None) -> str:

@@ -14,9 +14,9 @@ from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import decisions, partitioned, simulated_cluster
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_MOST_RESERVED = 99999
+_MAX_RESERVED = 99999
 _LEASE = "leader election"
-_LEAST_LEASE_S = 45.0  # a write with all its retries takes up to 30 s
+_MIN_LEASE_S = 45.0  # a write with all its retries takes up to 30 s
 _OFFLINE = "offline"
 
 
@@ -32,7 +32,7 @@ class Mode(enum.Enum):
 def _reserve(text: str) -> tuple[model.Profile, int]:
     name, equals, number = text.partition("=")
     count = int(number) if number.isascii() and number.isdigit() and len(number) <= 5 else 0  # noqa: PLR2004
-    if not equals or not 1 <= count <= _MOST_RESERVED:
+    if not equals or not 1 <= count <= _MAX_RESERVED:
         raise ValueError("is not PROFILE=COUNT, such as 1g.5gb=2")
     try:
         return profile_name.parse(name), count
@@ -82,10 +82,10 @@ class PartitionerSettings:
         default=5,
     )
     quiet_s: float = options.seconds(
-        "how long demand must be unchanged before a decision", default=2.0, least=0.01
+        "how long demand must be unchanged before a decision", default=2.0, minimum=0.01
     )
     longest_wait_s: float = options.seconds(
-        "longest time to wait for demand to be unchanged", default=15.0, least=0.01
+        "longest time to wait for demand to be unchanged", default=15.0, minimum=0.01
     )
     reserved: tuple[tuple[model.Profile, int], ...] = options.declared(
         options.Option(
@@ -133,9 +133,9 @@ class PartitionerSettings:
     lease_duration_s: float = options.seconds(
         "how long other replicas wait after a leader was killed",
         default=60.0,
-        least=_LEAST_LEASE_S,
+        minimum=_MIN_LEASE_S,
         # With longer times, replicas would disagree when a Lease has expired.
-        most=timing.LONGEST_LEASE_S,
+        maximum=timing.MAX_LEASE_S,
         group=_LEASE,
     )
     health_port: int = options.port(
@@ -195,7 +195,7 @@ class PartitionerSettings:
         "with --replay: how many days",
         metavar="DAYS",
         what="number of days",
-        most=366,
+        maximum=366,
         default=7,
         group=_OFFLINE,
         has_variable=False,
@@ -210,7 +210,7 @@ class PartitionerSettings:
     replay_limit_s: float = options.seconds(
         "with --replay: end after this time, with the days that were replayed",
         default=600.0,
-        least=1.0,
+        minimum=1.0,
         group=_OFFLINE,
         has_variable=False,
     )

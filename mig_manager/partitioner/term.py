@@ -40,7 +40,7 @@ one bad node must not fail so many requests that all stop."""
 _INHERITED_S = 300.0
 """How long a new leader waits for changes that a former leader requested."""
 _FIRST_PAUSE_S = 2.0
-_LONGEST_PAUSE_S = 60.0
+_MAX_PAUSE_S = 60.0
 
 Base = Mapping[str, model.DesiredGpu]
 """Instances of a node's GPUs, by UUID."""
@@ -339,7 +339,7 @@ class Term:
             _log.warning("layout_not_requested", node=change.node, detail=error.message)
             if error.reason is errors.Reason.API_UNAVAILABLE:
                 self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
                 return metrics.ChangeResult.FAILED
             self._avoid(change.node, "the API refused to change it")
             return metrics.ChangeResult.REFUSED

@@ -143,7 +143,7 @@ def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: Rig) -> No
                 taken_s = rig.clock.now_s
 
     assert stopped_s is not None
-    assert taken_s - stopped_s >= leader.LONGEST_WRITE_S
+    assert taken_s - stopped_s >= leader.MAX_WRITE_S
     rig.server.clear_faults()
     with structlog.testing.capture_logs() as logs:
         rig.pass_time(RENEW_S, first)
@@ -212,7 +212,7 @@ def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(rig: Ri
 
     with structlog.testing.capture_logs() as logs:
         second.campaign()
-        rig.clock.now_s += timing.LONGEST_LEASE_S - 1
+        rig.clock.now_s += timing.MAX_LEASE_S - 1
         assert not second.campaign()
         rig.pass_time(RENEW_S, second)
 

@@ -110,7 +110,7 @@ def test_a_slot_leased_without_end_is_free_after_an_hour(rig: Rig) -> None:
 
     with structlog.testing.capture_logs() as logs:
         assert "other" in str(own.take())
-        rig.clock.now_s += timing.LONGEST_LEASE_S
+        rig.clock.now_s += timing.MAX_LEASE_S
         assert own.take() is None
 
     warning, taken = logs

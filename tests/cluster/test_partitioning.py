@@ -29,7 +29,7 @@ _NEVER = day.Job(name="never", profile="3g.40gb", at_s=1.0, run_s=1.0)
 """Of the A100 with 80 GB, which is not here."""
 _TIMES = ("--quiet-s", "0.3", "--longest-wait-s", "1", "--cooldown-s", "0.5")
 _OPTIONS = ("--mode", "act", "--max-unavailable", "100%", *_TIMES)
-_MOST_REQUESTS = {"partitioner": 2.0, "agents": 15.0}
+_MAX_REQUESTS = {"partitioner": 2.0, "agents": 15.0}
 """For each pod."""
 
 
@@ -92,8 +92,8 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     assert requests.evicted() == []
     assert asked["patch nodes"] > 0
     placed = len(played.fates) - 1
-    assert asked.total() <= _MOST_REQUESTS["partitioner"] * placed
-    assert asked_by_agents.total() <= _MOST_REQUESTS["agents"] * placed
+    assert asked.total() <= _MAX_REQUESTS["partitioner"] * placed
+    assert asked_by_agents.total() <= _MAX_REQUESTS["agents"] * placed
     impossible = [each for each in events if each["reason"] == "NoRoomPossible"]
     assert {each["involvedObject"]["name"] for each in impossible} == {_NEVER.name}
     # Each leader says it once.

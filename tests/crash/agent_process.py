@@ -29,7 +29,7 @@ IDLE = "idle"
 RETRY = "retry"
 """Noted whenever a retry of a failed request is scheduled."""
 _NO_PORTS = frozenset({"clock", "telemetry"})
-_LONGEST_PAUSE_S = 0.02
+_MAX_PAUSE_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,4 +148,4 @@ class _Clock(host.SystemClock):
 
     def wait(self, seconds: float) -> None:
         """Sleep through, but not for long."""
-        super().wait(min(seconds, _LONGEST_PAUSE_S))
+        super().wait(min(seconds, _MAX_PAUSE_S))

@@ -16,7 +16,7 @@ from tests.crash import scenarios, stage
 from tests.node.simulated_rig import devices
 
 _RECORDINGS = 3
-_MOST_PLAYS = 8
+_MAX_PLAYS = 8
 _GRACE_S = 60.0
 _CONVERGE_S = 60.0
 _TERMINAL = (model.State.SUCCESS, model.State.FAILED)
@@ -114,7 +114,7 @@ def play(play: scenarios.Play, recording: Recording, *, point: str) -> Verdict:
                 verdict = verdict._replace(problems=_converged(rig, rig.spawn(), play.aftermath))
             if verdict.problems:
                 return verdict._replace(log=rig.last_words())
-        if verdict.is_struck or plays == _MOST_PLAYS:
+        if verdict.is_struck or plays == _MAX_PLAYS:
             return verdict
     raise AssertionError
 

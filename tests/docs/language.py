@@ -69,6 +69,7 @@ STRICT_NAMES = {
 }
 """The same for ``STRICT``, where also no function is a single participle."""
 STRICT = ("mig_manager/agent/", "mig_manager/change/", "mig_manager/partitioner/")
+_LIMIT = re.compile(r"\b_?(?:MOST|LONGEST|LARGEST|FEWEST|LEAST)_(?!FRAGMENTED|COMMON)[A-Z_]+\b")
 
 
 EXEMPT = (
@@ -149,6 +150,11 @@ def findings(path: pathlib.Path) -> list[Finding]:
     if path.suffix == ".py" and (is_strict or any(each in plain for each in NAMES)):
         names = _names(text, is_strict=is_strict)
         found += [Finding(name, line, f"name {word}", "what it is") for word, line in names]
+    if path.suffix == ".py":
+        found += [
+            Finding(name, text.count("\n", 0, match.start()) + 1, match[0], "MAX_, MIN_")
+            for match in _LIMIT.finditer(text)
+        ]
     return sorted(found)
 
 

@@ -49,7 +49,7 @@ REQUEST_TIMEOUT_S = 15.0
 """Longer than a slow machine takes to answer."""
 SILENCE_TIMEOUT_S = 1.5
 """In its place where the silence itself is what is tried."""
-_LONGEST_SLEEP_S = 0.02
+_MAX_SLEEP_S = 0.02
 _BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)
 _WATCH = watch.WatchTimes(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOFF)
 
@@ -137,7 +137,7 @@ class InProcessStage(agent_stage.Stage):
             token=TOKEN,
             request_timeout_s=self._api_timeout_s,
             # Servers ask for whole seconds, and the adapter for fractions: too long here.
-            sleep=lambda seconds: stopped.wait(min(seconds, _LONGEST_SLEEP_S)),
+            sleep=lambda seconds: stopped.wait(min(seconds, _MAX_SLEEP_S)),
         )
         options = {
             "node_name": stages.NODE_NAME,

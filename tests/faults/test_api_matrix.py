@@ -40,7 +40,7 @@ _ALWAYS = {
 _FURTHER = 2
 """How many more there may be of what is written: each is a matter of milliseconds."""
 _EVENT = Request("create", "events", _ALWAYS["create", "events"])
-_MOST_PLAYS = 5
+_MAX_PLAYS = 5
 """A wait may be over before its n-th poll."""
 
 
@@ -138,7 +138,7 @@ def play(
     with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
         tried = requests(stage)[::every]
         for request in tried:
-            for _ in range(_MOST_PLAYS):
+            for _ in range(_MAX_PLAYS):
                 plays += 1
                 stage.occupy()
                 stage.server.inject(failure.at(request))

@@ -138,9 +138,9 @@ FAILURES: Mapping[str, Callable[[pathlib.Path], contextlib.AbstractContextManage
 
 SILENT = frozenset({"hanging", "garbage", "refusing", "resetting", "trickling"})
 """Those where the adapter may wait until its deadline."""
-_FEWEST, _MOST = 8, 12
+_MIN_CALLS, _MAX_CALLS = 8, 12
 """How many questions a reconfiguration asks; how often a wait asks is a matter of time."""
-_MOST_PLAYS = 5
+_MAX_PLAYS = 5
 
 
 class Flaky:
@@ -187,10 +187,10 @@ def play(note: Note, name: str, *, every: int = 1) -> None:
 
         least = min(questions(0) for _ in range(3))
         stage.heard.take()
-        assert _FEWEST <= least <= _MOST
+        assert _MIN_CALLS <= least <= _MAX_CALLS
         tried = range(1, least + 1, every)
         for nth in tried:
-            for _ in range(_MOST_PLAYS):
+            for _ in range(_MAX_PLAYS):
                 plays += 1
                 is_struck = questions(nth) >= nth
                 ends, lost = stage.heard.take()

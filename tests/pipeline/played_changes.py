@@ -18,7 +18,7 @@ from tests import changes
 from tests.node import fakes, gpu_values, scenes
 from tests.pipeline import custom_requests
 
-_MOST_ATTEMPTS = 8
+_MAX_ATTEMPTS = 8
 _PAUSE_S = 5.0
 _CHECK_PAUSE_S = 60.0
 """Between drift checks; longer than kubelet restarts, and shorter than any pause of repairs."""
@@ -225,7 +225,7 @@ class Play:
     def _serve(self) -> outcomes.Outcome | None:
         agent = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
         is_recovered = False
-        for attempt in range(1, _MOST_ATTEMPTS + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             request = fakes.FakeRequest(self.rig.clock, replaced=True)
             asked = self.requested
             request.ends_when = lambda asked=asked: asked != self.requested  # type: ignore[misc]
@@ -333,7 +333,7 @@ class Play:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if outcome is None:
-            return [f"no end after {_MOST_ATTEMPTS} attempts"]
+            return [f"no end after {_MAX_ATTEMPTS} attempts"]
         labels, gpus = rig.labels, changes.described(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)

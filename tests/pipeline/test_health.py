@@ -162,11 +162,11 @@ def test_clients_that_say_nothing_do_not_keep_a_probe_from_its_answer(life: Life
     with serving(life) as port, contextlib.ExitStack() as idle:
         # Those of tests before may still be ending.
         others = threading.active_count()
-        for _ in range(3 * web_server._MOST_CONNECTIONS):
+        for _ in range(3 * web_server._MAX_CONNECTIONS):
             idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
 
         assert ask(port, "/healthz")[0] == 200
-        most = others + 2 * web_server._MOST_CONNECTIONS
+        most = others + 2 * web_server._MAX_CONNECTIONS
         # The thread of a closed connection ends by itself, soon.
         waiting.until(lambda: threading.active_count() < most, "closed connections to end")
 

@@ -57,7 +57,7 @@ def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -
     (container,) = pod["containers"]
     assert container["ports"] == [{"name": "metrics", "containerPort": found.health_port}]
     assert container["image"] == f"mig-manager:{mig_manager.__version__}"
-    assert found.lease_duration_s > leader.LONGEST_WRITE_S
+    assert found.lease_duration_s > leader.MAX_WRITE_S
 
 
 def test_replicas_meet_the_pod_security_standard_restricted(

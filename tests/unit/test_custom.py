@@ -12,7 +12,7 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.kubectl import apply
 from tests.unit import drawn_documents
 
-MOST_BYTES = custom_layouts.MOST_BYTES
+MAX_BYTES = custom_layouts.MAX_BYTES
 RULE = "  - {devices: all, mig-enabled: false}\n"
 ONE = f"version: v1\nmig-configs:\n  mine:\n{RULE}"
 
@@ -99,10 +99,10 @@ def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.setti
         ("version: v1\n", "a has no layout; write exactly one below mig-configs"),
         ("# nothing\n", "a has no layout; write exactly one below mig-configs"),
         (
-            ONE + "#" * MOST_BYTES,
-            f"a has {len(ONE) + MOST_BYTES} bytes, more than {MOST_BYTES}",
+            ONE + "#" * MAX_BYTES,
+            f"a has {len(ONE) + MAX_BYTES} bytes, more than {MAX_BYTES}",
         ),
-        (ONE + "# é" * (MOST_BYTES // 4), "bytes, more than"),
+        (ONE + "# é" * (MAX_BYTES // 4), "bytes, more than"),
     ],
 )
 def test_a_document_without_exactly_one_layout_is_refused(text: str, message: str) -> None:

@@ -83,7 +83,7 @@ def test_an_unreachable_gpu_with_an_action_gets_its_precise_remedy() -> None:
 def test_a_message_about_many_gpus_fits_a_condition() -> None:
     every = [gpu(index, FAULTS[0]) for index in range(64)]
     message = gpu_recovery.condition(model.ObservedGpus(every)).message
-    assert len(message.encode()) <= messages.LONGEST_BYTES
+    assert len(message.encode()) <= messages.MAX_BYTES
 
 
 @pytest.mark.parametrize("action", FAULTS)

@@ -94,9 +94,9 @@ def test_a_service_named_twice_is_refused_however_it_is_written() -> None:
 
 
 def test_a_list_that_is_too_long_is_refused() -> None:
-    names = [f"s{number}" for number in range(service_files.MOST_SERVICES + 1)]
+    names = [f"s{number}" for number in range(service_files.MAX_SERVICES + 1)]
 
-    assert len(parse(listed(*names[1:]))) == service_files.MOST_SERVICES
+    assert len(parse(listed(*names[1:]))) == service_files.MAX_SERVICES
     with pytest.raises(errors.ConfigError, match="64 at most"):
         parse(listed(*names))
 

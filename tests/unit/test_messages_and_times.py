@@ -51,7 +51,7 @@ def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
     reason: errors.Reason, message: str, end: str
 ) -> None:
     published = outcomes.failure(reason, message + end).message
-    event = messages.fit(published, messages.LONGEST_EVENT_BYTES)
+    event = messages.fit(published, messages.MAX_EVENT_BYTES)
 
     assert len(event.encode()) <= 1024
     assert event.endswith(reason.remedy)
@@ -107,7 +107,7 @@ def test_an_age_has_two_of_its_unit_at_least(seconds: int | None, age: str) -> N
 
 
 def burst(*added: float) -> timing.Burst:
-    events = timing.Burst(quiet_s=0.5, longest_s=5.0)
+    events = timing.Burst(quiet_s=0.5, max_s=5.0)
     for now in added:
         events.add(now)
     return events

@@ -167,7 +167,7 @@ def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
     assert records.parse(status(message=outcome.message)).message == outcome.message
     # Of any other writer, a message is bounded.
     read = records.parse(status(message="word " * 20_000 + "end. Read the log."))
-    assert len(read.message) <= messages.LONGEST_BYTES
+    assert len(read.message) <= messages.MAX_BYTES
     assert read.message.endswith(" ... Read the log.")
 
 

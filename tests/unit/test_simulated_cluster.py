@@ -143,7 +143,7 @@ def test_no_instance_in_use_is_destroyed_in_a_busy_hour() -> None:
         simulated_cluster.SimulatedTimes,
         begin_s=st.sampled_from([0.1, 5.0, 60.0]),
         change_s=st.sampled_from([1.0, 30.0]),
-        longest_recheck_s=st.sampled_from([5.0, 300.0]),
+        max_recheck_s=st.sampled_from([5.0, 300.0]),
     ),
 )
 def test_no_replay_destroys_an_instance_in_use(

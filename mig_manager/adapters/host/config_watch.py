@@ -18,7 +18,7 @@ _READING = frozenset(
 )
 _NO_INOTIFY_POLL_S = 5.0
 """Poll interval while inotify is unavailable; a poll costs one small read."""
-_MOST_POSTPONEMENTS = 10
+_MAX_POSTPONEMENTS = 10
 """A file that never stops changing is read after this many debounce times."""
 _STOP_S = 5.0
 _OBSERVER_STOP_S = 1.0
@@ -75,7 +75,7 @@ class ConfigWatch:
             pause_s = self._poll_s if has_inotify else min(self._poll_s, _NO_INOTIFY_POLL_S)
             if self._wake.wait(pause_s):
                 # Wait until events stop, because most writers write more than once.
-                for _ in range(_MOST_POSTPONEMENTS):
+                for _ in range(_MAX_POSTPONEMENTS):
                     self._wake.clear()
                     if self._stopping.is_set() or not self._wake.wait(self._debounce_s):
                         break

@@ -25,9 +25,9 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 class ConfigFile:
     """A config document in a file; implements ``ports.ConfigSource``."""
 
-    def __init__(self, path: str | pathlib.Path, *, most_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES) -> None:
         self._path = pathlib.Path(path)
-        self._most = most_bytes
+        self._max_bytes = max_bytes
 
     @property
     def name(self) -> str:
@@ -37,11 +37,11 @@ class ConfigFile:
     def read(self) -> str:
         """Return the file's text as it is now; ConfigError, as for the port."""
         try:
-            content = read_bytes(self._path, most=self._most)
+            content = read_bytes(self._path, max_bytes=self._max_bytes)
         except OSError as error:
             why = f"{error.strerror or error}{_home_hint(self._path)}"
             raise errors.ConfigError(f"cannot read {self._path}: {why}") from error
-        return _decode(content, str(self._path), most=self._most)
+        return _decode(content, str(self._path), max_bytes=self._max_bytes)
 
 
 class _TextFile:
@@ -190,7 +190,7 @@ def replacing(path: pathlib.Path, temporary: pathlib.Path | None = None) -> Iter
         raise
 
 
-def read_bytes(path: pathlib.Path, *, most: int = MAX_BYTES) -> bytes:
+def read_bytes(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Return a file's content, up to one byte more than allowed.
 
     Named pipes are refused, because a writer may never come. The pipe of ``/dev/stdin`` or of a
@@ -201,17 +201,17 @@ def read_bytes(path: pathlib.Path, *, most: int = MAX_BYTES) -> bytes:
             if os.path.exists(os.path.realpath(path)):  # noqa: PTH110 - as the kernel resolves it
                 raise OSError(errno.EINVAL, "it is a named pipe, not a file")
             os.set_blocking(stream.fileno(), True)
-        return stream.read(most + 1)
+        return stream.read(max_bytes + 1)
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _decode(content: bytes, name: str, *, most: int = MAX_BYTES) -> str:
-    if len(content) > most:
+def _decode(content: bytes, name: str, *, max_bytes: int = MAX_BYTES) -> str:
+    if len(content) > max_bytes:
         raise errors.ConfigError(
-            f"{name} is larger than {most} bytes", remedy="Name a smaller file."
+            f"{name} is larger than {max_bytes} bytes", remedy="Name a smaller file."
         )
     try:
         return content.decode()

@@ -5,7 +5,7 @@ from mig_manager.adapters.host import programs
 
 OF_UNITS = ("-u", "mig-manager.service", "-u", "mig-manager-boot.service")
 OF_DRIVER = ("-k", "-g", "NVRM")
-_MOST_LINES = 2000
+_MAX_LINES = 2000
 _MAX_BYTES = 4 << 20
 
 
@@ -16,7 +16,7 @@ def read(tools: programs.Programs, selection: tuple[str, ...], *, timeout_s: flo
         raise errors.HostError("journalctl is not found", reason=errors.Reason.INTERNAL)
     done = tools.run(
         program,
-        ("--no-pager", "--quiet", "-o", "short-iso", "-n", str(_MOST_LINES), *selection),
+        ("--no-pager", "--quiet", "-o", "short-iso", "-n", str(_MAX_LINES), *selection),
         timeout_s=timeout_s,
         reason=errors.Reason.INTERNAL,
         max_output_bytes=_MAX_BYTES,

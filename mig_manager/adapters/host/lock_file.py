@@ -35,7 +35,7 @@ block."""
 _MAX_BYTES = 4096
 _PROBE_PAUSES = 5
 _PROBE_PAUSE_S = 0.01
-_MOST_OPENINGS = 10
+_MAX_OPENINGS = 10
 _FOLDER_MODE = 0o755
 
 _log = structlog.get_logger()
@@ -138,7 +138,7 @@ def owner(path: pathlib.Path) -> str:
 def _lock(path: pathlib.Path) -> int:
     """Open the file and lock it; LockedError, or OSError if that is impossible or unsafe."""
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-    for _ in range(_MOST_OPENINGS):
+    for _ in range(_MAX_OPENINGS):
         file = os.open(path, os.O_RDWR | os.O_CREAT | _CAREFUL, _MODE)
         try:
             _require_ours(file, _MODE)

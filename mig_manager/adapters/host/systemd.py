@@ -38,7 +38,7 @@ _DEPENDENTS = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 """Properties with the units that stop with a unit: the reverse of Requires=, BindsTo= and PartOf=,
 and PropagatesStopTo= itself (``systemd.unit(5)``)."""
 _DEPENDENCIES = ("Requires", "BindsTo", "PartOf", "StopPropagatedFrom")
-_MOST_DEPENDENCIES = 512
+_MAX_DEPENDENCIES = 512
 _STOP_TIMEOUTS = {
     "service": ("Service", "TimeoutStopUSec"),
     "socket": ("Socket", "TimeoutUSec"),
@@ -268,7 +268,7 @@ class _Units:
         """Return the units with which systemd stops a unit, loaded or not."""
         dependencies: set[str] = set()
         queue = [name]
-        while queue and len(dependencies) < _MOST_DEPENDENCIES:
+        while queue and len(dependencies) < _MAX_DEPENDENCIES:
             (path,) = self._connection.call(_MANAGER, "LoadUnit", "s", queue.pop())
             new = set(self._units(str(path), _DEPENDENCIES)) - dependencies
             dependencies |= new

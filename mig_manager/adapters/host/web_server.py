@@ -18,7 +18,7 @@ from mig_manager.core import liveness
 
 TEXT = "text/plain; charset=utf-8"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_CONNECTIONS = 16
+_MAX_CONNECTIONS = 16
 _CONNECTION_S = 10.0
 """Limit of one connection: a scrape takes milliseconds, a slow client could take for ever."""
 _POLL_S = 1.0
@@ -93,7 +93,7 @@ class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Register an accepted connection."""
         with self._lock:
             oldest = min(self._opened.values(), default=0.0)
-            is_full = len(self._opened) >= _MOST_CONNECTIONS
+            is_full = len(self._opened) >= _MAX_CONNECTIONS
             self._opened[request] = time.monotonic()
         if is_full:
             self._close_connections(lambda since: since <= oldest)

@@ -33,17 +33,17 @@ LABELS = {"app.kubernetes.io/name": "mig-manager"}
 """Of the objects that we create; policies know our evictions by it (``deploy/evictions``)."""
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
-_LARGEST_BODY = 64 << 20
+_MAX_BODY_BYTES = 64 << 20
 """Bytes; a page of 500 nodes with long lists of images has some 30 MiB."""
-_LARGEST_ERROR = 1 << 20
+_MAX_ERROR_BYTES = 1 << 20
 _SUCCESS = 2
 _REQUESTS_PER_S = 20.0
 _BURST = 60
 """A whole reconfiguration takes some forty requests, and must not be slowed down."""
 _ATTEMPTS = 4
-_LONGEST_RETRY_AFTER_S = 10.0
+_MAX_RETRY_AFTER_S = 10.0
 """A longer delay is left to the caller to plan."""
-_LONGEST_START_S = 30.0
+_MAX_START_S = 30.0
 """How long a server may take between its last silence and the first request that it grants."""
 _RETRY_READS = frozenset({429, 500, 502, 503, 504})
 _RETRY_WRITES = frozenset({429, 503})
@@ -73,7 +73,7 @@ class _Request:
             and error.reason is errors.Reason.API_UNAVAILABLE
         )
         may_help = error.status is None or error.status in self.retried or is_starting
-        return may_help and (error.retry_after_s or 0.0) <= _LONGEST_RETRY_AFTER_S
+        return may_help and (error.retry_after_s or 0.0) <= _MAX_RETRY_AFTER_S
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -251,10 +251,10 @@ class KubeApi:
         """Send a request once, and return the body of the answer."""
         response = self._open(request)
         text = self._read(response, request)
-        if len(text) > _LARGEST_BODY:
+        if len(text) > _MAX_BODY_BYTES:
             raise responses.ApiError(
-                f"the Kubernetes API's answer to {request} has more than "
-                f"{_LARGEST_BODY >> 20} MiB",
+                f"the Kubernetes API's answer to {request} has more than"
+                f" {_MAX_BODY_BYTES >> 20} MiB",
                 reason=errors.Reason.API_ERROR,
                 status=response.status,
             )
@@ -274,12 +274,12 @@ class KubeApi:
                 self._client = kubernetes.client.rest.RESTClientObject(self._configuration)
                 response = self._send(request)
         if response.status // 100 != _SUCCESS:
-            text = self._read(response, request, limit=_LARGEST_ERROR)
-            if len(text) > _LARGEST_ERROR:
+            text = self._read(response, request, limit=_MAX_ERROR_BYTES)
+            if len(text) > _MAX_ERROR_BYTES:
                 text = b"(a body that is too large)"
             error = responses.refusal(str(request), response.status, response.headers, text)
             # A server that starts answers 403 until it has read the cluster's roles.
-            is_starting = time.monotonic() - self._silent_s < _LONGEST_START_S
+            is_starting = time.monotonic() - self._silent_s < _MAX_START_S
             if response.status == http.HTTPStatus.FORBIDDEN and is_starting:
                 error.reason = errors.Reason.API_UNAVAILABLE
             raise error
@@ -326,7 +326,11 @@ class KubeApi:
         return responses.no_answer(str(request), detail)
 
     def _read(
-        self, response: urllib3.BaseHTTPResponse, request: _Request, *, limit: int = _LARGEST_BODY
+        self,
+        response: urllib3.BaseHTTPResponse,
+        request: _Request,
+        *,
+        limit: int = _MAX_BODY_BYTES,
     ) -> bytes:
         """Read a body up to a limit and close it; a longer result means that it is too long.
 

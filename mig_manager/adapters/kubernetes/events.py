@@ -8,7 +8,7 @@ from mig_manager.adapters import rest
 from mig_manager.core import messages
 
 _COMPONENT = "mig-manager"
-_LONGEST_NAME = 220
+_MAX_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
 _OF_THE_CLUSTER = "default"
 """Events about objects without a namespace live here, by validation of the API server."""
@@ -54,12 +54,12 @@ class Event:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{subject.name[:_LONGEST_NAME]}.{unique}",
+                "name": f"{subject.name[:_MAX_NAME]}.{unique}",
                 "namespace": subject.namespace or _OF_THE_CLUSTER,
             },
             "involvedObject": {"apiVersion": subject.api_version, **involved},
             "reason": self.reason,
-            "message": messages.fit(self.message, messages.LONGEST_EVENT_BYTES),
+            "message": messages.fit(self.message, messages.MAX_EVENT_BYTES),
             "type": "Warning" if self.is_warning else "Normal",
             "source": {"component": _COMPONENT, "host": host},
             "reportingComponent": _COMPONENT,

@@ -15,7 +15,7 @@ from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import timing
 from mig_manager.core.node import api_values
 
-LONGEST_WRITE_S = 30.0
+MAX_WRITE_S = 30.0
 """A write takes no longer, with its retries, for a client whose ``request_timeout_s`` is at most
 ``REQUEST_TIMEOUT_S``: 2 such times of attempts, 10 s that the server may ask to wait, and the time
 of a last attempt."""
@@ -63,7 +63,7 @@ class Leader:
     def may_write(self) -> bool:
         """Whether a write that begins now ends before another replica may take the Lease."""
         age_s = self._clock.monotonic() - self._renewed_s
-        return age_s < self._duration_s - LONGEST_WRITE_S
+        return age_s < self._duration_s - MAX_WRITE_S
 
     @property
     def next_in_s(self) -> float:

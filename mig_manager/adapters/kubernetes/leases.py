@@ -36,7 +36,7 @@ _log = structlog.get_logger()
 
 
 class Durations:
-    """Parses the durations of Leases, up to ``LONGEST_LEASE_S``; logs a longer one once."""
+    """Parses the durations of Leases, up to ``MAX_LEASE_S``; logs a longer one once."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[str, str]] = set()
@@ -46,17 +46,17 @@ class Durations:
         metadata, spec = lease["metadata"], lease.get("spec") or {}
         duration_s = float(spec.get("leaseDurationSeconds") or 0)
         name, owner = str(metadata["name"]), str(spec.get("holderIdentity") or "")
-        if duration_s > timing.LONGEST_LEASE_S and owner and (name, owner) not in self._logged:
+        if duration_s > timing.MAX_LEASE_S and owner and (name, owner) not in self._logged:
             self._logged.add((name, owner))
             _log.warning(
                 "lease_too_long",
                 lease=name,
                 owner=owner,
                 duration_s=duration_s,
-                counts_as_s=timing.LONGEST_LEASE_S,
+                counts_as_s=timing.MAX_LEASE_S,
                 hint=f"if {owner} is not a program of mig-manager, delete the Lease {name}",
             )
-        return min(duration_s, timing.LONGEST_LEASE_S)
+        return min(duration_s, timing.MAX_LEASE_S)
 
 
 class LeaseSlots:

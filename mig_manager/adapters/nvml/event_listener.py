@@ -20,7 +20,7 @@ from mig_manager.core import timing
 
 _log = structlog.get_logger()
 
-_LONGEST_BURST_S = 5.0
+_MAX_BURST_S = 5.0
 _RESTARTS = timing.Backoff(first_s=1.0, max_s=300.0, factor=2.0)
 _STEADY_S = 30.0
 """A listener that lived this long was healthy, and is replaced after a short pause."""
@@ -159,7 +159,7 @@ class GpuEvents:
 
     def _receive(self, child: subprocesses.Child, generation: int) -> errors.HardwareError | None:
         """Handle the messages of a listener; return why it failed, None if it has ended."""
-        burst = timing.Burst(quiet_s=self.quiet_s, longest_s=_LONGEST_BURST_S)
+        burst = timing.Burst(quiet_s=self.quiet_s, max_s=_MAX_BURST_S)
         start_by_s = time.monotonic() + self.start_timeout_s
         while True:
             now_s = time.monotonic()

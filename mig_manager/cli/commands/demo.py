@@ -41,8 +41,8 @@ class Settings(settings.TerminalSettings):
     nodes: int = options.count(
         "simulate a cluster of this many nodes, 5 to 20: a rollout, its undo, and the partitioner",
         default_text="one node",
-        least=5,
-        most=20,
+        minimum=5,
+        maximum=20,
         what="number of nodes",
     )
     is_real_time: bool = options.switch(

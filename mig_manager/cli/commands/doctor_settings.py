@@ -36,7 +36,7 @@ class DoctorSettings(
         "kubelet's PodResources socket",
         default_text="/var/lib/kubelet/pod-resources/kubelet.sock",
     )
-    timeout_s: float = options.seconds("how long a check may take", default=10.0, least=0.1)
+    timeout_s: float = options.seconds("how long a check may take", default=10.0, minimum=0.1)
     own_pod_uid: str | None = options.text(
         "UID of this pod", name="pod-uid", variable="POD_UID", has_flag=False
     )

@@ -11,7 +11,7 @@ from mig_manager.core import messages, model, node_settings, yaml_tree
 from mig_manager.core.layout import layouts, plans, served
 from mig_manager.core.planner import vgpus
 
-_MOST_NAMED = 6  # layouts that an error names before it counts the rest
+_MAX_NAMED = 6  # layouts that an error names before it counts the rest
 
 
 class GpuCommand(gpu_access.CommandAdapters):
@@ -60,7 +60,7 @@ class GpuCommand(gpu_access.CommandAdapters):
             return source.layout(name)
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
-        names = messages.listed(list(source.layouts), most=_MOST_NAMED)
+        names = messages.listed(list(source.layouts), limit=_MAX_NAMED)
         raise errors.UsageError(
             f"name a layout; {source.source} has {names or 'none'}",
             remedy="'mig-manager validate' shows which ones fit.",

@@ -121,7 +121,7 @@ _UNNAMED = (
     re.compile(r"(?<![\w-])(?=[\w-]+\.[\w-]+\.)[\w-]*?\beyJ[\w-]+\.[\w-]+\.[\w-]*"),
     re.compile(r"(?<=\bbearer )[\w.~+/=-]+", re.IGNORECASE),
 )
-_LEAST = 6
+_MIN_LETTERS = 6
 """Shorter secrets are not searched for: they would match ordinary text."""
 
 
@@ -129,7 +129,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     """Replace known secrets and text that looks like a credential; JSON stays valid."""
     # Longest first: one secret may be part of another.
     for secret in sorted(set(secrets), key=len, reverse=True):
-        if len(secret) >= _LEAST:
+        if len(secret) >= _MIN_LETTERS:
             in_base64 = base64.b64encode(secret.encode(errors="surrogateescape")).decode()
             in_url = urllib.parse.quote(secret, safe="", errors="surrogateescape")
             for form in (json.dumps(secret)[1:-1], secret, in_base64.rstrip("="), in_url):

@@ -9,7 +9,7 @@ from mig_manager.core.fleet import goals, preview, rollout
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_MOST_ROWS = 20  # nodes in a live table, even if the terminal has room for more
+_MAX_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 
 _TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
     rollout.NodeProgressState.APPLIED: bar.Tone.GOOD,
@@ -52,7 +52,7 @@ def table(
 ) -> str:
     """Return the live table for a terminal of this size (columns, lines)."""
     columns, rows = size
-    room = max(1, min(_MOST_ROWS, rows - 4))
+    room = max(1, min(_MAX_ROWS, rows - 4))
     listed = sorted(decision.of(*_LISTED), key=lambda node: _LISTED.index(node.state))
     listed += decision.incomplete
     lines = [bar.shortened(_counts(decision, title), columns - 1)]
@@ -180,4 +180,4 @@ def _without(node: rollout.NodeProgress) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    return messages.listed(names, most=messages.MOST_AT_A_TERMINAL)
+    return messages.listed(names, limit=messages.MAX_AT_A_TERMINAL)

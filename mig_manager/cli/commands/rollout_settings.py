@@ -33,12 +33,12 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
         parse=rollout.parse_amount,
     )
     node_timeout_s: float = options.seconds(
-        "how long a node may take, not counting its wait for a slot", default=1800.0, least=1.0
+        "how long a node may take, not counting its wait for a slot", default=1800.0, minimum=1.0
     )
     silence_timeout_s: float = options.seconds(
         "how long an agent may take to react before its node counts as failed",
         default=120.0,
-        least=0.1,
+        minimum=0.1,
     )
     config_file: pathlib.Path | None = options.path(
         "config document to plan with", short="f", default_text="from the ConfigMap"

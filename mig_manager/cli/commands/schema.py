@@ -48,7 +48,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         terminal.say("\n".join(KINDS))
         return console.DONE
     if name not in KINDS:
-        hint = messages.did_you_mean(name, KINDS, most=1)
+        hint = messages.did_you_mean(name, KINDS, limit=1)
         raise errors.UsageError(
             f"unknown schema {name!r}{hint}", remedy="'mig-manager schema' lists the names."
         )

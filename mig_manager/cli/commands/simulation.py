@@ -11,7 +11,7 @@ from mig_manager.core import timing
 from mig_manager.core.partitioning import past_pods
 from mig_manager.partitioner import replay, replay_report, settings, simulation
 
-_MOST_BYTES = 1 << 30  # of a file with the objects of a cluster
+_MAX_BYTES = 1 << 30  # of a file with the objects of a cluster
 _DAY_S = 86400.0
 _REPORT_EVERY_S = 10.0
 
@@ -69,7 +69,7 @@ class _ReplayProgress:
 
 
 def _read(path: pathlib.Path | None) -> str:
-    return files.ConfigFile(str(path), most_bytes=_MOST_BYTES).read()
+    return files.ConfigFile(str(path), max_bytes=_MAX_BYTES).read()
 
 
 def _answers(

@@ -35,8 +35,8 @@ _INPUT_REASONS = frozenset(
     }
 )
 STANDARD_OUTPUT = pathlib.Path("-")  # instead of a file to write
-_MOST_DIGITS = 5  # of COLUMNS
-_MOST_ERRORS = 20  # of a document, before the rest is counted
+_MAX_DIGITS = 5  # of COLUMNS
+_MAX_ERRORS = 20  # of a document, before the rest is counted
 _DRAWN_WITH = "┌─┬│·→✓░"
 
 _Parsed = TypeVar("_Parsed")
@@ -87,8 +87,8 @@ class Console:
     def _columns(self) -> int | None:
         """Return the width of the terminal, or COLUMNS; None if lines have no limit."""
         text = self.environ.get("COLUMNS", "")
-        if text.isascii() and text.isdecimal() and int(text[:_MOST_DIGITS]):
-            return int(text[:_MOST_DIGITS])
+        if text.isascii() and text.isdecimal() and int(text[:_MAX_DIGITS]):
+            return int(text[:_MAX_DIGITS])
         return _columns_of(self.stdout)
 
     @property
@@ -191,9 +191,9 @@ class Console:
     ) -> None:
         """Write the message of an error, and those of the later errors of its document."""
         *texts, last = error.message, *error.others
-        if len(texts) >= _MOST_ERRORS:
-            last = f"{len(texts) + 1 - _MOST_ERRORS} more errors"
-        for message in texts[:_MOST_ERRORS]:
+        if len(texts) >= _MAX_ERRORS:
+            last = f"{len(texts) + 1 - _MAX_ERRORS} more errors"
+        for message in texts[:_MAX_ERRORS]:
             self.note(message, priority=priority)
         self.note(last, remedy=remedy, priority=priority)
 

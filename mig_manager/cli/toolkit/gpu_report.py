@@ -7,7 +7,7 @@ from mig_manager.core import bar, messages, model, picture, profile_name, steps,
 from mig_manager.core.layout import plans
 from mig_manager.core.records import gpu_recovery
 
-_MOST_UUIDS = 2  # that a picture shows, each of 40 characters
+_MAX_UUIDS = 2  # that a picture shows, each of 40 characters
 NO_GPU = "This node has no NVIDIA GPU."
 
 
@@ -79,7 +79,7 @@ def live_status(
         devices = (gpu.uuid, *gpu.mig_uuids)
         names = [pod for device in devices for pod in pods.get(device, ())]
         names += [str(each) for each in (result.processes or {}).get(gpu.uuid, ())]
-        users = messages.listed(list(dict.fromkeys(names)), most=messages.MOST_AT_A_TERMINAL)
+        users = messages.listed(list(dict.fromkeys(names)), limit=messages.MAX_AT_A_TERMINAL)
         name = f"GPU {gpu.index}"
         lines[name] = f"{name}: {slices([gpu])}, " + (f"in use by {users}" if users else "idle")
         if users:
@@ -184,7 +184,7 @@ def _affected(result: plans.Planned, style: bar.Style) -> str:
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
     devices = sorted(result.plan.destroyed_uuids - changed - parts)
     lines = [style.fitted(f"GPU {picture.indices(whole)} must be idle.")] if whole else []
-    if len(devices) > _MOST_UUIDS:
+    if len(devices) > _MAX_UUIDS:
         lines.append(
             style.fitted(f"{len(devices)} MIG devices must be idle; '-o json' lists them.")
         )

@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
             names = [each[2:] for each in self._option_string_actions if each.startswith("--")]
             # Compare without dashes: they would make any two short flags similar.
-            for hint in messages.similar(flag[2:], names, most=1):
+            for hint in messages.similar(flag[2:], names, limit=1):
                 message += f"; did you mean '--{hint}'?"
         raise errors.UsageError(f"{self._command}: {message}" if self._command else message)
 

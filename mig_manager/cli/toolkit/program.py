@@ -136,7 +136,7 @@ class CommandLine:
         """Return a command; UnknownCommandError if the name is unknown."""
         known = self.commands
         if name not in known:
-            hint = messages.did_you_mean(name, known, most=1)
+            hint = messages.did_you_mean(name, known, limit=1)
             raise errors.UnknownCommandError(f"unknown command {name!r}{hint}")
         return known[name]
 
@@ -202,6 +202,6 @@ class CommandLine:
                 return {}
             known.update(each for option in self.options_of(name) for each in option.variables)
         return {
-            name: "".join(messages.similar(name, sorted(known), most=1))
+            name: "".join(messages.similar(name, sorted(known), limit=1))
             for name in sorted(prefixed - known)
         }

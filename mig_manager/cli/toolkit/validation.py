@@ -10,9 +10,9 @@ from mig_manager.core.layout import gpu_selectors, layouts, validate
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_MOST_EXPLAINED = 12
-_MOST_COLUMNS = 16
-_MOST_ROWS = 24  # a longer table has no layouts for other GPUs
+_MAX_EXPLAINED = 12
+_MAX_COLUMNS = 16
+_MAX_ROWS = 24  # a longer table has no layouts for other GPUs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +76,10 @@ def unknown_names(source: layouts.Document) -> Sequence[yaml_tree.Diagnostic]:
 def table(result: validate.Validated, *, style: bar.Style) -> str:
     """Return a table of layouts and products, and why layouts do not fit."""
     drawn = result
-    if len(result.layouts) > _MOST_ROWS:
+    if len(result.layouts) > _MAX_ROWS:
         shown = tuple(name for name in result.layouts if not _is_for_others(result, name))
         drawn = dataclasses.replace(result, layouts=shown)
-    draw = _by_layout if len(result.products) > _MOST_COLUMNS else _by_product
+    draw = _by_layout if len(result.products) > _MAX_COLUMNS else _by_product
     lines = [*draw(drawn, style), ""]
     fits = {
         result.verdicts[name, product].fit for name in drawn.layouts for product in result.products
@@ -100,11 +100,11 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
         lines.append(style.fitted(f"{more} for other GPUs; -o json has the reasons"))
     else:
         lines += _elsewhere(result, style)
-    for verdict in explained[:_MOST_EXPLAINED]:
+    for verdict in explained[:_MAX_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
         lines.append(style.wrapped(f"{verdict.layout}: {verdict.why}{place}"))
-    if len(explained) > _MOST_EXPLAINED:
-        lines.append(f"{len(explained) - _MOST_EXPLAINED} more; -o json explains them all")
+    if len(explained) > _MAX_EXPLAINED:
+        lines.append(f"{len(explained) - _MAX_EXPLAINED} more; -o json explains them all")
     lines += [
         tables.listing(f"Not for MIG strategy {strategy.value}", names, style)
         for strategy, names in result.unserved.items()
@@ -143,7 +143,7 @@ def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
         causes = [(v.layout, v.brief) for v in verdicts if v.fit is validate.Fit.ELSEWHERE]
         if causes:
             products.setdefault(messages.by_cause(causes), []).append(product)
-    for text, names in list(products.items())[:_MOST_EXPLAINED]:
+    for text, names in list(products.items())[:_MAX_EXPLAINED]:
         yield style.wrapped(f"- {messages.listed(names)}: {text}")
     if products:
         yield "-o json explains them all"

@@ -13,7 +13,7 @@ from mig_manager.core.layout import generator
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_MOST_LAYOUTS = 4  # full layouts, each in two orders
+_MAX_LAYOUTS = 4  # full layouts, each in two orders
 
 
 class StageOutcome(enum.Enum):
@@ -66,7 +66,7 @@ def full_layouts(
     profiles: tuple[model.GpuInstanceProfile, ...],
 ) -> Iterator[tuple[str, model.DesiredGpu]]:
     """Yield some full layouts, in one order and in the reverse."""
-    counts = list(itertools.islice(generator.maximal(profiles), _MOST_LAYOUTS))
+    counts = list(itertools.islice(generator.maximal(profiles), _MAX_LAYOUTS))
     for order, each in (("", counts), (" in reverse order", counts[::-1])):
         for devices in each:
             name = ", ".join(f"{count} {profile}" for profile, count in dict(devices).items())

@@ -41,7 +41,7 @@ NOT_CALLED: Mapping[str, str] = {
     "nvmlSystemGetProcessName": "needs a process that uses a GPU",
 }
 """Why a survey may not call a function that the adapter uses."""
-_MOST_LETTERS = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+_MAX_LETTERS = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
 
 class SurveyedCall(NamedTuple):
@@ -144,7 +144,7 @@ def answers_of(calls: Iterable[SurveyedCall]) -> dict[str, list[str]]:
 
 def plain(text: str) -> str:
     """Return a name from the driver without what could identify a machine."""
-    return _UUID_LIKE.sub("[removed]", text)[:_MOST_LETTERS]
+    return _UUID_LIKE.sub("[removed]", text)[:_MAX_LETTERS]
 
 
 def _captured(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGpu":

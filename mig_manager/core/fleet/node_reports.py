@@ -12,7 +12,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_recovery
 from mig_manager.core.records import status as run_status
 
-_LONGEST_RUN = dt.timedelta(hours=1)
+_MAX_RUN = dt.timedelta(hours=1)
 """Drain, change and verification have deadlines that end well before."""
 _OVERDUE = dt.timedelta(minutes=15)
 
@@ -81,7 +81,7 @@ def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> No
             return NodeState.DRIFTED if is_drift else NodeState.FAILED
         case model.State.PENDING | model.State.REBOOTING:
             started_at = published.started_at
-            is_old = started_at is None or now - started_at > _LONGEST_RUN
+            is_old = started_at is None or now - started_at > _MAX_RUN
             # An agent can wait long for a slot.
             has_slot = published.phase != model.Phase.WAIT.value
             return NodeState.STALE if is_old and has_slot else NodeState.CHANGING

@@ -13,7 +13,7 @@ from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import journals
 
 PREFIX = "mig-manager-slot-"
-_MOST_NAMED = 10  # nodes in a message before it counts the rest
+_MAX_NAMED = 10  # nodes in a message before it counts the rest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Denial:
 
     def __str__(self) -> str:
         def named(nodes: Iterable[str]) -> str:
-            return messages.listed(sorted(nodes), most=_MOST_NAMED)
+            return messages.listed(sorted(nodes), limit=_MAX_NAMED)
 
         parts = []
         if self.changing:

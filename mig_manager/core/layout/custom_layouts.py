@@ -14,7 +14,7 @@ from mig_manager.core.records import requests
 
 _MARK = f"{well_known.ON_DEMAND} "
 """Prefix of the names of layouts that evict no pod, regardless of later labels."""
-MOST_BYTES = 32 << 10
+MAX_BYTES = 32 << 10
 """Of the annotation. The API server allows a node 256 KiB of annotations, and the agent's own
 must have room."""
 
@@ -143,8 +143,8 @@ def _only(
     text: str, *, source: str, is_lenient: bool
 ) -> tuple[layouts.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     size = len(text.encode(errors="surrogatepass"))
-    if size > MOST_BYTES:
-        raise errors.ConfigError(f"{source} has {size} bytes, more than {MOST_BYTES}")
+    if size > MAX_BYTES:
+        raise errors.ConfigError(f"{source} has {size} bytes, more than {MAX_BYTES}")
     document = config.parse(text, source=source, is_lenient=is_lenient)
     first, *others = document.layouts.values() or (None,)
     if first is None:

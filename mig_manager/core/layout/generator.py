@@ -18,7 +18,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import gpu_selectors, layouts
 from mig_manager.core.planner import placement
 
-_LONGEST_NAME = 63  # A layout's name is a label's value in Kubernetes
+_MAX_NAME = 63  # A layout's name is a label's value in Kubernetes
 _HASH_DIGITS = 8
 _BALANCED = "all-balanced"
 _BALANCED_COUNTS: Mapping[int, Mapping[int, int]] = {7: {3: 1, 2: 1, 1: 2}, 4: {2: 1, 1: 2}}
@@ -161,10 +161,10 @@ def maximal_name(counts: model.Devices) -> str:
     """
     parts = (f"{n}x{each}" if n > 1 else str(each) for each, n in counts)
     name = _label("max-", "_".join(parts))
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= _MAX_NAME:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{name[: _LONGEST_NAME - _HASH_DIGITS - 1].rstrip('-_.')}_{digest}"
+    return f"{name[: _MAX_NAME - _HASH_DIGITS - 1].rstrip('-_.')}_{digest}"
 
 
 def _label(prefix: str, text: str) -> str:

@@ -15,9 +15,9 @@ from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 
 _VERSION = 1
-_MOST_BYTES = 64 << 10  # of the annotation
-_MOST = 1000  # layouts in it
-_MOST_LETTERS = 200  # of a name or an origin
+_MAX_BYTES = 64 << 10  # of the annotation
+_MAX_LAYOUTS = 1000  # layouts in it
+_MAX_LETTERS = 200  # of a name or an origin
 
 
 def generated(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
@@ -126,7 +126,7 @@ def to_json(entries: Iterable[ServedLayout], *, takes_custom: bool = False) -> s
     for each in entries:
         row = {"hash": each.content_hash, "origin": each.origin}
         size += len(json.dumps({each.name: row}))
-        if size > _MOST_BYTES or len(rows) == _MOST:
+        if size > _MAX_BYTES or len(rows) == _MAX_LAYOUTS:
             members["truncated"] = True
             break
         rows[each.name] = row
@@ -137,12 +137,12 @@ def from_json(text: str) -> tuple[ServedLayout, ...]:
     """Parse that annotation, with printable texts; ValueError if it is malformed."""
     with json_text.decoding("a list of layouts"):
         data = json_text.parse_object(text)
-        rows = list(data["layouts"].items())[:_MOST]
+        rows = list(data["layouts"].items())[:_MAX_LAYOUTS]
         return tuple(
             ServedLayout(
-                name=messages.word(name, _MOST_LETTERS),
-                content_hash=messages.word(row["hash"], _MOST_LETTERS),
-                origin=messages.word(row["origin"], _MOST_LETTERS),
+                name=messages.word(name, _MAX_LETTERS),
+                content_hash=messages.word(row["hash"], _MAX_LETTERS),
+                origin=messages.word(row["origin"], _MAX_LETTERS),
             )
             for name, row in rows
         )

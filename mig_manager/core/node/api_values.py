@@ -45,7 +45,7 @@ def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
-_LARGEST = 2**63 - 1
+_MAX_QUANTITY = 2**63 - 1
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _SUFFIXES = {
     **{
@@ -70,5 +70,5 @@ def parse_quantity(text: str | float, *, parts: int = 1) -> int:
         value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""] * parts
     except ArithmeticError as err:
         raise ValueError(f"{text!r} is not a quantity") from err
-    value = max(min(value, decimal.Decimal(_LARGEST)), decimal.Decimal(-_LARGEST))
+    value = max(min(value, decimal.Decimal(_MAX_QUANTITY)), decimal.Decimal(-_MAX_QUANTITY))
     return int(value.to_integral_value(rounding=decimal.ROUND_CEILING))

@@ -230,7 +230,7 @@ def _completed_init_containers(status: Mapping[str, Any]) -> frozenset[str]:
 
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Reasons of containers that are just starting."""
-_LONGEST_WAITING = 300
+_MAX_WAITING = 300
 
 
 def _waiting(status: Mapping[str, Any]) -> ContainerWaiting | None:
@@ -241,9 +241,7 @@ def _waiting(status: Mapping[str, Any]) -> ContainerWaiting | None:
             reason = str(state.get("reason") or "")
             if reason not in _STARTING:
                 text = messages.printable(str(state.get("message") or ""), instead=" ")
-                return ContainerWaiting(
-                    reason=reason, message=messages.fit(text, _LONGEST_WAITING)
-                )
+                return ContainerWaiting(reason=reason, message=messages.fit(text, _MAX_WAITING))
     return None
 
 

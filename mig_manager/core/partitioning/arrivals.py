@@ -8,11 +8,11 @@ from mig_manager.core.partitioning import demand, node_index, node_sets
 
 _MEMORY_S = 600.0
 """After this time an arrival counts for a third."""
-_LEAST_PROBABILITY = 0.2
+_MIN_PROBABILITY = 0.2
 """Of a pod that is expected. Fewer pods make room for them too late, more block other devices."""
-_MOST_EXPECTED = 500
+_MAX_EXPECTED = 500
 """More only make decisions in a large cluster longer."""
-_LEAST_RATE = 0.01 / _MEMORY_S
+_MIN_RATE = 0.01 / _MEMORY_S
 
 
 class Arrivals:
@@ -60,8 +60,8 @@ class Arrivals:
             slices = max((profile.gpu_slices for profile in needs.profiles), default=1)
             mean = rates[key] * within_s * slices
             exactly = fewer = math.exp(-mean)
-            for count in range(1, _MOST_EXPECTED + 1):
-                if 1 - fewer < _LEAST_PROBABILITY:
+            for count in range(1, _MAX_EXPECTED + 1):
+                if 1 - fewer < _MIN_PROBABILITY:
                     break
                 likely.append((count / mean, needs.amounts, needs))
                 exactly *= mean / count
@@ -69,14 +69,14 @@ class Arrivals:
         likely.sort(key=lambda each: each[:2])
         return tuple(
             demand.Pending(namespace="", name="expected", uid=f"{number:04}", needs=needs)
-            for number, (_, _, needs) in enumerate(likely[:_MOST_EXPECTED])
+            for number, (_, _, needs) in enumerate(likely[:_MAX_EXPECTED])
         )
 
     def _forget(self, now_s: float) -> dict[demand.Needs, tuple[float, float]]:
         """Forget the pods that no longer arrive; return the present rates."""
         present = {needs: (self._rate(needs, now_s), now_s) for needs in self._rates}
         self._present_s = now_s
-        self._rates = {needs: rate for needs, rate in present.items() if rate[0] > _LEAST_RATE}
+        self._rates = {needs: rate for needs, rate in present.items() if rate[0] > _MIN_RATE}
         return self._rates
 
     def _rate(self, needs: demand.Needs, now_s: float) -> float:

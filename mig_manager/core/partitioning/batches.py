@@ -10,7 +10,7 @@ from mig_manager.core.node import resources
 from mig_manager.core.partitioning import demand, node_index, node_room, node_sets, partitioned
 from mig_manager.core.planner import placement
 
-_MOST_CERTAIN = 300
+_MAX_CERTAIN = 300
 """Devices of a pod times GPUs; the search ends after as many tries (``node_room``)."""
 _LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
 
@@ -172,7 +172,7 @@ class Batch:
             most, free = facts.gpus.most(profile), self.free(position).get(profile, 0)
             if count > most + free:
                 return False
-            is_certain = is_certain and not free and count * len(facts.gpus.states) < _MOST_CERTAIN
+            is_certain = is_certain and not free and count * len(facts.gpus.states) < _MAX_CERTAIN
         if is_certain and node.name not in self._claims and not self._floor(facts):
             return True
         return self.room(node).add(needs.devices)

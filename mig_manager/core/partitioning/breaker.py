@@ -8,7 +8,7 @@ import dataclasses
 
 WINDOW_S = 600.0
 _STOP_S = 600.0
-_LONGEST_STOP_S = 3600.0
+_MAX_STOP_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Breaker:
             return self  # Answers to requests from before the stop prove nothing.
         if not failed:
             return Breaker()
-        stop_s = min(2 * self.stop_s, _LONGEST_STOP_S)
+        stop_s = min(2 * self.stop_s, _MAX_STOP_S)
         return Breaker(stop_s=stop_s, resumes_at_s=now_s + stop_s)
 
     def allowance(self, awaited: int, *, now_s: float) -> int | None:

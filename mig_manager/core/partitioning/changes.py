@@ -18,10 +18,10 @@ from mig_manager.core.partitioning import (
 )
 from mig_manager.core.planner import planner
 
-_MOST_CHANGES = 8
+_MAX_CHANGES = 8
 """In one decision: every change considers all nodes, and a leader must renew its Lease."""
 _SILENCE_S = 300.0
-_LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
+_MAX_RUN_S = 3600.0  # The deadlines of a run end well before.
 
 
 class Changes:
@@ -43,7 +43,7 @@ class Changes:
         self.own = [node for node in batch.nodes if node.is_opted_in]
         most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(self.own))
         under_change = sum(is_under_change(node, now=now) for node in self.own)
-        self._budget = min(_MOST_CHANGES, most - under_change)
+        self._budget = min(_MAX_CHANGES, most - under_change)
         self._too_early: set[str] = set()
         self._requested: dict[str, decisions.NodeChange] = {}
 
@@ -149,6 +149,6 @@ def is_under_change(node: partitioned.PartitionedNode, *, now: dt.datetime) -> b
     if since is None and not node.is_rebooting:
         since = node.unready_at
     if since is None:
-        since, longest_s = node.started_at, _LONGEST_RUN_S
+        since, longest_s = node.started_at, _MAX_RUN_S
     is_silent = since and (now - since).total_seconds() > longest_s
     return node.is_changing and not is_silent

@@ -55,7 +55,7 @@ class Exclusions:
                 " and ".join(map(str, (*labels, *fields))) for labels, fields in needs.affinity
             ]
             others = self._every - node_sets.union(map(self._matching, needs.affinity))
-            yield f"its node affinity requires {messages.listed(terms, most=2)}", others
+            yield f"its node affinity requires {messages.listed(terms, limit=2)}", others
         for taints, nodes in self._taints.items():
             for taint in taints:
                 if not any(each.tolerates(taint) for each in needs.tolerations):

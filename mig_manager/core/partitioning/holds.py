@@ -25,9 +25,9 @@ _TIMEOUT_S = 1800.0
 """How long GPUs are on hold for one pod, and how long it then gets none."""
 _FREE_SHARE = 0.15
 """Free memory slices of all GPUs outside the holds, for holds that begin early."""
-_MOST_CHOICES = 4
+_MAX_CHOICES = 4
 """Sets of GPUs that one pod holds early."""
-_MOST_HOLDS = 16
+_MAX_HOLDS = 16
 """Every node with a hold is compared by itself."""
 
 
@@ -101,7 +101,7 @@ class Holds:
         for rank in ranks:
             pod, group = self._batch.pods[rank], self._batch.group[rank]
             age_s = self._age_s(pod.pending_since or pod.created_at)
-            if len(holds) >= _MOST_HOLDS or age_s < _EARLY_S:
+            if len(holds) >= _MAX_HOLDS or age_s < _EARLY_S:
                 continue
             if group not in is_served:
                 able = ready - self._batch.never(group)
@@ -131,7 +131,7 @@ class Holds:
         before = self._before.get(pod.uid)
         is_kept = before is not None and self._age_s(before.since) <= _TIMEOUT_S
         own = before.gpus if before and is_kept else frozenset()
-        for _, _, position, indices in heapq.nsmallest(_MOST_CHOICES, self._choices(rank, own)):
+        for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, self._choices(rank, own)):
             cost = sum(self._free[position, index] for index in indices)
             is_early = self._cost + cost <= self._most_cost
             if not is_early and (mine or not is_due):

@@ -15,9 +15,9 @@ from mig_manager.core.partitioning import (
     waiting,
 )
 
-_MOST_UNUSED = 2
+_MAX_UNUSED = 2
 """Rooms that a pod does not use before the partitioner waits longer and longer between them."""
-_MOST_DOUBLINGS = 8
+_MAX_DOUBLINGS = 8
 
 
 class KeptRoom:
@@ -48,9 +48,9 @@ class KeptRoom:
     def is_backed_off(self, rank: int) -> bool:
         """Return whether a pod gets no new room for now, because it did not use several rooms."""
         unused = self.unused.get(self._batch.pods[rank].uid)
-        if unused is None or unused.count < _MOST_UNUSED:
+        if unused is None or unused.count < _MAX_UNUSED:
             return False
-        pause_s = decisions.ROOM_TIMEOUT_S * (2 ** min(unused.count, _MOST_DOUBLINGS))
+        pause_s = decisions.ROOM_TIMEOUT_S * (2 ** min(unused.count, _MAX_DOUBLINGS))
         return self._now - unused.since < dt.timedelta(seconds=pause_s)
 
     def _keep(self, rank: int) -> bool:

@@ -31,7 +31,7 @@ class NodeFacts:
 class NodeCache:
     """Keeps what decisions derive from nodes that do not change, and their searches."""
 
-    _MOST_SEARCHES = 200_000
+    _MAX_SEARCHES = 200_000
     """Some 100 MB; no cluster needs as many at once."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class NodeCache:
 
     def facts(self, nodes: Iterable[partitioned.PartitionedNode]) -> list[NodeFacts]:
         """Return the facts of nodes; forget other nodes."""
-        if self.search.count > self._MOST_SEARCHES:
+        if self.search.count > self._MAX_SEARCHES:
             self.search, self._facts = node_room.FitSearch(), {}
         facts = []
         for node in nodes:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.planner import placement
 
-_MOST_TRIES = 300
+_MAX_TRIES = 300
 """Tries of GPUs of one node for one pod: enough for every realistic pod."""
 
 
@@ -355,7 +355,7 @@ class NodeRoom:
         first = self._search.plus(nothing, item)
         for index in self._gpus.able(item):
             state, had = self._gpus.states[index], self._new.get(index, nothing)
-            if index in without or (state, had) in known or next(tries) > _MOST_TRIES:
+            if index in without or (state, had) in known or next(tries) > _MAX_TRIES:
                 continue
             known.add((state, had))
             new = first if had is nothing else self._search.plus(had, item)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mig_manager.core import model
 from mig_manager.core.partitioning import batches, holds, node_room, node_sets, partitioned
 
-_MOST_SEARCHED = 300
+_MAX_SEARCHED = 300
 """Nodes in different states that are compared for one change."""
 
 Queue = Mapping[int, Sequence[int]]
@@ -112,7 +112,7 @@ class Offers:
         searched = 0
         for position, bound in bounds:
             least = len(best.pods) if best and best.pods[0] == rank else 0
-            if bound.most(1, bound.size(used)) < least or searched >= _MOST_SEARCHED:
+            if bound.most(1, bound.size(used)) < least or searched >= _MAX_SEARCHED:
                 break
             key = self._batch.likeness(position)
             if any(position in nodes for nodes in skipped.values()):

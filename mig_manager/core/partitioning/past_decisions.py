@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from mig_manager.core.node import resources
 from mig_manager.core.partitioning import decisions, demand, holds, partitioned
 
-_LEAST_REST_S = 5.0
-_LONGEST_REST_S = 60.0
+_MIN_REST_S = 5.0
+_MAX_REST_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def _is_being_changed(
 ) -> bool:
     """Return whether a node's agent works on a request, or may not have noticed it yet."""
     changed_at = history.changed_at.get(node.name)
-    is_new = changed_at is not None and (now - changed_at).total_seconds() < _LEAST_REST_S
+    is_new = changed_at is not None and (now - changed_at).total_seconds() < _MIN_REST_S
     return node.is_changing or is_new
 
 
@@ -134,7 +134,7 @@ def cooldown_left_s(
     """
     cooldown_s = limits.cooldown_s
     if cooldown_s is None:
-        cooldown_s = min(_LONGEST_REST_S, max(_LEAST_REST_S, node.took_s))
+        cooldown_s = min(_MAX_REST_S, max(_MIN_REST_S, node.took_s))
     changed_at = (node.finished_at, history.changed_at.get(node.name))
     ages_s = [max(0.0, (now - each).total_seconds()) for each in changed_at if each]
     return max(0.0, cooldown_s - min(ages_s, default=cooldown_s))

@@ -47,7 +47,7 @@ class SimulatedTimes:
     quiet_s: float = 2.0
     longest_wait_s: float = 15.0
     recheck_s: float = 5.0
-    longest_recheck_s: float = 5.0
+    max_recheck_s: float = 5.0
     """Rechecks without a result double their pause up to this."""
 
 
@@ -141,7 +141,7 @@ class _Run:
         self._events: list[tuple[float, int, functools.partial[None]]] = []
         self._sequence = itertools.count()
         self._burst = timing.Burst(
-            quiet_s=cluster.times.quiet_s, longest_s=cluster.times.longest_wait_s
+            quiet_s=cluster.times.quiet_s, max_s=cluster.times.longest_wait_s
         )
         self._recheck_s = math.inf
         self._pause_s = cluster.times.recheck_s
@@ -294,7 +294,7 @@ class _Run:
         self._result.unmet |= {each.pod.uid: each.message for each in decision.unmet}
         is_idle = is_recheck and not decision.changes
         times = self._cluster.times
-        longer_s = min(2 * self._pause_s, times.longest_recheck_s)
+        longer_s = min(2 * self._pause_s, times.max_recheck_s)
         self._pause_s = longer_s if is_idle else times.recheck_s
         has_more = bool(pending or likely or limits.merge_back_after_s)
         self._recheck_s = self._now_s + self._pause_s if has_more else math.inf

@@ -15,7 +15,7 @@ from mig_manager.core import json_text, messages, model, timestamps
 from mig_manager.core.planner import room
 
 VERSION = 1
-_MOST = 64  # GPUs, and instances of each
+_MAX_LISTED = 64  # GPUs, and instances of each
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,9 @@ def from_json(text: str) -> NodeUse:
             raise ValueError("'at' is missing or not a time")
         in_use = {
             messages.printable(str(row["uuid"])): frozenset(
-                model.Placement(int(start), int(size)) for start, size in row["inUse"][:_MOST]
+                model.Placement(int(start), int(size))
+                for start, size in row["inUse"][:_MAX_LISTED]
             )
-            for row in data["gpus"][:_MOST]
+            for row in data["gpus"][:_MAX_LISTED]
         }
         return NodeUse(at=at, in_use=in_use)

@@ -16,13 +16,13 @@ from mig_manager.core import json_text, messages, model, profile_name
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
 VERSION = 1  # of the inventory
-_MOST = 64  # GPUs, models, profiles and instances
+_MAX_LISTED = 64  # GPUs, models, profiles and instances
 _MAX_SLICE = 1_000  # more than any GPU has: a journal must be readable on GPUs of the future
-_MOST_SLICES = 16  # in the inventory, which is untrusted: the largest GPU has twelve memory slices
-_MOST_MEMORY_GB = 10_000
-_MOST_LETTERS = 80
-_MOST_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GPU
-_MOST_NUMBER = 2**32 - 1
+_MAX_SLICES = 16  # in the inventory, which is untrusted: the largest GPU has twelve memory slices
+_MAX_MEMORY_GB = 10_000
+_MAX_LETTERS = 80
+_MAX_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GPU
+_MAX_NUMBER = 2**32 - 1
 
 
 def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def to_inventory(gpus: Sequence[model.Gpu], *, has_devices: bool = False) -> dic
             "name": gpu.name,
             "reason": gpu.reason.value,
             "code": gpu.code,
-            "message": gpu.message[:_MOST_LETTERS_OF_MESSAGE],
+            "message": gpu.message[:_MAX_LETTERS_OF_MESSAGE],
         }
         for gpu in model.unreachable(gpus)
     ]
@@ -238,7 +238,7 @@ def _profile(row: Sequence[Any]) -> model.GpuInstanceProfile:
         multiprocessors=_number(processors),
         max_instances=_number(most),
         engines=model.Engines(decoders, encoders, jpegs, ofas),
-        placements=tuple(_span(*span, most=_MOST_SLICES) for span in _list(placements)),
+        placements=tuple(_span(*span, most=_MAX_SLICES) for span in _list(placements)),
     )
 
 
@@ -247,7 +247,7 @@ def _gpu(
 ) -> model.Gpu:
     reached = 0
     for gi in sorted(snapshot.gpu_instances, key=lambda gi: gi.placement):
-        if _span(gi.placement.start, gi.placement.size, most=_MOST_SLICES).start < reached:
+        if _span(gi.placement.start, gi.placement.size, most=_MAX_SLICES).start < reached:
             raise ValueError("two instances overlap")
         reached = gi.placement.end
         slices = _check_profile(gi.profile).gpu_slices
@@ -307,7 +307,7 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
         name=_text(row["name"]),
         reason=_known(row["reason"], errors.Reason.NVML_ERROR),
         code=None if code is None else _number(code),
-        message=_text(row["message"], most=_MOST_LETTERS_OF_MESSAGE),
+        message=_text(row["message"], most=_MAX_LETTERS_OF_MESSAGE),
     )
 
 
@@ -316,9 +316,9 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
 
 def _check_profile(profile: model.Profile) -> model.Profile:
     """Refuse a well-formed profile that no GPU can have."""
-    is_ordered = 1 <= profile.compute_slices <= profile.gpu_slices <= _MOST_SLICES
-    if not is_ordered or profile.memory_gb > _MOST_MEMORY_GB:
-        raise ValueError(f"no GPU has a profile {str(profile)[:_MOST_LETTERS]}")
+    is_ordered = 1 <= profile.compute_slices <= profile.gpu_slices <= _MAX_SLICES
+    if not is_ordered or profile.memory_gb > _MAX_MEMORY_GB:
+        raise ValueError(f"no GPU has a profile {str(profile)[:_MAX_LETTERS]}")
     return profile
 
 
@@ -329,19 +329,19 @@ def _span(start: object, size: object, *, most: int = _MAX_SLICE) -> model.Place
     return place
 
 
-def _text(value: object, *, most: int = _MOST_LETTERS) -> str:
+def _text(value: object, *, most: int = _MAX_LETTERS) -> str:
     if not isinstance(value, str) or len(value) > most:
         raise ValueError("a text is missing or too long")
     return messages.printable(value)
 
 
 def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_NUMBER:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_NUMBER:
         raise ValueError("a number is missing or out of range")
     return value
 
 
 def _list(value: object) -> list[Any]:
-    if not isinstance(value, list) or len(value) > _MOST:
+    if not isinstance(value, list) or len(value) > _MAX_LISTED:
         raise ValueError("a list is missing or too long")
     return value

@@ -117,7 +117,7 @@ def condition(
         type=well_known.RECOVERY_CONDITION,
         is_true=True,
         reason=reason,
-        message=messages.fit(" ".join(filter(None, (note, *named))), messages.LONGEST_BYTES),
+        message=messages.fit(" ".join(filter(None, (note, *named))), messages.MAX_BYTES),
     )
 
 
@@ -129,7 +129,7 @@ def none_reachable(message: str) -> readiness.Condition:
         reason=_UNREACHABLE.value,
         message=messages.fit(
             f"No GPU can be observed: {messages.with_full_stop(message)} {_UNREACHABLE.remedy}",
-            messages.LONGEST_BYTES,
+            messages.MAX_BYTES,
         ),
     )
 

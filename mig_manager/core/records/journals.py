@@ -22,7 +22,7 @@ _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 must not change the meaning of existing ones."""
 
 _MAX_GPUS = 64
-_MOST_SERVICES = 256  # of the host: a full list, and services that systemd stops with them
+_MAX_SERVICES = 256  # of the host: a full list, and services that systemd stops with them
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ class Journal:
         services = data.get("hostServices", [])
         if not isinstance(services, list) or not all(isinstance(each, str) for each in services):
             raise ValueError("hostServices is not a list of names")
-        if len(services) > _MOST_SERVICES:
+        if len(services) > _MAX_SERVICES:
             raise ValueError(f"hostServices has {len(services)} names")
         return Journal(
             config=name,

@@ -71,7 +71,7 @@ def unknown(config: str, reason: errors.Reason, why: str) -> Condition:
     return Condition(
         is_true=None,
         reason=reason.value,
-        message=messages.fit(message, messages.LONGEST_BYTES),
+        message=messages.fit(message, messages.MAX_BYTES),
     )
 
 

@@ -16,8 +16,8 @@ from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
 
 VERSION = 1
 _HASH_DIGITS = 12
-_MOST_FAILED_CHANGES = 3
-LONGEST_PROBLEM = 600
+_MAX_FAILED_CHANGES = 3
+MAX_PROBLEM = 600
 """Of a failed change and of each GPU's repair, in bytes: the record is an annotation."""
 
 
@@ -71,7 +71,7 @@ class FailedChanges:
     def may_evict(self, config_hash: str, boot_id: str) -> bool:
         """Check whether to evict pods once more; other content or a reboot may be the remedy."""
         is_same = (self.config_hash, self.boot_id) == (config_hash, boot_id)
-        return not is_same or self.count < _MOST_FAILED_CHANGES
+        return not is_same or self.count < _MAX_FAILED_CHANGES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,7 @@ def parse(text: str) -> PublishedStatus:
         phase=messages.word(data.get("phase", "")),
         reason=messages.word(data.get("reason", "")),
         message=messages.fit(
-            messages.printable(str(data.get("message", "")), " "), messages.LONGEST_BYTES
+            messages.printable(str(data.get("message", "")), " "), messages.MAX_BYTES
         ),
         # To Python, true is a number.
         attempt=attempt if type(attempt) is int and 0 <= attempt < 2**31 else 1,

@@ -165,7 +165,7 @@ class DeviceManager:
 
 # -- PodResources -----------------------------------------------------------------------------
 
-_LONGEST_PATH = 107
+_MAX_PATH = 107
 """Bytes of ``sun_path`` on Linux, without the final zero."""
 _STOP_S = 5.0
 
@@ -180,10 +180,8 @@ def serving_pod_resources(path: pathlib.Path, manager: DeviceManager) -> Iterato
         UsageError: The path is too long for a unix socket.
     """
     path = path.absolute()
-    if len(str(path).encode()) > _LONGEST_PATH:
-        raise errors.UsageError(
-            f"the path of a unix socket has at most {_LONGEST_PATH} bytes: {path}"
-        )
+    if len(str(path).encode()) > _MAX_PATH:
+        raise errors.UsageError(f"the path of a unix socket has at most {_MAX_PATH} bytes: {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with concurrent.futures.ThreadPoolExecutor(

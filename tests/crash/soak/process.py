@@ -20,7 +20,7 @@ from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
 from tests.node import fakes, scenes, simulated_rig
 
-_MOST_TRIES = 12
+_MAX_TRIES = 12
 """Tries in a row that an agent gets to publish its outcome: faults strike once."""
 _DEADLINE_S = 120.0
 _NO_API = api.KubeApi.at("http://127.0.0.1:9")
@@ -89,7 +89,7 @@ class Process:
         self._rig.script.begin(events)
         self._heard.begin()
         try:
-            for _ in range(_MOST_TRIES):
+            for _ in range(_MAX_TRIES):
                 self._heard.is_lost = False
                 self._go()
                 if not self._heard.is_lost or not self._thread.is_alive():
