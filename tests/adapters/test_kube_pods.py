@@ -249,6 +249,15 @@ def test_eviction_refused_for_now_has_the_servers_retry_after(
     assert (verdict.answer, verdict.retry_after_s) == (evictions.Eviction.BLOCKED, after_s or 0.0)
 
 
+def test_an_eviction_that_no_dry_run_can_check_counts_as_possible(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: pod_object.Pod
+) -> None:
+    message = 'admission webhook "old.example.com" does not support dry run'
+    server.inject(apiserver.Fault(path="/eviction", status=400, message=message))
+
+    assert workloads.can_evict(pod).answer is evictions.Eviction.ACCEPTED
+
+
 def test_admission_webhooks_learn_that_an_eviction_is_a_dry_run(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, pod: pod_object.Pod
 ) -> None:

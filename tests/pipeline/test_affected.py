@@ -216,9 +216,12 @@ def test_a_starting_pod_is_evicted_only_once_kubelet_had_time_to_list_it(
 
 
 @pytest.mark.parametrize("is_bound_late", [False, True], ids=["before", "after the taint"])
-@pytest.mark.parametrize(("is_admitted", "stays"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("is_admitted", "listed_after_s", "stays"),
+    [(False, 10.0, True), (False, 12.0, True), (True, 10.0, False)],
+)
 def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
-    *, is_admitted: bool, stays: bool, is_bound_late: bool
+    *, is_admitted: bool, listed_after_s: float, stays: bool, is_bound_late: bool
 ) -> None:
     """While its watch is broken, kubelet sees no new pod."""
     rig = scenes.busy_node()
@@ -226,7 +229,7 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
 
     def live() -> None:
         if not uids and (rig.has_hold_taint or not is_bound_late):
-            uids.append(starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=10.0))
+            uids.append(starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=listed_after_s))
             rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=is_admitted)
         elif uids and uids[0] in rig.pods and rig.clock.now_s > 10.5:
             rig.pods[uids[0]] = dataclasses.replace(rig.pods[uids[0]], is_admitted=True)
@@ -236,6 +239,17 @@ def test_a_pod_that_kubelet_has_not_admitted_is_given_longer(
 
     assert (uids[0] in rig.pods) is stays
     assert rig.log.count("workloads.evict") == 1 + (not stays)
+
+
+def test_a_pod_that_is_never_admitted_does_not_use_up_a_short_drain() -> None:
+    rig = scenes.busy_node()
+    uid = starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=math.inf)
+    rig.pods[uid] = dataclasses.replace(rig.pods[uid], is_admitted=False)
+
+    by = scenes.reconciler(rig, limits={"drain_timeout_s": 8.0})
+    assert_ends(rig, Reason.APPLIED, by=by)
+
+    assert rig.log.count("workloads.evict") == 2
 
 
 def test_plugin_is_paused_once_kubelet_has_admitted_the_bound_pods() -> None:
@@ -291,6 +305,7 @@ def test_no_pod_is_evicted_that_a_kubelet_silent_since_the_survey_cannot_name() 
             starting_pod(rig, gpu=1, profile="1g.5gb", listed_after_s=0.0)
 
     rig.on_call = bind
-    assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", "kubelet does not answer")
+    why = "not evicted before its devices are known, kubelet does not answer"
+    assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/starting", why)
 
     assert "workloads.evict" not in rig.log

@@ -98,6 +98,15 @@ def test_pod_that_stays_after_its_eviction_was_accepted_is_named_as_such() -> No
     assert_fails(rig, Reason.DRAIN_TIMEOUT, "accepted its eviction, and it is not terminating")
 
 
+def test_pod_that_is_evicted_at_the_deadline_is_named_as_such() -> None:
+    rig = empty()
+    gpu_pod(rig)
+    rig.disruptions.refusals["train"] = "budget"
+    at(rig, 20, rig.disruptions.refusals.clear)
+
+    assert_fails(rig, Reason.DRAIN_TIMEOUT, "default/train (was evicted just now)")
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [

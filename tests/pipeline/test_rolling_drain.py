@@ -13,6 +13,7 @@ from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests.node import fakes, knobs, scenes
+from tests.pipeline import drains
 
 
 class Deployment:
@@ -355,6 +356,25 @@ def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
     assert not is_closed(rig)
 
 
+def test_strategy_whole_evicts_no_late_pod_for_a_partial_budget() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
+    first, *devices = rig.gpus[0].mig_uuids
+    rig.add_pod("early", devices=frozenset({first}))
+    late: list[Deployment] = []
+
+    def bind() -> None:
+        if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
+            late.append(Deployment(rig, devices[:2], room_elsewhere=2))
+
+    rig.on_call = bind
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "early" not in rig.pod_names
+    assert late[0].killed == 0
+
+
 def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
     rig, serving = node_with(room_elsewhere=4)
     serving.budget.max_unavailable = 4
@@ -400,6 +420,23 @@ def test_a_pod_that_may_no_longer_be_evicted_ends_a_rolling_drain() -> None:
     assert "do-not-evict forbids the eviction" in outcome.message
     assert serving.killed == 1
     assert not is_closed(rig)
+
+
+def test_a_rolling_drain_goes_on_while_a_pod_deleted_by_force_ends() -> None:
+    rig, serving = node_with(room_elsewhere=4)
+    device = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.here.values())
+    uid = rig.add_pod("forced", devices=frozenset({device}))
+
+    def delete() -> None:
+        if serving.killed == 1 and uid in rig.pods:
+            drains.goes(rig, uid)
+            rig.kubelet.unlisted["forced"] = frozenset({device})
+        elif serving.killed == 4:
+            rig.kubelet.unlisted.clear()
+
+    rig.clock.on_wait.append(delete)
+
+    assert Agent(rig).try_once().state is model.State.SUCCESS
 
 
 def test_pods_without_a_controller_go_last() -> None:

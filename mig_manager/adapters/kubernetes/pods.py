@@ -112,6 +112,10 @@ class KubeWorkloads:
         except responses.ApiError as error:
             if _is_gone(error):
                 return evictions.EvictionResponse(answer=evictions.Eviction.GONE)
+            if is_dry_run and _is_about_dry_run(error):
+                # Nothing would ever be evicted. The budgets are counted without it.
+                _log.warning("eviction_not_checked", pod=pod.key, error=error.message)
+                return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
             # 429 is a budget's refusal. A conflict with another writer is transient, and so is the
             # 500 for a pod with two budgets if the operator removes one meanwhile.
             has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
@@ -273,6 +277,16 @@ def _path(pod: pod_object.Pod) -> str:
 def _only_this_uid(pod: pod_object.Pod) -> dict[str, Any]:
     """Return options that exclude a pod of the same name, such as a StatefulSet's next one."""
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
+
+
+def _is_about_dry_run(error: responses.ApiError) -> bool:
+    """Return whether an admission webhook may have side effects, so that no dry run reaches it.
+
+    A webhook of ``admissionregistration.k8s.io/v1beta1`` may still have ``sideEffects: Unknown``
+    (k8s.io/apiserver, ``NewDryRunUnsupportedErr``).
+    """
+    is_refused = error.status == http.HTTPStatus.BAD_REQUEST
+    return is_refused and "does not support dry run" in error.explanation
 
 
 def _is_gone(error: responses.ApiError) -> bool:

@@ -118,7 +118,7 @@ class Drain:
             now: The use now; None: pause first.
         """
         deadline_s = self._new_deadline_s()
-        seen_s: dict[str, float] = {}
+        first_s: dict[tuple[str, bool], float] = {}
         pauses_s = map(self.order.limits.backoff.delay_s, itertools.count())
         while True:
             if now is None:
@@ -130,7 +130,7 @@ class Drain:
             cancel.check()
             if now:
                 progress = self.evictions.progress
-                blocked = {} if self._must_wait(now, seen_s) else act(remaining)
+                blocked = self._await_listing(now, first_s) or act(remaining)
                 if self.evictions.progress > progress and self.evictions.is_rolling:
                     # A rolling drain lasts until successors are ready.
                     deadline_s = self._new_deadline_s()
@@ -138,19 +138,20 @@ class Drain:
                     return _End(usage=now, remaining=remaining, blocked=blocked)
                 now = None
 
-    def _must_wait(self, now: gpu_use.Usage, seen_s: dict[str, float]) -> bool:
-        """Check whether kubelet may still list other devices of an affected pod.
+    def _await_listing(
+        self, now: gpu_use.Usage, first_s: dict[tuple[str, bool], float]
+    ) -> Mapping[str, str]:
+        """Return the affected pods for which kubelet may still list other devices, with a reason.
 
-        ``seen_s`` has the time when each such pod was first seen, by its UID, and gets new ones: a
-        pod may be bound at any time during the wait.
+        Empty once kubelet had the time; ``first_s`` is that of ``orders.is_any_new``.
         """
-        now_s = self.evictions.clock.monotonic()
-        undecided = self.order.undecided_pods(now)
-        until_s = [
-            seen_s.setdefault(pod.uid, now_s) + orders.listed_within_s(pod) for pod in undecided
-        ]
-        is_any_new = any(now_s < each_s for each_s in until_s)
-        return bool(undecided and now.no_answer) or is_any_new
+        undecided, now_s = self.order.undecided_pods(now), self.evictions.clock.monotonic()
+        # Even before a short deadline, some time remains for the evictions.
+        most_s = self.order.limits.drain_timeout_s * 3 / 4
+        is_any_new = orders.is_any_new(undecided, first_s, now_s, most_s=most_s)
+        if not (is_any_new or now.no_answer):
+            return {}
+        return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
     def _new_deadline_s(self) -> float:
         return self.evictions.clock.monotonic() + self.order.limits.drain_timeout_s
@@ -232,7 +233,9 @@ class Drain:
             reason=reason,
             # If a pod cannot be evicted at all, the next attempt evicts none. A DRA driver returns
             # only to a node without the taint.
-            keeps_taint=has_evicted and _are_evictable(remaining) and not lacks_driver,
+            keeps_taint=(
+                has_evicted and eviction.are_evictable_or_ending(remaining) and not lacks_driver
+            ),
         )
 
 

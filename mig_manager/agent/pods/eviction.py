@@ -32,6 +32,7 @@ _log = structlog.get_logger()
 _RETRY_S = 5.0
 """Pause before retrying an eviction that the API forbade or did not answer."""
 _ACCEPTED = "the API accepted its eviction, and it is not terminating"
+_EVICTED = "was evicted just now"
 _TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
 """Why the API may refuse an eviction now and grant it later."""
 
@@ -91,14 +92,15 @@ class Evictions:
     _round: _Round = dataclasses.field(default_factory=_Round)
 
     def begin(self) -> None:
-        """Forget earlier attempts, for a new deadline."""
+        """Forget earlier attempts, for a new deadline, and maybe for other pods."""
+        self._may_evict = False
         self._attempts.clear()
         self._round = dataclasses.replace(self._round, next_s=0.0)
 
     @property
     def is_rolling(self) -> bool:
-        """Whether the last count of the budgets granted only a part of the evictions."""
-        return bool(self._round.spent)
+        """Whether it evicts what the last count of the budgets granted, which was only a part."""
+        return self.strategy is policies.DrainStrategy.ROLLING and bool(self._round.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Check whether a pod can be evicted or deleted now."""
@@ -114,13 +116,19 @@ class Evictions:
         """
         self.returning.refuse_more(filter(self._is_pending, remaining))
         not_evictable = _not_evictable(remaining)
+        # An admission webhook may have answered instead of the API server.
+        accepted = [
+            pod.key
+            for pod in remaining
+            if self._last_attempt(pod).is_done and not pod.is_terminating
+        ]
         pending = [pod for pod in remaining if self._is_pending(pod)]
         if pending and self.clock.monotonic() >= self._round.next_s:
             # Pods without a controller last: no controller starts them again. Successors first: if
             # others follow, no more pods are evicted in vain.
             pending.sort(key=lambda pod: (pod.owner_kind is None, not self.returning.include(pod)))
             counted, error = self._count(pending)
-            blocked = self._evict_granted(pending, counted, is_possible=not not_evictable)
+            blocked = self._evict_granted(pending, counted, remaining)
             not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
             self._round = _Round(
                 blocked=blocked,
@@ -128,14 +136,10 @@ class Evictions:
                 error=error,
                 next_s=max(self.clock.monotonic() + _RETRY_S, not_before_s),
             )
-        # An admission webhook may have answered instead of the API server.
-        accepted = [
-            pod.key
-            for pod in remaining
-            if self._last_attempt(pod).is_done and not pod.is_terminating
-        ]
+        evicted = [pod.key for pod in pending if self._last_attempt(pod).is_done]
         return (
             dict.fromkeys(accepted, _ACCEPTED)
+            | dict.fromkeys(evicted, _EVICTED)
             | not_evictable
             | {pod.key: why for pod in pending if (why := self._round.blocked.get(pod.key))}
         )
@@ -175,10 +179,14 @@ class Evictions:
         return not (is_leaving or why_not_evictable(pod))
 
     def _evict_granted(
-        self, pending: Sequence[pod_object.Pod], counted: evictions.Count, *, is_possible: bool
+        self,
+        pending: Sequence[pod_object.Pod],
+        counted: evictions.Count,
+        remaining: Sequence[pod_object.Pod],
     ) -> dict[str, str]:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not self._may_evict:
+            is_possible = not _not_evictable(remaining)
             is_whole = self.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
             if is_possible and not blocked:
@@ -186,7 +194,7 @@ class Evictions:
             if blocked or not is_possible:
                 return blocked
             self._may_evict = True
-        if not is_possible:
+        if not are_evictable_or_ending(remaining):
             # It became so since the first eviction, and others would be evicted in vain.
             return dict(counted.refused)
         batch = pending
@@ -323,6 +331,14 @@ def why_not_evictable(pod: pod_object.Pod) -> str:
     if pod.is_kept:
         return f"its annotation {well_known.KEEP_ANNOTATION} forbids the eviction"
     return ""
+
+
+def are_evictable_or_ending(pods: Iterable[pod_object.Pod]) -> bool:
+    """Check whether all pods may leave during a drain that has evicted a pod.
+
+    A pod that only kubelet lists since then was deleted by force, and ends like the others.
+    """
+    return not any(why_not_evictable(pod) for pod in pods if not pod.is_unlisted)
 
 
 def _not_evictable(pods: Iterable[pod_object.Pod]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Which pods a change drains, and whether it may evict them."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 from mig_manager import errors
 from mig_manager.agent import settings
@@ -71,6 +72,25 @@ class Order:
         return usage.undecided(self.affected, extra_clients=self.extra_clients)
 
 
-def listed_within_s(pod: pod_object.Pod) -> float:
-    """Return how long kubelet may take to list the devices of a pod, once we have seen the pod."""
-    return LISTED_WITHIN_S if pod.is_admitted else ADMITTED_WITHIN_S
+def is_any_new(
+    pods: Iterable[pod_object.Pod],
+    first_s: dict[tuple[str, bool], float],
+    now_s: float,
+    *,
+    most_s: float = math.inf,
+) -> bool:
+    """Check whether kubelet may not have had the time to list the devices of a pod yet.
+
+    Args:
+        pods: The pods without a listed device.
+        first_s: When each was first seen, before and after its admission; gets new ones, because a
+            pod may be bound or admitted at any time during a wait.
+        now_s: The time now.
+        most_s: How long to wait for a pod at most.
+    """
+    is_new = False
+    for pod in pods:
+        since_s = first_s.setdefault((pod.uid, pod.is_admitted), now_s)
+        within_s = LISTED_WITHIN_S if pod.is_admitted else ADMITTED_WITHIN_S
+        is_new |= now_s < since_s + min(within_s, most_s)
+    return is_new

@@ -1,7 +1,6 @@
 """Find the users of devices that a plan changes, before the node is touched."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Sequence
 
 import structlog
@@ -45,18 +44,16 @@ def wait_for_usage(
         sleep=cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
-    answered_s = math.inf
+    first_s: dict[tuple[str, bool], float] = {}
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
         usage = _usage_now(deps, gpus)
         undecided = find_undecided(usage)
-        now_s = deps.clock.monotonic()
-        if not usage.why_incomplete:
-            answered_s = min(answered_s, now_s)
         if is_last or not undecided:
             break
-        if now_s >= answered_s + max(map(orders.listed_within_s, undecided)):
+        now_s = deps.clock.monotonic()
+        if not (usage.why_incomplete or orders.is_any_new(undecided, first_s, now_s)):
             break
     if undecided and usage.why_incomplete:
         names = messages.listed([pod.key for pod in undecided])
