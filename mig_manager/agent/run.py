@@ -230,7 +230,7 @@ def undo_interrupted(job: jobs.Job) -> None:
                 result = messages.join(result, error.message)
     job.journal.abandon()
     remaining = job.journal.entries
-    if remaining == before:
+    if remaining.without_creations == before.without_creations:
         _log.warning("rollback_pending", config=job.request.config, why=result)
         return
     done = f"restored the node after an interrupted run for {name}"

@@ -291,15 +291,15 @@ def _why_outdated(
     deps: LocalDependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> str:
     """Return why the journal is outdated; empty unless another program set up its GPUs since."""
+    uuids = {gpu.uuid for gpu in journal.snapshot}
     # No instance survives a reboot, so another program has created the existing ones.
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
-    if is_rebooted and any(gpu.gpu_instances for gpu in observed):
+    if is_rebooted and any(gpu.gpu_instances for gpu in observed.only(uuids)):
         return " when the node was rebooted, and the GPUs were set up since"
     # An unfinished change leaves no verified layout: an agent has applied it after the kill.
     kept = deps.saved_layout.read()
     if kept is None:
         return ""
-    uuids = {gpu.uuid for gpu in journal.snapshot}
     snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)
     try:
         is_active = planner.restore(observed, snapshot).is_empty and not (

@@ -160,8 +160,8 @@ class Plan:
 
     gpus: tuple[GpuPlan, ...]
     requires_idle: bool = False
-    """Whether the executor checks, before the first step, that no process uses an instance to
-    destroy or a GPU whose mode changes, and that no GPU instance to create exists."""
+    """Whether the executor checks, before the first step, that no process is ``blocking``, and
+    that no GPU instance or compute instance to create exists."""
     in_use_timeout_s: float | None = None
     """How long the executor retries a step that the driver refuses as in use; at most, and for
     None, the executor's own limit."""

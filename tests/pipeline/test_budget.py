@@ -107,6 +107,15 @@ def test_a_slot_is_taken_for_gpus_observed_under_the_lock(fake: FakeSlots, refus
     assert all(is_locked)
 
 
+def test_a_node_that_is_locked_waits_once_and_takes_no_slot(fake: FakeSlots) -> None:
+    lock = fakes.FakeExclusion(refusals=1000)
+
+    scenes.assert_ends(fake.rig, Reason.LOCKED, by=scenes.reconciler(fake.rig, lock=lock))
+
+    assert fake.rig.clock.now_s < 2 * scenes.TIMEOUTS["lock_timeout_s"]
+    assert "slots.take" not in fake.rig.log
+
+
 def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
     fake: FakeSlots,
 ) -> None:

@@ -456,6 +456,25 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
     assert pending(rig) == (lost.uuid,)
 
 
+def test_a_rollback_that_is_refused_again_emits_no_event() -> None:
+    rig = scenes.busy_node()
+    scenes.kill_at(rig, 5, LAYOUT)
+    rig.add_pod("newcomer", devices=frozenset({scenes.device_at(rig, 0)}))
+    assert scenes.undo(rig)
+    assert rig.events.count("Recovered") == 1
+    journal = journals.Journal.from_json(rig.annotations[well_known.JOURNAL_ANNOTATION])
+    first, *others = journal.snapshot
+    gone = model.Creation(rig.gpus[0].gpu_instances[0].profile, model.Placement(6, 1))
+    first = dataclasses.replace(first, created=(*(first.created or ()), gone))
+    rig.annotations[well_known.JOURNAL_ANNOTATION] = dataclasses.replace(
+        journal, snapshot=(first, *others)
+    ).to_json()
+
+    assert scenes.undo(rig)
+
+    assert rig.events.count("Recovered") == 1
+
+
 def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
     rig = scenes.node(layout="all-1g.5gb")
     before = scenes.node(layout="all-balanced").gpus[0].snapshot

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import boot_layouts, local, transaction
-from mig_manager.core import model, steps, timing
+from mig_manager.core import model, profile_name, steps, timing
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
@@ -275,6 +275,21 @@ def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
     assert ("is undone now" in caught.value.message) is is_undone
     assert is_undone or "was left unfinished when the node was rebooted" in node.notes[0]
     assert node.journal.text is None
+
+
+def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("first-only", at=3)
+    node.host.boot_id = "boot-2"
+    node.lose_instances()
+    whole = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("7g.40gb"): 1})
+    node.gpus = (node.gpus[0], *gpu_values.brought_to(node.gpus[1:], whole))
+    other = node.shape[1]
+
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much")
+
+    assert node.shape == [before[0], other]
 
 
 def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Node) -> None:

@@ -122,6 +122,7 @@ STOPPED = asked(
     status=run(LAYOUT, model.State.FAILED, reason="Interrupted"),
 )
 DEAD = node("z", requested="another", status=APPLIED)
+OTHER = node("z", requested="third", status=APPLIED)
 WAITING = busy("a", phase="Wait")
 REPLACED = asked("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
@@ -271,7 +272,16 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
         {},
         [
             (0, [node("b"), DEAD], "rolling; b to-do, z to-do; start z; unavailable z"),
-            (10, [node("b"), DEAD], "stalled; b to-do, z to-do"),
+            (10, [node("b"), DEAD], "rolling; b to-do, z to-do; start b"),
+        ],
+    ),
+    "another request restarts the silence of an agent": (
+        {},
+        [
+            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; start z; unavailable z"),
+            (9, [node("b"), OTHER], "rolling; b to-do, z to-do; start z; unavailable z"),
+            (18, [node("b"), OTHER], "rolling; b to-do, z to-do; start z; unavailable z"),
+            (19, [node("b"), OTHER], "rolling; b to-do, z to-do; start b"),
         ],
     ),
     "a node times out, but not while it waits for a slot": (

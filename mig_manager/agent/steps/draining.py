@@ -1,8 +1,9 @@
 """Taint the node, evict the pods that a change affects, and pause the GPU clients.
 
-On a node with on-demand partitioning, a custom layout evicts no pod and waits for none: it fails
-at once if a device to be destroyed is in use. Use is checked four times: before the node is
-touched, after the taint, once no pod can get a device, and in the session of the change.
+A change that may evict no pod, such as a custom layout on a node with on-demand partitioning,
+waits for none to end: it fails once a device to be destroyed is in use. Use is checked four times:
+before the node is touched, after the taint, once no pod can get a device, and in the session of
+the change.
 """
 
 import dataclasses

@@ -24,6 +24,7 @@ def wait(job: jobs.Job) -> None:
 
     Raises:
         ClusterError: The API refused the request as such, or a status.
+        LockedError: Another manager is at work.
         Superseded: Another layout is requested, or the agent stops.
     """
     slots, clock, journal = job.deps.slots, job.deps.clock, job.journal.entries
@@ -75,17 +76,21 @@ def require(job: jobs.Job) -> None:
 def _changes_nothing(job: jobs.Job) -> bool:
     """Return whether the layout is active, or cannot be resolved or planned now.
 
-    Raises:
-        Superseded: Another layout is requested, or the agent stops.
+    An error of the plan, even if it passes soon, costs no slot; ``require`` then stops a run that
+    has a plan after all.
 
-    Such an error, even if it passes soon, costs no slot; ``require`` then stops a run that has a
-    plan after all.
+    Raises:
+        LockedError: Another manager is at work.
+        Superseded: Another layout is requested, or the agent stops.
     """
     try:
         wait = job.wait(job.limits.lock_timeout_s)
         with job.hold_lock(f"planning layout {job.request.config}", wait):
             resolved = resolving.resolve(job)
             return resolved.plan(resolving.observe_once(job, resolved)).is_empty
+    except errors.LockedError:
+        # Else the run would wait for the lock a second time.
+        raise
     except errors.MigManagerError:
         return True
 

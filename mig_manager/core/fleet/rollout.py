@@ -151,8 +151,8 @@ class _Track:
     is_withdrawn: bool = False  # whether its previous request was restored
     since_s: float | None = None
     """Since when it is in progress, without its wait for a slot."""
-    unanswered_s: float | None = None
-    """Since when its agent has not responded to a request of others."""
+    unanswered: tuple[str | None, float] | None = None
+    """A request of others to which its agent has not responded, and since when."""
     failure: NodeProgress | None = None  # the last one; None if it is applied
     has_failed: bool | None = None
     """Whether it failed during the rollout, even if it was applied later; None: never failed.
@@ -211,9 +211,12 @@ class Rollout:
                 if each.state is NodeProgressState.NO_RESPONSE and self._is_ours(track, node)
             ),
         )
-        if phase is not RolloutPhase.ROLLING:
+        if phase not in (RolloutPhase.ROLLING, RolloutPhase.STALLED):
             return decision
-        return dataclasses.replace(decision, start=_startable(decision))
+        start = _startable(decision)
+        # A node may have become available in this very decision.
+        phase = RolloutPhase.ROLLING if start else phase
+        return dataclasses.replace(decision, phase=phase, start=start)
 
     def _track(self, name: str) -> _Track:
         return self._tracks.get(name, _NEW)
@@ -266,7 +269,7 @@ class Rollout:
         if state is NodeProgressState.IN_PROGRESS:
             is_silent = is_visible and not node.has_responded
             state, message = self._state_in_time(seconds, is_silent=is_silent)
-        is_unavailable, unanswered_s = self._availability(track, node, state, now_s)
+        is_unavailable, unanswered = self._availability(track, node, state, now_s)
         progress = NodeProgress(
             name=node.name,
             state=state,
@@ -290,7 +293,7 @@ class Rollout:
         track = dataclasses.replace(
             track,
             since_s=since_s,
-            unanswered_s=unanswered_s,
+            unanswered=unanswered,
             failure=failure,
             has_failed=has_failed,
         )
@@ -298,8 +301,8 @@ class Rollout:
 
     def _availability(
         self, track: _Track, node: fleet_nodes.FleetNode, state: NodeProgressState, now_s: float
-    ) -> tuple[bool, float | None]:
-        """Return whether a node counts as unavailable, and ``_Track.unanswered_s``."""
+    ) -> tuple[bool, tuple[str | None, float] | None]:
+        """Return whether a node counts as unavailable, and ``_Track.unanswered``."""
         if node.is_unavailable or state in _MOVING:
             return True, None
         if state is NodeProgressState.NO_RESPONSE:
@@ -307,9 +310,11 @@ class Rollout:
             return self._is_ours(track, node), None
         if node.is_finished or node.has_responded:
             return not node.is_finished, None
-        since_s = now_s if track.unanswered_s is None else track.unanswered_s
+        unanswered = track.unanswered
+        if unanswered is None or unanswered[0] != node.requested:
+            unanswered = node.requested, now_s
         # A silent agent changes nothing.
-        return now_s - since_s < self._limits.silence_timeout_s, since_s
+        return now_s - unanswered[1] < self._limits.silence_timeout_s, unanswered
 
     def _state(
         self, track: _Track, node: fleet_nodes.FleetNode, *, is_visible: bool

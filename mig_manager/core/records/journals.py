@@ -98,6 +98,12 @@ class Journal:
         return dataclasses.replace(self, snapshot=()).has_nothing_to_undo
 
     @property
+    def without_creations(self) -> "Journal":
+        """The journal without the instances that its change created, which restore nothing."""
+        snapshot = (dataclasses.replace(each, created=None) for each in self.snapshot)
+        return dataclasses.replace(self, snapshot=tuple(snapshot))
+
+    @property
     def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or its devices are not verified yet."""
         has_paused = self.has_plugin or self.has_dra_driver
