@@ -179,6 +179,36 @@ def test_the_stage_after_a_mode_change_keeps_the_devices_in_use(hooks: str) -> N
     assert {used[2], used[3]} <= set(rig.gpus[1].mig_uuids)
 
 
+ONE_OF_TWO = """
+version: v1
+mig-configs:
+  one-of-two:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 2g.10gb: 1, 3g.20gb: 1}}
+"""
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
+    *, is_reversed: bool
+) -> None:
+    rig = scenes.node(layout="all-balanced")
+    devices = [
+        ci.uuid or ""
+        for gi in rig.gpus[0].gpu_instances
+        for ci in gi.compute_instances
+        if str(gi.profile) == "1g.5gb"
+    ]
+    first, second = reversed(devices) if is_reversed else devices
+    ending = rig.add_pod("ending", devices=frozenset({first}), is_terminating=True)
+    rig.kubelet.ends_from_s[ending] = 8.0
+    rig.add_pod("running", devices=frozenset({second}))
+
+    assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=scenes.reconciler(rig, ONE_OF_TWO))
+
+    assert "workloads.evict" not in rig.log
+    assert "running" in rig.pod_names
+
+
 def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: float) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({scenes.device(rig, gpu, profile)})

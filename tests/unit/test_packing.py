@@ -85,7 +85,7 @@ def test_no_packing_needs_fewer_gpu_instances(slices: int, data: st.DataObject) 
 def test_more_new_gpu_instances_are_an_option_only_where_they_save_calls(
     at: int, prices: dict[tuple[int, int], int]
 ) -> None:
-    tenant = packing.Occupant(size=1, span=model.Placement(at, 1), is_busy=False)
+    tenant = packing.Occupant(size=1, span=model.Placement(at, 1), use=0)
     options = packing.options([[tenant]], (1, 1, 0), most=2)
     assert {(len(o.stays), len(o.fresh)): o.cost for o in options} == prices
 
@@ -96,7 +96,7 @@ def test_devices_beyond_any_gpu_have_no_options() -> None:
 
 
 def test_compute_instances_of_a_foreign_profile_are_never_kept() -> None:
-    tenant = packing.Occupant(size=0, span=None, is_busy=False)
+    tenant = packing.Occupant(size=0, span=None, use=0)
     (end, stay) = packing.options([[tenant]], (1,), most=7)
     assert (end.cost, end.stays) == (4, ())
     assert stay.stays == ((0, packing.Content(kept=(), added=(model.Placement(0, 1),))),)

@@ -191,7 +191,12 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     pausing.require_none_stuck(job, usage.pods)
     desired = strategies.gpu_layouts(change.gpus, change.desired)
     advertising.require_served(job, desired, usage.pods)
-    plan = change.target.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
+    plan = change.target.plan(
+        change.gpus,
+        restoring=change.restoring,
+        busy=usage.device_ids,
+        ending=usage.ending_ids,
+    )
     before = change.order
     order = _order(job, change.gpus, plan, before.rights, before.extra_clients)
     return dataclasses.replace(change, usage=usage, plan=plan, order=order)

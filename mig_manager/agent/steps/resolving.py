@@ -50,17 +50,18 @@ class Resolved:
         *,
         restoring: Snapshots = (),
         busy: frozenset[str] = frozenset(),
+        ending: frozenset[str] = frozenset(),
     ) -> steps.Plan:
         """Plan the layout.
 
         ``restoring`` has the instances of GPUs outside the layout from before an interrupted
-        change. Devices with ``busy`` UUIDs are destroyed last.
+        change. Devices with ``busy`` UUIDs are destroyed last, before them the ``ending`` ones.
 
         Raises:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
         """
         with layouts.located(self.layout, gpus):
-            plan = planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy)
+            plan = planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy, ending=ending)
             return planner.combined(plan, planner.restore(gpus, restoring))
 
     def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
@@ -106,6 +107,7 @@ class PlannedRepair:
         *,
         restoring: Snapshots = (),
         busy: frozenset[str] = frozenset(),
+        ending: frozenset[str] = frozenset(),
     ) -> steps.Plan:
         """Plan the resets, or the instances of GPUs that were reset; see ``Resolved.plan``."""
         repair = planner.repair(gpus, self.before)

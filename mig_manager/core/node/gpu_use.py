@@ -127,6 +127,18 @@ class Usage:
         return frozenset().union(*by_kubelet, *by_claim)
 
     @property
+    def ending_ids(self) -> frozenset[str]:
+        """The devices that only terminating pods are known to have."""
+        allocations = self._allocations()
+        by_ending: dict[bool, set[str]] = {True: set(), False: set()}
+        for pod in self.pods:
+            if not pod.is_finished:
+                allocated = _of(pod, allocations)
+                ids = by_ending[pod.is_terminating]
+                ids.update(pod.claimed_ids or (), allocated.device_ids if allocated else ())
+        return frozenset(by_ending[True] - by_ending[False])
+
+    @property
     def has_unknown_ids(self) -> bool:
         """Whether a pod has a device that no GPU has: only processes show the use of it."""
         return any(map(self._is_unknown, self.device_ids))

@@ -32,7 +32,7 @@ class Occupant:
 
     size: int  # compute slices; 0 for another GPU-instance profile, so that it never stays
     span: model.Placement | None  # None: the driver does not report it
-    is_busy: bool
+    use: int  # 0: it may be destroyed; the higher, the more it should stay
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Content:
 class Packing:
     """One way to the desired compute instances of a GPU-instance profile."""
 
-    busy: int  # busy compute instances that it destroys
+    busy: int  # the sum of ``use`` of the compute instances that it destroys
     cost: int  # GPU and compute instances that it destroys or creates
     stays: tuple[tuple[int, Content], ...] = ()
     """Positions of the GPU instances that stay, ascending, each with its content."""
@@ -239,7 +239,7 @@ def _choices(occupants: tuple[Occupant, ...], desired: Counts, least: int) -> tu
     subsets = _subsets(occupants, desired)
     destroy = _Choice(
         part=(0,) * len(desired),
-        busy=sum(occupant.is_busy for occupant in occupants),
+        busy=sum(occupant.use for occupant in occupants),
         cost=1 + len(occupants),
         content=None,
     )
@@ -258,11 +258,11 @@ class _Subset:
     kept: tuple[int, ...]
     counts: Counts
     occupied: int | None  # bit mask of their slices; None: unknown, so nothing can be added
-    busy: int  # busy compute instances outside it, which are destroyed
+    busy: int  # the sum of ``use`` of the compute instances outside it, which are destroyed
 
 
 def _subsets(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
-    """List the subsets that can stay: fewest busy ones destroyed first, then most kept."""
+    """List the subsets that can stay: least use destroyed first, then most kept."""
     positions = [i for i, occupant in enumerate(occupants) if 0 < occupant.size <= len(desired)]
     subsets: list[_Subset] = []
     for kept in (
@@ -278,7 +278,7 @@ def _subsets(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
                 kept=kept,
                 counts=counts,
                 occupied=slices(known) if len(known) == len(kept) else None,
-                busy=sum(each.is_busy for i, each in enumerate(occupants) if i not in kept),
+                busy=sum(each.use for i, each in enumerate(occupants) if i not in kept),
             )
         )
     return sorted(subsets, key=lambda subset: (subset.busy, -len(subset.kept)))

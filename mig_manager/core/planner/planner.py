@@ -23,6 +23,7 @@ def plan(
     desired: Mapping[str, model.DesiredGpu],
     *,
     busy: frozenset[str] = frozenset(),
+    ending: frozenset[str] = frozenset(),
 ) -> steps.Plan:
     """Find the smallest change to the desired state of each GPU; empty if the layout is active.
 
@@ -30,6 +31,7 @@ def plan(
         gpus: The observed GPUs, in any order; the plan sorts them by index.
         desired: By GPU UUID; other GPUs are not touched.
         busy: UUIDs of MIG devices in use; the plan destroys as few of them as possible.
+        ending: Those of them whose use ends anyway; the plan destroys them before others in use.
 
     Raises:
         errors.LayoutError: A GPU lacks a profile (UNKNOWN_PROFILE), is too small for the layout
@@ -40,7 +42,7 @@ def plan(
     if missing:
         problem = f"GPU {missing[0]} is not on this node"
         raise errors.LayoutError(problem, reason=errors.Reason.NO_GPU_MATCHES)
-    finder = search.Search(busy)
+    finder = search.Search(busy, ending)
     plans = [
         _plan_gpu(gpu, desired[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in desired
     ]

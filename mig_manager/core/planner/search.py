@@ -71,12 +71,16 @@ def unchanged(position: int, gi: model.GpuInstance) -> Stay:
     return Stay(position=position, kept=tuple(range(len(gi.compute_instances))))
 
 
+_ENDING = 1
+_IN_USE = 100  # more than all compute instances of a GPU whose use ends
+
+
 class Search:
     """Searches GPU by GPU, with a cache, because GPUs of a node are mostly equal."""
 
-    def __init__(self, busy: frozenset[str]) -> None:
-        """Build it with the UUIDs of the MIG devices in use."""
-        self._busy = busy
+    def __init__(self, busy: frozenset[str], ending: frozenset[str] = frozenset()) -> None:
+        """Build it with the UUIDs of the MIG devices in use, and of those that soon are not."""
+        self._use = dict.fromkeys(busy, _IN_USE) | dict.fromkeys(busy & ending, _ENDING)
         self._known: dict[tuple[object, ...], GpuDecision] = {}
 
     def decide(
@@ -99,7 +103,7 @@ class Search:
                         if ci.profile.gpu_instance == gi.profile
                         else 0,
                         span=ci.placement,
-                        is_busy=ci.uuid in self._busy,
+                        use=self._use.get(ci.uuid or "", 0),
                     )
                     for ci in gi.compute_instances
                 ),
