@@ -209,6 +209,27 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
     assert "running" in rig.pod_names
 
 
+@pytest.mark.parametrize("when", ["hooks.run", "node.patch"])
+def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: str) -> None:
+    undisturbed = scenes.node(layout="all-balanced")
+    before = {*undisturbed.gpus[0].mig_uuids}
+    scenes.run(undisturbed, "one-of-two", ONE_OF_TWO)
+    (destroyed,) = before - {*undisturbed.gpus[0].mig_uuids}
+    rig = scenes.hooked(scenes.node(layout="all-balanced"))
+
+    def bind() -> None:
+        # The call before the taint; the second one reports the phase.
+        is_due = rig.log[-1] == when and "gpus.observe" in rig.log
+        if is_due and "bound" not in rig.pod_names:
+            rig.add_pod("bound", devices=frozenset({destroyed}))
+
+    rig.on_call = bind
+    assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=scenes.reconciler(rig, ONE_OF_TWO))
+
+    assert "bound" in rig.pod_names
+    assert "workloads.evict" not in rig.log
+
+
 def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: float) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({scenes.device(rig, gpu, profile)})

@@ -46,9 +46,11 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
 
 
 def drain_pods(
-    job: jobs.Job, change: preparing.PlannedChange
+    job: jobs.Job, change: preparing.PlannedChange, listed: tuple[pod_object.Pod, ...]
 ) -> tuple[drain.Drain, tuple[pod_object.Pod, ...]]:
     """Evict the affected pods, and wait until they are gone.
+
+    ``listed`` are the node's pods, listed after the taint.
 
     Returns:
         The drain, and the node's pods after it.
@@ -60,7 +62,7 @@ def drain_pods(
         Superseded: Another layout is requested, or the agent stops.
     """
     pod_drain = _new_drain(job, change.order)
-    return pod_drain, _drain(job, change, pod_drain, job.deps.workloads.list())
+    return pod_drain, _drain(job, change, pod_drain, listed)
 
 
 def _drain(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import structlog
 
@@ -17,6 +17,7 @@ from mig_manager.core.node import (
     gpu_use,
     pod_object,
     policies,
+    resources,
     strategies,
 )
 from mig_manager.core.records import gpu_repair
@@ -105,6 +106,48 @@ def require_possible(job: jobs.Job, planned: PlannedChange) -> PlannedChange:
     change = _survey(job, planned)
     if resuming.await_driver(job, change.affected_pods, change.usage.pods, change.gpus):
         change = _survey(job, change)
+    return _require_unhindered(job, change)
+
+
+def follow_pods(
+    job: jobs.Job, change: PlannedChange
+) -> tuple[PlannedChange, tuple[pod_object.Pod, ...]]:
+    """Plan again after the taint, if pods with GPUs were bound or have ended since the survey.
+
+    Hooks may take long, and a pod may have got a device to be destroyed while another is free.
+
+    Returns:
+        The change, and the node's pods.
+
+    Raises:
+        MigManagerError: As ``require_possible``.
+    """
+    pods = job.deps.workloads.list()
+    if not change.order.affected or _gpu_pods(pods) == _gpu_pods(change.usage.pods):
+        return change, pods
+    try:
+        surveyed = _survey(job, change)
+    except errors.ClusterError as error:
+        if error.reason is not errors.Reason.POD_RESOURCES_UNAVAILABLE:
+            raise
+        # The drain has more time for kubelet.
+        _log.warning("pod_resources_unavailable", error=error.message)
+        return change, pods
+    return _require_unhindered(job, surveyed), surveyed.usage.pods
+
+
+def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
+    """Return the UIDs of the pods that use GPUs, and whether the pods are terminating."""
+    return frozenset(
+        (pod.uid, pod.is_terminating)
+        for pod in pods
+        if not pod.is_finished
+        and (pod.may_claim or any(map(resources.is_device_or_shared, pod.gpu_resources)))
+    )
+
+
+def _require_unhindered(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+    """Return the change, or fail if pods, processes or services of the node rule it out."""
     survey.require_idle(
         job.deps,
         change.plan,
