@@ -365,10 +365,10 @@ class HardwareError(MigManagerError):
 
 
 class GpuInUseError(HardwareError):
-    """Processes use instances or GPUs that a plan changes; no step was run."""
+    """Processes or pods use, or may use, devices that a plan changes; no step was run."""
 
-    def __init__(self, message: str, *, remedy: str = "") -> None:
-        super().__init__(message, reason=Reason.IN_USE, remedy=remedy)
+    def __init__(self, message: str, *, reason: Reason = Reason.IN_USE, remedy: str = "") -> None:
+        super().__init__(message, reason=reason, remedy=remedy)
 
 
 class StalePlanError(HardwareError):

@@ -7,6 +7,7 @@ processes import gRPC with the first request.
 
 import contextlib
 import pathlib
+import socket
 import stat
 import sys
 import threading
@@ -69,6 +70,25 @@ class PodResources:
             known = devices.get(entry.resource_name, frozenset())
             devices[entry.resource_name] = known.union(entry.device_ids)
         return devices
+
+    def has_started(self) -> bool:
+        """Return whether kubelet has created its socket since the machine was booted.
+
+        A stopped kubelet leaves the socket, and the containers of its pods run on.
+        """
+        try:
+            created_s = self._path.stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # unknown, as ``check`` will say
+        if created_s >= time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
+            return True
+        # A clock that was set since may make the socket appear older.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self._path))
+            return True
+        return False
 
     def check(self) -> None:
         """Raise ClusterError, POD_RESOURCES_UNAVAILABLE, if the socket does not exist."""

@@ -33,7 +33,7 @@ def apply(
     Raises:
         ConfigError: The layout or hooks file is invalid.
         HostError: A reset was refused, device files are not up to date, or a hook failed.
-        GpuInUseError: Processes use instances to be destroyed; nothing was changed.
+        GpuInUseError: Processes or pods use devices to be destroyed; nothing was changed.
         HardwareError: NVML refused or failed; RESET_REQUIRED or REBOOT_REQUIRED when the new mode
             is pending; VERIFY_FAILED when the layout is not active afterwards.
         LayoutError: The layout is unknown, or impossible on these GPUs.
@@ -53,7 +53,13 @@ def apply(
         name=layout.name,
         content_hash=layout.content_hash,
         covered=lambda gpus: layouts.select(layout, gpus),
-        plan=lambda gpus: plans.plan(gpus, layout, is_mode_only=is_mode_only, processes=processes),
+        plan=lambda gpus: plans.plan(
+            gpus,
+            layout,
+            is_mode_only=is_mode_only,
+            users=deps.pods.by_device,
+            processes=processes,
+        ),
         unrestored_elsewhere=lambda gpus, snapshot: layouts.unrestored_elsewhere(
             layout, gpus, snapshot
         ),
@@ -161,6 +167,8 @@ class _LockedChange:
                 first = self._plan(observed, outside)
                 if self.points.has_hooks or not first.plan.is_empty:
                     self.points.require(first.plan)
+                    if self.points.has_hooks:
+                        self._require_unused(first)
                     check = stack.enter_context(self.deps.uninterrupted())
                     stack.enter_context(self.points.around(check))
                 if self.points.has_hooks:
@@ -183,6 +191,18 @@ class _LockedChange:
                     "are rolled back to their state before that one"
                 )
             return self._result(first, *self._execute(first, outside, check))
+
+    def _require_unused(self, first: plans.Planned) -> None:
+        """Refuse to destroy the devices of pods before hooks run, which may stop kubelet.
+
+        A command that waits does so after the hooks, which may end the pods.
+        """
+        try:
+            self.deps.pods.require_unused(first.affected)
+        except errors.GpuInUseError as error:
+            if not self.deps.idle_timeout_s:
+                error.add("nothing was changed")
+                raise
 
     def _outside(self, gpus: model.ObservedGpus) -> transaction.Snapshots:
         """Return the snapshots, from an interrupted change, of GPUs outside the target."""

@@ -1,17 +1,21 @@
 """Execute one plan, and reset its GPUs with a pending mode, or to be repaired."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
+from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
 
 REFUSALS = (errors.GpuInUseError, errors.StalePlanError)
 """Raised before the first step of a plan."""
+
+RequireUnused = Callable[[Collection[str]], object]
+"""Raises ``GpuInUseError`` if pods have, or may have, one of the devices with these ids."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,7 @@ class Execution:
     """None: a mode stays pending, and no GPU is repaired."""
     note_persistence: ports.NotePersistence
     may_stay_pending: bool  # whether a mode may stay pending until a reset or a reboot
+    require_unused: RequireUnused | None
 
     def run(
         self, plan: steps.Plan, observed: model.ObservedGpus
@@ -39,12 +44,14 @@ class Execution:
             without steps are not observed again.
 
         Raises:
-            GpuInUseError: Processes use instances to be destroyed; nothing was touched.
+            GpuInUseError: Processes or pods use devices to be destroyed; nothing was touched.
             StalePlanError: An instance that the plan creates exists; nothing was touched.
             HardwareError: A step failed; RESET_REQUIRED: a mode stays pending.
             HostError: A reset was refused.
         """
         is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
+        if plan.requires_idle and self.require_unused is not None:
+            self.require_unused(clients.affected_ids(plan, observed))
         try:
             after = observed.updated(self.gpus.execute(plan, observed))
             return (self._repair(plan, observed), True) if is_repair else (after, False)

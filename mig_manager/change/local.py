@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Unpack
 
 from mig_manager import errors
-from mig_manager.change import boot_layouts, transaction
+from mig_manager.change import boot_layouts, pod_use, transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import plans
 from mig_manager.core.planner import planner
@@ -42,11 +42,14 @@ class LocalDependencies:
     hooks: ports.Hooks | None = None
     processes: Callable[[], plans.Processes] = dict
     """Returns the processes that use each GPU; raises HardwareError if the driver refuses."""
+    pods: pod_use.PodUse
+    """The pods whose devices a change must not destroy."""
     refresh_files: Callable[[], object] = lambda: None
     """Brings device nodes and CDI specs up to date, if no other program writes them; raises
     HostError DEVICE_FILES_FAILED."""
     idle_timeout_s: float = 0.0
-    """How long to wait for processes that use instances to be destroyed; 0: fail at once."""
+    """How long to wait for processes and pods that use instances to be destroyed; 0: fail at
+    once."""
     driver_timeout_s: float = 0.0
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 
@@ -113,6 +116,7 @@ def new_transaction(
         refresh_files=deps.refresh_files,
         reset=deps.reset if deps.may_reset else None,
         idle_wait=new_wait(deps, deps.idle_timeout_s, check=check),
+        require_unused=deps.pods.require_unused,
     )
 
 

@@ -82,6 +82,8 @@ class Transaction:
     in_use_timeout_s: float | None = None
     """How long the executor waits for a GPU in use; None, and in a rollback: its own limit."""
     elsewhere: Snapshots = ()  # snapshots of other changes in the same journal
+    require_unused: execution.RequireUnused | None = None
+    """Asks kubelet; None: for the agent, which drains pods itself."""
 
     def run(
         self,
@@ -110,7 +112,7 @@ class Transaction:
             The GPUs afterwards, and the plans that were executed.
 
         Raises:
-            GpuInUseError: Processes use instances to be destroyed; nothing was touched.
+            GpuInUseError: Processes or pods use devices to be destroyed; nothing was touched.
             StalePlanError: An instance that the plan creates exists; nothing was touched.
             HardwareError: A step failed, or the layout is not active although all succeeded
                 (VERIFY_FAILED). The message says how the rollback went. A mode that needs a reset
@@ -229,6 +231,7 @@ class Transaction:
             reset=self.reset,
             note_persistence=self.note_persistence,
             may_stay_pending=self.may_stay_pending,
+            require_unused=self.require_unused,
         )
 
     def note_persistence(self, uuids: Collection[str], *, is_on: bool) -> None:
@@ -290,9 +293,9 @@ class _Rounds:
             self.begin(plan, after)
 
     def _execute_idle(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
-        """Execute a plan once no process uses the instances that it destroys.
+        """Execute a plan once no process or pod uses the instances that it destroys.
 
-        The executor checks this in the NVML session of the change, so no process can start in
+        The executor checks processes in the NVML session of the change, so no process can start in
         between.
         """
         guarded = dataclasses.replace(

@@ -1,6 +1,7 @@
 """PodResources against a real gRPC server on a unix socket, as kubelet serves it."""
 
 import json
+import os
 import pathlib
 import socket
 import time
@@ -101,6 +102,28 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
     assert kubelet.asked == asked
     assert caplog.text == ""
+    if isinstance(arranged, socket.socket):
+        arranged.close()
+
+
+@pytest.mark.parametrize(
+    ("arrange", "is_older", "has_started"),
+    [
+        (lambda _: None, False, False),
+        (lambda it: bound(it, listens=False), False, True),
+        (lambda it: bound(it, listens=False), True, False),
+        (lambda it: bound(it, listens=True), True, True),
+    ],
+    ids=["missing", "stopped", "of the boot before", "of a clock that was set since"],
+)
+def test_kubelet_has_started_if_its_socket_is_of_this_boot_or_answers(
+    kubelet: Kubelet, arrange: Callable[[Kubelet], object], *, is_older: bool, has_started: bool
+) -> None:
+    arranged = arrange(kubelet)
+    if is_older:
+        os.utime(kubelet.path, (0, 0))
+
+    assert ask(kubelet).has_started() == has_started
     if isinstance(arranged, socket.socket):
         arranged.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply as applying
-from mig_manager.change import boot, local
+from mig_manager.change import boot, local, pod_use
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.records import journals
@@ -222,6 +222,7 @@ class Node(fakes.NodeRig):
             hooks=self.programs if self.hooks.text else None,
             refresh_files=self.machine.refresh,
             reset=self.machine if self.has_reset else None,
+            pods=pod_use.PodUse(kubelet=lambda: self.allocations),
         )
 
 

@@ -5,6 +5,7 @@ import json
 import pathlib
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pynvml
@@ -14,6 +15,7 @@ from mig_manager.sandbox.driver import calls
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import programs
+from tests.adapters import kubelet_rig
 from tests.sandbox import library
 from tests.shell import commandline
 
@@ -149,6 +151,28 @@ def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
     assert asserted.status == 0
     assert instances(state) == ["1g.5gb", "1g.5gb", "2g.10gb"]
     assert json.loads(seen.out) == json.loads(simulated.out)
+
+
+@pytest.mark.slow
+def test_apply_asks_the_kubelet_of_this_machine_without_an_option(
+    shell: commandline.Shell, state: pathlib.Path, loaded: pathlib.Path
+) -> None:
+    line = ("apply", "--library-path", str(loaded), "all-1g.5gb")
+    (first, _) = json.loads(shell("status", *line[1:3], "-o", "json").out)["gpus"]
+    pod = kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/gpu", first["uuid"]))
+    with tempfile.TemporaryDirectory(prefix="mm") as root:
+        folder = pathlib.Path(root, "var/lib/kubelet/pod-resources")
+        folder.mkdir(parents=True)
+        kubelet = kubelet_rig.Kubelet(folder / "kubelet.sock")
+        kubelet.pods = [pod]
+        kubelet.start()
+
+        refused = shell(*line, HOST_ROOT_MOUNT=root)
+
+        kubelet.stop()
+    assert refused.status == 1
+    assert f"ns/train ({first['uuid']})" in " ".join(refused.err.split())
+    assert instances(state) == []
 
 
 def test_commands_report_that_no_driver_is_behind_the_library(

@@ -5,15 +5,19 @@ import json
 import os
 import pathlib
 import signal
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from mig_manager.adapters import host
+from mig_manager.adapters import kubelet_messages as messages
 from mig_manager.adapters.host import lock_file
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
+from tests.adapters import kubelet_rig
 from tests.shell import commandline
 from tests.shell.shell_node import Node
 
@@ -269,3 +273,159 @@ def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Pa
     assert answer.status == 1
     assert "the former instances are restored" in answer.err
     assert node.shape == before
+
+
+# -- beside pods that have what it must destroy ---------------------------------------------------
+
+
+@pytest.fixture
+def kubelet() -> Iterator[kubelet_rig.Kubelet]:
+    with kubelet_rig.a_kubelet() as kubelet:
+        yield kubelet
+
+
+def devices_of(node: Node, profile: str) -> list[str]:
+    (gpu,) = json.loads(node.run("status", "-o", "json").out)["gpus"]
+    return [
+        compute["uuid"]
+        for instance in gpu["gpu_instances"]
+        for compute in instance["compute_instances"]
+        if compute["profile"] == profile
+    ]
+
+
+CHANGES = [("apply", "wanted"), ("restore", "-f", "FILE"), ("boot", "--in-use-timeout-s", "0.1")]
+
+
+@pytest.mark.parametrize("argv", CHANGES)
+def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
+    node: Node, kubelet: kubelet_rig.Kubelet, argv: Sequence[str]
+) -> None:
+    checkpoint = node.path.with_name("wanted.json")
+    before = node.shape
+    if argv[0] != "apply":
+        node.run("apply", "wanted")
+        node.run("checkpoint", "-f", str(checkpoint))
+        saved = node.state.beside("verified-layout").read_bytes()
+        node.run("apply", "before")
+        node.state.beside("verified-layout").write_bytes(saved)
+    (device,) = devices_of(node, "2g.10gb")
+    kubelet.pods = [
+        kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/mig-2g.10gb", device))
+    ]
+    kubelet.start()
+    line = [*(str(checkpoint) if word == "FILE" else word for word in argv)]
+    line += ["--pod-resources-socket", str(kubelet.path)]
+
+    refused = node.run(*line)
+    shape = node.shape
+    forced = node.run(*line, "--ignore-pods")
+
+    words = " ".join(refused.err.split())
+    assert refused.status == 1
+    assert f"pods have devices that the change destroys or resets: ns/train ({device})" in words
+    assert "nothing was changed" in words
+    assert "label nvidia.com/mig.config" in words
+    assert shape == before
+    assert not node.journal.exists()
+    assert forced.status == 0, forced.err
+    assert node.shape != before
+
+
+def claiming_pod(device: str) -> Any:
+    """Return a pod with a GPU by a ResourceClaim; kubelet lists the name, but no UUID."""
+    del device
+    resource = messages.ClaimResource(driver_name="gpu.nvidia.com", device_name="gpu-0-mig-14-0-2")
+    container = messages.ContainerResources(
+        name="c", dynamic_resources=[messages.DynamicResource(claim_resources=[resource])]
+    )
+    return messages.PodResources(name="train", namespace="ns", containers=[container])
+
+
+def pod_with(resource: str, name: str) -> Callable[[str], Any]:
+    """Return what makes a pod with a device, whose id is this name or the device's UUID."""
+    return lambda uuid: kubelet_rig.pod("train", kubelet_rig.devices(resource, name or uuid))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (pod_with("nvidia.com/mig-2g.10gb", ""), "ns/train (MIG-"),
+        (pod_with("nvidia.com/gpu", "nvidia0/gi1"), "ns/train (nvidia0/gi1)"),
+        (claiming_pod, "ns/train (ResourceClaim: kubelet does not list its GPU)"),
+        (pod_with("vendor.com/nic", "nvidia0/gi1"), ""),
+    ],
+)
+def test_a_plan_says_that_apply_would_refuse(
+    node: Node, kubelet: kubelet_rig.Kubelet, make: Callable[[str], Any], named: str
+) -> None:
+    (device,) = devices_of(node, "2g.10gb")
+    kubelet.pods = [make(device)]
+    kubelet.start()
+    at = ("wanted", "--pod-resources-socket", str(kubelet.path))
+
+    planned = node.run("plan", *at)
+    dry = node.run("apply", "--dry-run", *at)
+    applied = node.run("apply", *at)
+
+    refusal = "pods have devices that the change destroys or resets: "
+    assert (planned.status, dry.status) == (0, 0)
+    assert dry == planned
+    for answer, before in ((planned, "'apply' would refuse: "), (applied, "mig-manager: ")):
+        assert (f"{before}{refusal}{named}" in " ".join(answer.err.split())) == bool(named)
+    assert applied.status == bool(named)
+
+
+@pytest.mark.parametrize("state", ["stopped", "silent", "absent", "older"])
+@pytest.mark.parametrize("argv", [("apply", "wanted"), ("boot", "--in-use-timeout-s", "0.1")])
+def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
+    node: Node, kubelet: kubelet_rig.Kubelet, state: str, argv: Sequence[str]
+) -> None:
+    saved = node.state.beside("verified-layout")
+    if argv[0] == "boot":
+        node.run("apply", "wanted")
+        kept = saved.read_bytes()
+        node.run("apply", "before")
+        saved.write_bytes(kept)
+    before = node.shape
+    line = (*argv, "--pod-resources-socket", str(kubelet.path))
+    with socket.socket(socket.AF_UNIX) as listener:
+        if state != "absent":
+            listener.bind(str(kubelet.path))
+        if state == "silent":
+            listener.listen()
+        if state == "older":
+            os.utime(kubelet.path, (0, 0))  # of a kubelet before this boot
+        refused = node.run(*line)
+        is_changed = node.shape != before
+        forced = node.run(*line, "--ignore-pods")
+
+    words = " ".join(refused.err.split())
+    is_refused = argv[0] == "apply" or state in {"stopped", "silent"}
+    assert refused.status == is_refused, refused.err
+    assert is_changed != is_refused
+    assert ("kubelet does not report which pods" in words) == is_refused
+    assert ("remedy: Start kubelet, or name its socket" in words) == is_refused
+    assert forced.status == 0, forced.err
+
+
+def test_a_pod_of_other_devices_keeps_no_change_from_beginning(
+    tmp_path: pathlib.Path, kubelet: kubelet_rig.Kubelet
+) -> None:
+    layouts = """
+version: v1
+mig-configs:
+  two: [{devices: all, mig-enabled: true, mig-devices: {2g.10gb: 2}}]
+  one: [{devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1}}]
+"""
+    node = Node(tmp_path, "A100-SXM4-40GB", layouts=layouts, active="two")
+    for name in devices_of(node, "2g.10gb"):
+        node.run("apply", "two")
+        kubelet.pods = [kubelet_rig.pod("a", kubelet_rig.devices("nvidia.com/mig-2g.10gb", name))]
+        kubelet.start()
+
+        answer = node.run("apply", "one", "--pod-resources-socket", str(kubelet.path))
+
+        assert answer.status == 0, answer.err
+        assert name in devices_of(node, "2g.10gb")
+        kubelet.stop()

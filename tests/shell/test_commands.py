@@ -133,7 +133,7 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
-    planned = plans.plan(node.hardware.observe(), layout("small"), users=users)
+    planned = plans.plan(node.hardware.observe(), layout("small"), users=lambda: users)
     unknown = drawn(plans.plan(node.hardware.observe(), layout("small")))
     every = plans.plan(with_layout("balanced", count=4).hardware.observe(), layout("small"))
 

@@ -386,7 +386,7 @@ def test_a_gpu_of_a_pod_is_refused(node: shell_node.Node) -> None:
         answer = accept(node, "--yes", "--pod-resources-socket", str(kubelet.path))
 
     assert answer.status == 1
-    assert "is in use by ns/train" in answer.err.replace("\n    ", " ")
+    assert f"ns/train ({uuid})" in " ".join(answer.err.split())
     assert node.shape == before
 
 

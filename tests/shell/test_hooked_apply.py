@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
+from mig_manager.change import apply
 from mig_manager.core import checkpoint, steps
 from tests.node import applying_rig, scenes
 from tests.node.applying_rig import is_creation
@@ -361,3 +362,32 @@ def test_a_stale_plan_in_a_later_round_keeps_foreign_instances() -> None:
     ):
         played.change_to("wanted")
     assert played.gpus[0].gpu_instances == (foreign,)
+
+
+@pytest.mark.parametrize(("idle_timeout_s", "happened"), [(0.0, []), (9.0, ["start"])])
+def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
+    idle_timeout_s: float, happened: list[str]
+) -> None:
+    played = Played("before")
+    played.add_pod("train", devices=frozenset(played.gpus[0].mig_uuids))
+    deps = dataclasses.replace(played.deps, idle_timeout_s=idle_timeout_s)
+
+    with pytest.raises(errors.GpuInUseError, match=r"default/train .*; nothing was changed"):
+        apply.apply(deps, lambda: played.layouts.layout("wanted"))
+
+    assert played.happened[:1] == happened
+    assert played.shape == played.before
+
+
+def test_a_hook_that_stops_kubelet_does_not_end_the_change() -> None:
+    played = Played("before")
+
+    def stop_kubelet() -> None:
+        played.kubelet.is_silent = bool(played.happened)
+
+    played.on_call = stop_kubelet
+
+    played.change_to("wanted")
+
+    assert played.kubelet.is_silent
+    assert played.has("wanted")

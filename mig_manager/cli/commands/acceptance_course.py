@@ -76,7 +76,8 @@ def play(
     if undone := local.undo_interrupted(deps):
         deps.notify(undone)
     gpu = course.require_unused(gpus.observe(), uuid)
-    _require_no_users(gpu, gpus, access)
+    _require_no_processes(gpu, gpus)
+    deps.pods.require_unused({gpu.uuid})
     if asked_at is not None:
         _ask(gpu, asked_at)
     line = cuda.command(
@@ -90,17 +91,12 @@ def play(
     return Played(number, result, tuple(observer.calls))
 
 
-def _require_no_users(
-    gpu: model.Gpu, gpus: nvml_worker.WorkerGpus, access: gpu_access.CommandAdapters
-) -> None:
+def _require_no_processes(gpu: model.Gpu, gpus: nvml_worker.WorkerGpus) -> None:
     # What does not block a change of MIG mode may stay.
     processes = gpus.processes().get(gpu.uuid, ())
     users = [each for each in processes if not steps.is_releasing_daemon(each)]
     if users:
         raise errors.GpuInUseError(f"{gpu} is in use by {procfs.listed(users)}")
-    pods = (access.pods_by_device() or {}).get(gpu.uuid)
-    if pods:
-        raise errors.GpuInUseError(f"{gpu} is in use by {procfs.listed(pods)}")
 
 
 def _ask(gpu: model.Gpu, terminal: console.Console) -> None:

@@ -13,9 +13,9 @@ is planned before any GPU is touched, verified at the end, and rolled back if it
 If the layout is already active, nothing is changed.
 
 Instances that 'apply' destroys must not be in use; it destroys idle ones where it can
-choose. If a process uses one, 'apply' names the process and fails before any change;
---wait-for-idle waits for it first. On a cluster node use the agent, which drains first:
-'apply' does not ask kubelet, so an idle pod loses its device.
+choose. If a process uses one, or kubelet lists it for a pod, 'apply' names them and fails
+before any change; --wait-for-idle waits for them first. On a cluster node use the agent,
+which drains first. If kubelet has started and gives no answer within 5 s, 'apply' fails, too.
 
 $ mig-manager apply all-1g.5gb
 A built-in layout.
@@ -39,7 +39,8 @@ exit 1: not applied; the message gives the reason and the present state of the G
 class Settings(
     gpu_settings.GpuSettings,
     takes="layout selected-config config-file mode-only skip-reset dry-run hooks-file lenient "
-    f"hook-timeout-s wait-for-idle {gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+    f"hook-timeout-s wait-for-idle {gpu_settings.PODS} {gpu_settings.CHANGE} "
+    f"{gpu_settings.ON_GPUS} output-format",
 ):
     """Settings of ``apply``."""
 

@@ -12,7 +12,8 @@ MIG instances do not survive a reboot. This waits for the driver, then creates t
 instances with the same placements. The unit mig-manager-boot.service runs it.
 
 --selected-config and --config-file count only on a machine without a verified layout.
-CONFIG_FILE is not read, and no hooks run.
+CONFIG_FILE is not read, and no hooks run. If kubelet has started already, GPUs stay as
+they are where a pod has a device that must go.
 
 $ mig-manager boot
 Restores the last verified layout, if there is one.
@@ -28,7 +29,7 @@ The same, and first resets a GPU with a fault that a reset ends.
 class Settings(
     gpu_settings.GpuSettings,
     takes="selected-config config-file hooks-file driver-timeout-s repair lenient "
-    f"{gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+    f"{gpu_settings.PODS} {gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
 ):
     """Settings of ``boot``."""
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.change import local
+from mig_manager.change import local, pod_use
 from mig_manager.cli.commands import gpu_settings, progress
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, node_settings, ports, steps
 
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
+_KUBELET_TIMEOUT_S = 5.0  # how long a change waits for kubelet's answer
 
 
 class CommandAdapters:
@@ -106,6 +107,7 @@ class CommandAdapters:
             notify=self._terminal.note,
             idle_timeout_s=chosen.idle_timeout_s,
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
+            pods=self.pods,
         )
         if chosen.hooks_file and hook_variables is not None:
             from mig_manager.adapters.host import hooks
@@ -141,17 +143,28 @@ class CommandAdapters:
             refresh_files=functools.partial(device_nodes.refresh_files, chosen.roots),
         )
 
-    def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:
-        """Return the pods by the UUID of the device they use; None without kubelet's socket."""
-        if self.settings.pod_resources_socket is None:
+    @functools.cached_property
+    def pods(self) -> pod_use.PodUse:
+        """The devices of this machine's pods."""
+        return pod_use.PodUse(kubelet=self.kubelet, is_ignored=self.settings.ignores_pods)
+
+    def kubelet(self) -> ports.DeviceAllocations | None:
+        """Return kubelet's API at the named socket, or at the usual one if kubelet has started.
+
+        None for a kubelet that has not started, and for simulated GPUs without a named socket.
+        """
+        chosen = self.settings
+        named = chosen.pod_resources_socket
+        if named is None and chosen.gpus.is_simulated:
             return None
         from mig_manager.adapters import pod_resources
 
-        pods: dict[str, tuple[str, ...]] = {}
-        for pod in pod_resources.PodResources(str(self.settings.pod_resources_socket)).assigned():
-            for device_id in pod.device_ids:
-                pods[device_id] = (*pods.get(device_id, ()), pod.key)
-        return pods
+        kubelet = pod_resources.PodResources(
+            str(named or chosen.usual_socket), timeout_s=_KUBELET_TIMEOUT_S
+        )
+        # The boot unit starts before kubelet.
+        is_required = named is not None and chosen.command != "boot"
+        return kubelet if is_required or kubelet.has_started() else None
 
     @functools.cached_property
     def observed(self) -> model.ObservedGpus:

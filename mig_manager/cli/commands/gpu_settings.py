@@ -11,10 +11,12 @@ from mig_manager.agent import settings as agent_settings
 from mig_manager.cli.toolkit import settings
 from mig_manager.core import host_settings, node_settings, options
 
+PODS = "pod-resources-socket ignore-pods"
 CHANGE = "in-use-timeout-s lock-timeout-s lock-file journal-file verified-layout-file"
 GPUS = "simulate simulate-state fresh library-path driver-root"
 ON_GPUS = f"{GPUS} gpu-timeout-s color debug"
-"""Names for ``takes``: of a command that changes GPUs, and of every command."""
+"""Names for ``takes``: of a command that may change GPUs of pods, of one that changes GPUs, and of
+every command."""
 _SELECTED_CONFIG = options.Option(
     name="selected-config",
     help="name of the layout",
@@ -82,8 +84,8 @@ class GpuSettings(settings.AnswerSettings, node_settings.LocalSettings):
         variable="MIG_PARTED_HOOKS_FILE",
     )
     idle_timeout_s: float = options.seconds(
-        "how long to wait for processes that use instances to be destroyed, before anything is "
-        "destroyed",
+        "how long to wait for processes and pods that use instances to be destroyed, before "
+        "anything is destroyed",
         name="wait-for-idle",
         default=0.0,
         group=node_settings.CHANGE,
@@ -91,8 +93,14 @@ class GpuSettings(settings.AnswerSettings, node_settings.LocalSettings):
     pod_resources_socket: pathlib.Path | None = options.path(
         "ask this kubelet which pods use the devices, such as "
         "/var/lib/kubelet/pod-resources/kubelet.sock",
-        default_text="none; 'status --watch' asks kubelet anyway",
+        default_text="the usual one, if kubelet has started; 'status --watch': none",
     )
+    ignores_pods: bool = options.switch(
+        "also destroy or reset devices that kubelet lists for pods",
+        name="ignore-pods",
+        group=node_settings.CHANGE,
+    )
+    usual_socket: pathlib.Path  # kubelet's, where no other is named
     gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
     search_path: str  # where to search for a hook's program, as in ``PATH``
     roots: host_settings.HostRoots = options.nested(
@@ -118,6 +126,7 @@ class GpuSettings(settings.AnswerSettings, node_settings.LocalSettings):
             "gpus": gpus,
             "search_path": source.environ.get("PATH", ""),
             "roots": host_settings.host_roots(source),
+            "usual_socket": host_settings.pod_resources_socket(source),
         }
 
 

@@ -1,12 +1,13 @@
 """``mig-manager plan``."""
 
+from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console, settings
 from mig_manager.core import node_settings
 
 ABOUT = """
 The plan names the instances to destroy, to create and to keep, the GPUs to reset, and the
-MIG devices that must be idle.
+MIG devices that must be idle. It says so if 'apply' would refuse because of pods.
 
 $ mig-manager plan all-balanced
 With a built-in layout.
@@ -35,17 +36,21 @@ def run(chosen: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     from mig_manager.core.layout import plans
 
     here = gpus.GpuCommand(chosen, terminal)
-    layout, users = here.layout(), here.pods_by_device()
+    layout = here.layout()
     observed = here.observe()
     result = plans.plan(
         observed,
         layout,
         is_mode_only=chosen.is_mode_only,
-        users=users,
+        users=here.pods.by_device,
         processes=here.processes,
     )
     status = here.answer(
         result.to_data, lambda: gpu_report.plan(result, is_wide=here.is_wide, style=here.style)
     )
     here.warn(result.warnings)
+    try:
+        here.pods.require_unused(result.affected)
+    except errors.GpuInUseError as error:
+        terminal.note(f"'apply' would refuse: {error.message}", remedy=error.own_remedy)
     return status

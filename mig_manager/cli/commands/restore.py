@@ -6,7 +6,8 @@ from mig_manager.cli.toolkit import console
 ABOUT = """
 GPUs are matched by UUID and get the same instances with the same placements. Instances
 that match stay, and GPUs missing from the checkpoint are not touched. As with 'apply',
-the change is checked first, verified, and rolled back if it fails.
+the change is checked first, verified, and rolled back if it fails. Devices in use by
+processes or pods are not destroyed.
 
 $ mig-manager restore -f /var/lib/mig-manager/monday.json
 From a checkpoint by mig-manager or nvidia-mig-parted.
@@ -21,7 +22,7 @@ exit 2: wrong usage, or a checkpoint of other GPUs
 class Settings(
     gpu_settings.GpuSettings,
     takes="mode-only checkpoint-file hooks-file hook-timeout-s wait-for-idle "
-    f"{gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
+    f"{gpu_settings.PODS} {gpu_settings.CHANGE} {gpu_settings.ON_GPUS} output-format",
 ):
     """Settings of ``restore``."""
 

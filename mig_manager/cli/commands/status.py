@@ -65,13 +65,15 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         )
     from mig_manager.adapters.host import lock_file
     from mig_manager.cli.toolkit import live
+    from mig_manager.core.node import pod_object
 
     live.require_text(chosen.output_format)
+    kubelet = here.kubelet() if chosen.pod_resources_socket else None
 
     def refresh() -> live.View:
         text, lines = gpu_report.live_status(
             plans.GpuStatus(gpus=here.observe(), processes=here.processes()),
-            pods=here.pods_by_device() or {},
+            pods=pod_object.by_device(kubelet.assigned() if kubelet else ()),
             changed_by=lock_file.owner(chosen.lock_file),
             is_wide=here.is_wide,
             style=terminal.style(chosen.colour),

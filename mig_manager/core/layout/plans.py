@@ -81,10 +81,14 @@ class Planned:
         return (*remarks, *vgpus.host_warnings(self.gpus, self.plan))
 
     @property
+    def affected(self) -> frozenset[str]:
+        """The ids of devices to be destroyed or changed."""
+        return clients.affected_ids(self.plan, self.gpus)
+
+    @property
     def evicted(self) -> tuple[str, ...]:
         """Known pods that use devices to be destroyed."""
-        affected = clients.affected_ids(self.plan, self.gpus)
-        return tuple(sorted({pod for uuid in affected for pod in self.users.get(uuid, ())}))
+        return tuple(sorted({pod for uuid in self.affected for pod in self.users.get(uuid, ())}))
 
     def to_data(self) -> "answers.Plan":
         """Return plain data for JSON and YAML."""
@@ -141,7 +145,7 @@ def plan(
     layout: layouts.Layout,
     *,
     is_mode_only: bool = False,
-    users: Mapping[str, tuple[str, ...]] | None = None,
+    users: Callable[[], Mapping[str, tuple[str, ...]] | None] = dict,
     processes: Callable[[], Processes | None] = dict,
 ) -> Planned:
     """Plan a layout for observed GPUs; devices in use are destroyed last.
@@ -150,9 +154,9 @@ def plan(
         observed: The GPUs.
         layout: The layout.
         is_mode_only: Whether GPUs in the right MIG mode keep their instances.
-        users: Pods by the UUID of the MIG device or GPU that they use; None: unknown.
-        processes: Returns the processes that use each GPU, by its UUID; None: unknown. Called only
-            if the plan destroys a device.
+        users: Returns the pods by the UUID of the MIG device or GPU that they use; None: unknown.
+        processes: Returns the processes that use each GPU, by its UUID; None: unknown. Both are
+            called only if the plan destroys a device.
 
     Raises:
         LayoutError: The layout is impossible on these GPUs.
@@ -177,10 +181,12 @@ def plan(
         )
     kept = {gpu.uuid for gpu in cancelled}
     changed = {uuid: goal for uuid, goal in desired.items() if uuid not in kept}
+    pods: Mapping[str, tuple[str, ...]] = {}
     with layouts.located(layout, observed):
         changes = planner.plan(observed, changed)
         if changes.destroyed_uuids:
-            busy = frozenset((*(users or ()), *_in_use(observed, processes() or {})))
+            pods = users() or {}
+            busy = frozenset((*pods, *_in_use(observed, processes() or {})))
             if busy & changes.destroyed_uuids:
                 changes = planner.plan(observed, changed, busy=busy)
         changes = planner.combined(changes, planner.restore(observed, cancelled))
@@ -189,7 +195,7 @@ def plan(
         gpus=observed,
         desired=desired,
         plan=changes,
-        users=users or {},
+        users=pods,
         overlooked=layouts.lenient_warnings(layout, observed),
         origin=layout.origin,
     )

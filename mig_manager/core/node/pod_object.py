@@ -112,6 +112,15 @@ class PodDevices:
         return f"{self.namespace}/{self.name}"
 
 
+def by_device(assigned: Iterable[PodDevices]) -> Mapping[str, tuple[str, ...]]:
+    """Return the pods, as ``namespace/name``, by the id of the device they have."""
+    pods: dict[str, tuple[str, ...]] = {}
+    for pod in assigned:
+        for device_id in pod.device_ids:
+            pods[device_id] = (*pods.get(device_id, ()), pod.key)
+    return pods
+
+
 _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})  # True to Go (``strconv.ParseBool``)
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by kubelet on the pod that shows a static pod in the API."""

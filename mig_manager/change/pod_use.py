@@ -1,0 +1,81 @@
+"""Refuse to destroy the devices of pods: a pod has its device before it starts a process on it.
+
+Commands at a shell ask kubelet. Without the Kubernetes API they cannot recognize finished pods,
+which kubelet before 1.34 lists too (kubernetes/kubernetes#132028).
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+
+from mig_manager import errors
+from mig_manager.core import messages, ports
+from mig_manager.core.node import device_ids, pod_object, resources, well_known
+
+_OVERRIDE = "--ignore-pods destroys their devices all the same."
+_REMEDY = (
+    f"Where an agent runs, request the layout by the node's label {well_known.CONFIG_LABEL}: it "
+    f"drains first. Or delete these pods. {_OVERRIDE}"
+)
+_REMEDY_WITHOUT_ANSWER = (
+    "Start kubelet, or name its socket (--pod-resources-socket). Where no pod has a device, "
+    "add --ignore-pods."
+)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class PodUse:
+    """The devices of pods, as kubelet lists them during one command."""
+
+    kubelet: Callable[[], ports.DeviceAllocations | None]
+    """Returns kubelet's PodResources API; None: no kubelet has started on this machine."""
+    is_ignored: bool = False  # whether devices of pods may be destroyed
+    _answer: tuple[pod_object.PodDevices, ...] | None = dataclasses.field(default=None, init=False)
+
+    def by_device(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the pods by the id of the device they have; empty if kubelet does not answer."""
+        with contextlib.suppress(errors.ClusterError):
+            return pod_object.by_device(self._allocations())
+        return {}
+
+    def require_unused(self, affected: Collection[str]) -> None:
+        """Raise ``GpuInUseError`` if pods have, or may have, one of these devices.
+
+        A pod with a ResourceClaim may have any: kubelet does not list the UUIDs of its devices.
+        """
+        if self.is_ignored or not affected:
+            return
+        try:
+            assigned = self._allocations()
+        except errors.ClusterError as error:
+            raise errors.GpuInUseError(
+                error.message, reason=error.reason, remedy=_REMEDY_WITHOUT_ANSWER
+            ) from error
+        users = sorted(
+            f"{pod.key} ({use})" for pod in assigned if (use := _describe(pod, affected))
+        )
+        if users:
+            raise errors.GpuInUseError(
+                f"pods have devices that the change destroys or resets: {messages.listed(users)}",
+                remedy=_REMEDY,
+            )
+
+    def _allocations(self) -> tuple[pod_object.PodDevices, ...]:
+        """Ask kubelet; return its last answer if a hook has stopped it since."""
+        try:
+            kubelet = self.kubelet()
+            self._answer = kubelet.assigned() if kubelet is not None else ()
+        except errors.ClusterError:
+            if self._answer is None:
+                raise
+        return self._answer
+
+
+def _describe(pod: pod_object.PodDevices, affected: Collection[str]) -> str:
+    """Describe the devices of a pod that are affected, or may be; empty without any."""
+    is_named = any(map(device_ids.DEVICE_UUID.fullmatch, pod.device_ids))
+    has_other_ids = not is_named and any(map(resources.is_device_or_shared, pod.gpu_resources))
+    used = sorted(pod.device_ids if has_other_ids else pod.device_ids.intersection(affected))
+    if well_known.GPU_CLAIM_DRIVER in pod.claim_drivers:
+        used.append("ResourceClaim: kubelet does not list its GPU")
+    return messages.listed(used)
