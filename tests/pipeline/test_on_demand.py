@@ -23,6 +23,11 @@ from tests.pipeline.custom_requests import (
 )
 
 
+BOTH_AND_MORE = (
+    "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 2g.10gb: 1, 3g.20gb: 1}}\n"
+)
+
+
 def assert_refused(rig: fakes.NodeRig, *texts: str, waits_s: float = 0.0, **options: Any) -> None:
     """Request the layout on demand; check that nothing has happened beside the state."""
     before, pods = rig.gpus, set(rig.pods)
@@ -71,6 +76,23 @@ def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> No
     rig = idle_node()
     rig.add_pod("starting", gpu_resources={"nvidia.com/mig-2g.10gb": 1}, phase="Pending")
     assert_refused(rig, "default/starting", waits_s=3.0)
+
+
+def test_on_demand_a_pod_is_awaited_that_only_the_second_plan_affects() -> None:
+    """The first plan destroys the other instance, as long as no pod is known to use it."""
+    rig = scenes.node(layout="all-balanced")
+    apart = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@6: 1, 2g.10gb@0: 1}}\n"
+    assert run(rig, requested(document(apart))).reason is Reason.APPLIED
+    rig.add_pod("running", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    device = frozenset({scenes.device(rig, 1, "2g.10gb")})
+    resource = {"nvidia.com/mig-2g.10gb": 1}
+    starting = rig.add_pod("starting", devices=device, phase="Pending", gpu_resources=resource)
+    rig.kubelet.listed_from_s[starting] = rig.clock.now_s + 1.5
+
+    outcome = run(rig, requested(document(BOTH_AND_MORE), is_on_demand=True))
+
+    assert outcome.reason is Reason.APPLIED, outcome.message
+    assert {"running", "starting"} <= rig.pod_names
 
 
 def used_by(rig: fakes.NodeRig, owner: str, *, profile: str = "2g.10gb") -> dict[str, Any]:

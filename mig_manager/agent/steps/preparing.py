@@ -223,7 +223,12 @@ def _order(
 def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     """Survey the use of devices, and plan again so that busy devices are destroyed last."""
     job.deps.standby.expect_change()
-    usage = survey.wait_for_usage(job.deps, change.gpus, change.order.undecided_pods, job.cancel)
+    first, change = change.order, _plan_for_usage(job, change)
+    # Another plan may affect other pods, for which the survey did not wait.
+    is_other = change.order.affected != first.affected
+    if is_other and change.order.undecided_pods(change.usage):
+        change = _plan_for_usage(job, change)
+    usage = change.usage
     if not job.limits.allows_foreign_managers:
         others = survey.foreign_managers(job.deps, usage.pods)
         if others:
@@ -234,13 +239,18 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     pausing.require_none_stuck(job, usage.pods)
     desired = strategies.gpu_layouts(change.gpus, change.desired)
     advertising.require_served(job, desired, usage.pods)
+    return change
+
+
+def _plan_for_usage(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+    before = change.order
+    usage = survey.wait_for_usage(job.deps, change.gpus, before.undecided_pods, job.cancel)
     plan = change.target.plan(
         change.gpus,
         restoring=change.restoring,
         busy=usage.device_ids,
         ending=usage.ending_ids,
     )
-    before = change.order
     order = _order(job, change.gpus, plan, before.rights, before.extra_clients)
     return dataclasses.replace(change, usage=usage, plan=plan, order=order)
 
