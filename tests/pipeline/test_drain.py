@@ -150,6 +150,20 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
     assert rig.log.count("workloads.delete") == 1
 
 
+def test_force_deletes_and_announces_nothing_while_kubelet_is_silent(rig: NodeRig) -> None:
+    rig.disruptions.refusals["train"] = "budget"
+
+    def bind() -> None:
+        rig.kubelet.is_silent = True
+        rig.add_pod("starting", phase="Pending", gpu_resources={"nvidia.com/gpu": 1})
+
+    at(rig, 5, bind)
+
+    assert_fails(rig, Reason.DRAIN_TIMEOUT, "kubelet does not answer", policy=FORCE)
+    assert not rig.statuses
+    assert "workloads.delete" not in rig.log
+
+
 def test_the_many_pods_that_force_deletes_are_counted() -> None:
     rig = empty()
     for number in range(7):
@@ -176,16 +190,22 @@ def test_force_deletes_no_pod_once_another_may_not_be_removed(rig: NodeRig) -> N
     kept = gpu_pod(rig, "kept")
     rig.disruptions.refusals |= {"train": "no", "kept": "no"}
 
-    def keep() -> None:
-        if rig.statuses:
-            rig.pods[kept] = dataclasses.replace(rig.pods[kept], is_kept=True)
+    lists: list[float] = []
 
-    rig.clock.on_wait.append(keep)
+    def keep() -> None:
+        if rig.log[-1] == "workloads.list" and rig.clock.now_s >= 20:
+            lists.append(rig.clock.now_s)
+            # The second one is after the deadline.
+            is_kept = len(lists) > 1
+            rig.pods[kept] = dataclasses.replace(rig.pods[kept], is_kept=is_kept)
+
+    rig.on_call = keep
 
     why = "default/train (waits for the others); default/kept (its annotation"
     assert_fails(rig, Reason.DRAIN_TIMEOUT, why, policy=FORCE)
 
     assert "workloads.delete" not in rig.log
+    assert rig.statuses == []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tests.pipeline.custom_requests import (
     run,
 )
 
-
 BOTH_AND_MORE = (
     "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 2g.10gb: 1, 3g.20gb: 1}}\n"
 )

@@ -72,10 +72,7 @@ class Drain:
         is_forced = self._may_force(end.remaining)
         if is_forced:
             self.evictions.begin()
-            names = messages.listed([pod.key for pod in end.remaining if not pod.is_terminating])
-            if names:
-                self.on_force(names)
-            end = self._wait(self.evictions.delete, usage, cancel)
+            end = self._wait(self._new_deletion(), usage, cancel)
         if end.remaining:
             raise self._timeout(end, is_forced=is_forced)
         return end.usage.pods
@@ -101,6 +98,20 @@ class Drain:
         if isinstance(self.order.rights, orders.WaitOnly):
             return dict.fromkeys(keys, self.order.rights.why)
         return self.evictions.evict(remaining)
+
+    def _new_deletion(self) -> Callable[[Sequence[pod_object.Pod]], Mapping[str, str]]:
+        """Return a function that deletes by force, and announces that before it does so first."""
+        is_announced = False
+
+        def delete(remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
+            nonlocal is_announced
+            names = messages.listed([pod.key for pod in remaining if not pod.is_terminating])
+            if names and not is_announced and _are_evictable(remaining):
+                is_announced = True
+                self.on_force(names)
+            return self.evictions.delete(remaining)
+
+        return delete
 
     def _wait(
         self,
