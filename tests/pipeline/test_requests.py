@@ -196,6 +196,19 @@ def new_node_object(dies_at: int | None, record: str = "") -> Story:
     return story
 
 
+def success_of_another_manager(dies_at: int | None) -> Story:
+    """NVIDIA's manager applied the layout, and somebody has repartitioned since."""
+    story = active(dies_at)
+    scenes.add_pod_on_foreign_instances(story.rig)
+    story.rig.annotations.clear()
+    story.rig.host.request_text = None
+    story.rig.labels.pop(well_known.APPLIED_LABEL, None)
+    story.rig.labels[well_known.STATE_LABEL] = "success"
+    story.live()
+    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
+    return story
+
+
 def partitioning_ended(dies_at: int | None) -> Story:
     """A custom layout is refused on an on-demand node, and the owner removes that label.
 
@@ -286,6 +299,7 @@ def phantom_devices(dies_at: int | None) -> Story:
         passing_failure_after_a_reboot,
         pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
         new_node_object,
+        success_of_another_manager,
         pytest.param(partitioning_ended, marks=pytest.mark.slow),
         pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
         pytest.param(silent_kubelet, marks=pytest.mark.slow),

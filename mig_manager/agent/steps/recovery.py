@@ -135,15 +135,14 @@ def find_record(
 ) -> requests.RequestRecord:
     """Return the record of the request that an earlier agent served; ``NONE`` without one.
 
-    Without a valid record on the Node, or ``saved`` on the host, the status decides, so that no
-    pod is evicted.
+    Without a valid record on the Node, or ``saved`` on the host, status and labels decide, so that
+    no pod is evicted.
     """
     published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
     record = _parse_record(view.annotations.get(well_known.REQUEST_ANNOTATION))
     record = record or _parse_record(saved)
     if record is None:
-        applied = view.labels.get(well_known.APPLIED_LABEL, "")
-        record = requests.of_status(published, journal, applied)
+        record = requests.infer(published, journal, view.labels)
     return record
 
 

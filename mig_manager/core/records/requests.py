@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from mig_manager import errors
 from mig_manager.core import json_text, model
+from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
 
 VERSION = 1
@@ -279,26 +280,31 @@ def fingerprint(gpus: Iterable[model.Gpu]) -> str:
 NONE = RequestRecord(config="")  # no layout is requested
 
 
-def of_status(
-    published: status.PublishedStatus | None, journal: journals.Journal, applied: str
+def infer(
+    published: status.PublishedStatus | None, journal: journals.Journal, labels: Mapping[str, str]
 ) -> RequestRecord:
-    """Infer the request from a status; ``NONE`` if that is impossible.
+    """Infer the request from status and labels; ``NONE`` if that is impossible.
 
-    For a node whose agent kept no record. In doubt the request may not evict, so that an upgrade
-    evicts no pod.
+    For a node whose agent kept no record. In doubt the request may not evict, so that neither an
+    upgrade nor the migration from NVIDIA's manager evicts a pod.
 
     Args:
         published: The status.
         journal: The journal of an interrupted run.
-        applied: The label of the applied layout.
+        labels: The node's labels.
     """
+    config = labels.get(well_known.CONFIG_LABEL)
+    is_success = labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+    if published is None and config and is_success:
+        # NVIDIA's manager publishes no status. What its file had is unknown.
+        return RequestRecord(config=config, verified=Verified(config_hash=""))
     if published is None or not published.config:
         return NONE
     is_drained = published.phase == model.Phase.DRAIN.value or journal.draining
     has_failed_early = (
         published.state is model.State.FAILED
         and published.phase == model.Phase.RESOLVE.value
-        and published.config == applied
+        and published.config == labels.get(well_known.APPLIED_LABEL)
     )
     is_verified = status.was_active(published) or has_failed_early
     if not journal.has_at_most_snapshot:
