@@ -29,6 +29,7 @@ from mig_manager.agent.steps import (
     verification,
 )
 from mig_manager.core import messages, model
+from mig_manager.core.layout import layouts
 from mig_manager.core.planner import vgpus
 from mig_manager.core.records import requests
 
@@ -141,9 +142,9 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_from_owner = resolving.keep_verified(job, error)
         return verification.verify_unchanged(job, gpus, is_from_owner=is_from_owner)
-    if isinstance(target, resolving.Resolved):
-        _note_layout(job, target)
     job.deps.standby.prepare()
+    if isinstance(target, resolving.Resolved):
+        target = _note_layout(job, target)
     change = preparing.plan_change(job, target)
     if change.plan.is_empty:
         snapshots = target.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
@@ -170,16 +171,27 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     )
 
 
-def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> None:
-    """Record the layout's content, and react to the label at once if GPUs are to be changed."""
+def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> resolving.Resolved:
+    """Record the layout's content, and react to the label at once if GPUs are to be changed.
+
+    Returns:
+        The layout, with the GPUs if they had to be observed for that.
+    """
+    gpus = job.request.last_gpus
+    if not gpus:
+        gpus = resolving.observe_once(job, resolved)
+        resolved = dataclasses.replace(resolved, observed=gpus)
     job.journal.note_record(
         job.journal.record.resolved(
-            resolved.layout.content_hash, is_from_owner=resolved.is_from_owner
+            resolved.layout.content_hash,
+            layouts.goal_hash(resolved.layout, gpus),
+            is_from_owner=resolved.is_from_owner,
         )
     )
     is_first = job.may_evict and job.request.attempt == 1
     if is_first and resolved.expects_change(job.request.last_gpus):
         job.journal.enter(model.Phase.RESOLVE, "observing the GPUs")
+    return resolved
 
 
 def _is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -182,6 +182,18 @@ def unrelated_change_of_the_file(dies_at: int | None) -> Story:
     return story
 
 
+def new_rule_for_other_gpus(dies_at: int | None) -> Story:
+    """The GPUs have drifted, and their layout gets a rule for GPUs that this node lacks."""
+    story = active(dies_at)
+    story.live()
+    scenes.add_pod_on_foreign_instances(story.rig)
+    rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
+    head = f"  {LAYOUT}:\n"
+    story.live(story.file(scenes.CONFIG.replace(head, head + rule)))
+    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
+    return story
+
+
 def new_node_object(dies_at: int | None, record: str = "") -> Story:
     """The Node is deleted and registered again, with the label from kubelet's flags."""
     story = active(dies_at)
@@ -298,6 +310,7 @@ def phantom_devices(dies_at: int | None) -> Story:
         pytest.param(first_layout, marks=pytest.mark.slow),
         passing_failure_after_a_reboot,
         pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
+        pytest.param(new_rule_for_other_gpus, marks=pytest.mark.slow),
         new_node_object,
         success_of_another_manager,
         pytest.param(partitioning_ended, marks=pytest.mark.slow),

@@ -225,26 +225,29 @@ SEEN_ELSEWHERE = requests.Verified(config_hash="x")
 
 
 @pytest.mark.parametrize(
-    ("verified", "config_hash", "is_from_owner", "after"),
+    ("verified", "config_hash", "goal", "is_from_owner", "after"),
     [
-        (None, "x", True, None),
-        (KNOWN, "x", True, KNOWN),
-        (KNOWN, "x", False, KNOWN),
-        (KNOWN, "y", True, None),
-        (KNOWN, "y", False, SEEN_ELSEWHERE),
-        (ANY, "y", True, requests.Verified(config_hash="")),
+        (None, "x", "", True, None),
+        (KNOWN, "x", "", True, KNOWN),
+        (KNOWN, "x", "", False, KNOWN),
+        (KNOWN, "y", "", True, None),
+        (KNOWN, "y", "other", True, None),
+        (KNOWN, "y", "same", True, dataclasses.replace(KNOWN, config_hash="y")),
+        (KNOWN, "y", "", False, SEEN_ELSEWHERE),
+        (ANY, "y", "", True, requests.Verified(config_hash="")),
     ],
 )
-def test_only_the_owners_other_content_is_a_new_request(
+def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
     verified: requests.Verified | None,
     config_hash: str,
+    goal: str,
     *,
     is_from_owner: bool,
     after: requests.Verified | None,
 ) -> None:
-    record = requests.RequestRecord(config="a", verified=verified)
+    record = requests.RequestRecord(config="a", verified=verified, goal="same")
 
-    assert record.resolved(config_hash, is_from_owner=is_from_owner).verified == after
+    assert record.resolved(config_hash, goal, is_from_owner=is_from_owner).verified == after
 
 
 REBOOTED = requests.RequestRecord(

@@ -70,15 +70,11 @@ class Layout:
             (
                 [str(each) for each in rule.filters],
                 None if rule.indices is None else [*rule.indices, *rule.identities],
-                rule.desired.mode.value,
-                [
-                    (str(each), count)
-                    for each, count in (*rule.desired.devices, *rule.desired.pins)
-                ],
+                *_meaning(rule.desired),
             )
             for rule in self.rules
         ]
-        return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
+        return _hash(meaning)
 
     @property
     def origin(self) -> str:
@@ -90,6 +86,15 @@ class Layout:
     def is_generated(self) -> bool:
         """Whether a program made it; the location of a layout from a file has a line."""
         return not self.location.line
+
+
+def _meaning(desired: model.DesiredGpu) -> tuple[str, list[tuple[str, int]]]:
+    devices = [(str(each), count) for each, count in (*desired.devices, *desired.pins)]
+    return desired.mode.value, devices
+
+
+def _hash(meaning: object) -> str:
+    return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +229,18 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
         problem.locate(location)
         raise problem
     return {uuid: rule.desired for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
+
+
+def goal_hash(layout: Layout, gpus: Sequence[model.Gpu]) -> str:
+    """12 hexadecimal digits, equal for layouts that make the same of these GPUs.
+
+    Empty if the layout is impossible on them.
+    """
+    try:
+        desired = select(layout, gpus)
+    except errors.LayoutError:
+        return ""
+    return _hash(sorted((uuid, *_meaning(each)) for uuid, each in desired.items()))
 
 
 def unrestored_elsewhere(

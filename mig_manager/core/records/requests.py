@@ -84,6 +84,8 @@ class RequestRecord:
     origin: Origin = Origin.LABEL
     may_evict: bool = True
     verified: Verified | None = None  # None: no layout was verified since this was requested
+    goal: str = ""
+    """``layouts.goal_hash`` of the layout and the node's GPUs; empty: unknown."""
     rebooted_hash: str | None = None
     """Content hash of the layout that the machine was rebooted for, empty if unknown; None: the
     machine was not rebooted."""
@@ -125,6 +127,7 @@ class RequestRecord:
             current,
             # To an agent that has just started, another text of the verified content is new.
             verified=self.verified if is_same and not is_new else None,
+            goal=self.goal if is_same and not is_new else "",
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
@@ -132,19 +135,22 @@ class RequestRecord:
             repairs=gpu_repair.postponed(self.repairs, now_s),
         )
 
-    def resolved(self, config_hash: str, *, is_from_owner: bool) -> "RequestRecord":
+    def resolved(self, config_hash: str, goal: str, *, is_from_owner: bool) -> "RequestRecord":
         """Return the request once its layout's content is known.
 
-        New content from the owner is a new request, so the old verification does not count. Other
-        content changes without a request: with the program, the driver and the reachable GPUs.
+        New content from the owner is a new request if it makes something else of the node's GPUs,
+        so the old verification does not count. Other content changes without a request: with the
+        program, the driver and the reachable GPUs.
         """
         verified = self.verified
-        if verified is None or verified.config_hash == config_hash:
-            return self
-        is_same = not is_from_owner or not verified.config_hash
-        # The fingerprint no longer shows that the layout is active.
-        known = dataclasses.replace(verified, gpus="") if is_same else None
-        return dataclasses.replace(self, verified=known)
+        if verified and verified.config_hash != config_hash:
+            is_same = not is_from_owner or not verified.config_hash
+            if goal and goal == self.goal:
+                verified = dataclasses.replace(verified, config_hash=config_hash)
+            else:
+                # The fingerprint no longer shows that the layout is active.
+                verified = dataclasses.replace(verified, gpus="") if is_same else None
+        return dataclasses.replace(self, verified=verified, goal=goal)
 
     def with_status(self, published: status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request with the content that the machine was rebooted for, if it was."""
@@ -187,6 +193,7 @@ class RequestRecord:
                 "gpus": verified.gpus,
                 "listed": dict(verified.listed),
             },
+            "goal": self.goal or None,
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
@@ -232,6 +239,7 @@ class RequestRecord:
                         str(uuid): str(name) for uuid, name in verified.get("listed", {}).items()
                     },
                 ),
+                goal=str(data.get("goal", "")),
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
