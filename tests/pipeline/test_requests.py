@@ -209,7 +209,7 @@ def new_node_object(dies_at: int | None, record: str = "") -> Story:
 
 
 def success_of_another_manager(dies_at: int | None) -> Story:
-    """NVIDIA's manager applied the layout, and somebody has repartitioned since."""
+    """NVIDIA's manager applied the layout, and another program has repartitioned since."""
     story = active(dies_at)
     scenes.add_pod_on_foreign_instances(story.rig)
     story.rig.annotations.clear()

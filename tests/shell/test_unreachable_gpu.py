@@ -87,6 +87,7 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
         assert "GPU is lost" in text, name
         if name in ("status", "plan", "apply", "boot"):
             assert "no reset reaches it: drain and reboot the node" in text, name
+    assert "devices: all" not in answers["export"].out
     assert of_others(node.state) == {(True, 7)}
     data = json.loads(node.run("status", "-o", "json").out)
     assert [gpu["index"] for gpu in data["gpus"]] == list(OTHERS)

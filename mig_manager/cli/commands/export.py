@@ -44,7 +44,10 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     here = gpus.GpuCommand(chosen, terminal)
     observed = here.observed
     layout = layouts.export(
-        observed, name=chosen.config_label, has_placements=chosen.has_placements
+        observed,
+        name=chosen.config_label,
+        has_placements=chosen.has_placements,
+        is_complete=not observed.unreachable,
     )
     here.warn_unreachable(observed.unreachable, "it is not in the document")
     document = layouts.render([layout])

@@ -162,12 +162,19 @@ def render(layouts: Iterable[Layout]) -> dict[str, object]:
     return {"version": VERSION} | ({"mig-configs": configs} if configs else {})
 
 
-def export(gpus: Sequence[model.Gpu], *, name: str, has_placements: bool = False) -> Layout:
+def export(
+    gpus: Sequence[model.Gpu],
+    *,
+    name: str,
+    has_placements: bool = False,
+    is_complete: bool = True,
+) -> Layout:
     """Return the current state of the GPUs as a layout; LayoutError (NO_GPU_MATCHES) without GPUs.
 
     GPUs in the same state share a rule. It has a filter only where models differ, and selects all
-    GPUs if it has every GPU of its models. A GPU instance without a compute instance is useless
-    and omitted. mig-parted does not support placements.
+    GPUs if it has every GPU of its models and the node has no others (``is_complete``). A GPU
+    instance without a compute instance is useless and omitted. mig-parted does not support
+    placements.
     """
     if not gpus:
         problem = "this node has no GPU to export"
@@ -180,7 +187,7 @@ def export(gpus: Sequence[model.Gpu], *, name: str, has_placements: bool = False
     rules = []
     for desired, members in groups.items():
         ids = sorted({gpu.pci_device_id for gpu in members})
-        is_all = len(members) == sum(gpu.pci_device_id in ids for gpu in gpus)
+        is_all = is_complete and len(members) == sum(gpu.pci_device_id in ids for gpu in gpus)
         rules.append(
             Rule(
                 filters=()
