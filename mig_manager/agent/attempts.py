@@ -67,11 +67,8 @@ class Attempts:
     def _save_on_host(self) -> None:
         self._shared.publisher.save_on_host(self.record, self.journal)
 
-    def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> bool:
+    def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> None:
         """Take over from an interrupted run; undo it unless the same layout is requested.
-
-        Returns:
-            Whether it is complete: pauses are left to another manager while it runs; call again.
 
         Raises:
             LockedError: Another manager is at work; nothing was undone.
@@ -83,12 +80,12 @@ class Attempts:
         if saved_journal and well_known.JOURNAL_ANNOTATION not in view.annotations:
             publisher.annotate({well_known.JOURNAL_ANNOTATION: saved_journal})
             view = publisher.read()
-        journal, is_complete = recovery.find_journal(self._shared, view)
+        journal = recovery.find_journal(self._shared, view)
         self.journal = journal
         if self._record is None:
             self._record = recovery.find_record(saved, view, journal)
         if recovery.has_ended(journal, view):
-            return is_complete
+            return
         awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}
         self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
@@ -100,10 +97,9 @@ class Attempts:
         )
         if not is_resumed:
             self.undo()
-            return is_complete
+            return
         message = f"resuming {name} after an interruption"
         deps.node.emit(reason="Recovered", message=message, is_warning=False)
-        return is_complete
 
     @contextlib.contextmanager
     def begin(
@@ -226,9 +222,8 @@ def _new_job(
 
     def read() -> journals.Journal:
         view = shared.publisher.read()
-        # What another manager pauses meanwhile has no journal either.
-        has_any = not journal.is_empty or well_known.JOURNAL_ANNOTATION in view.annotations
-        return resume(recovery.find_journal(shared, view)[0] if has_any else journal)
+        recovery.resume_unlisted(shared, view)
+        return resume(recovery.find_journal(shared, view))
 
     return jobs.Job(
         deps=deps,

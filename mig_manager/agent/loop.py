@@ -145,9 +145,10 @@ class Agent:
         self._telemetry.attempt_began(attempt)
         try:
             if not self.is_recovered:
-                self.is_recovered = self._reconciler.recover(request.name, request.custom)
+                self._reconciler.recover(request.name, request.custom)
+                self.is_recovered = True
             if request.name is None:
-                return None, self._reconciler.rest() or not self.is_recovered
+                return None, self._reconciler.rest()
             is_new = request.since > self._run_generation
             self._run_generation = request.generation
             outcome = self._reconciler.run(
@@ -165,7 +166,7 @@ class Agent:
         except errors.ClusterError as error:
             self._note_unreachable(error)
             return None, True
-        return outcome, outcome.should_retry or not self.is_recovered
+        return outcome, outcome.should_retry
 
     def _note_unreachable(self, error: errors.ClusterError) -> None:
         """Note that a run published no outcome; the next attempt reads its journal."""

@@ -23,6 +23,7 @@ from mig_manager.agent import (
     served_layouts,
     settings,
 )
+from mig_manager.agent.steps import recovery
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
@@ -54,20 +55,17 @@ class Reconciler:
         is_reported = limits.repair is not settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, self._shared.publisher, is_on=is_reported)
 
-    def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> bool:
+    def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
         If that run was for the layout ``name`` (for ``custom``: the same content), the next run
         resumes and must follow at once. Otherwise its change is undone here.
 
-        Returns:
-            Whether it is complete: pauses are left to another manager while it runs; call again.
-
         Raises:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        return self._attempts.recover(name, custom)
+        self._attempts.recover(name, custom)
 
     def run(  # noqa: PLR0913 - each is named where it is called
         self,
@@ -159,6 +157,7 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
+            recovery.resume_unlisted(self._shared, self._deps.node.latest())
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is model.State.FAILED
@@ -199,6 +198,7 @@ class Reconciler:
         view = self._shared.publisher.read()
         if self._is_run_open(view):
             self._attempts.end_pending("the label was removed")
+        recovery.resume_unlisted(self._shared, view)
         if self._attempts.journal.is_empty:
             resting.admit_workloads(self._shared, view)
         if self._deps.slots is not None:
@@ -215,6 +215,7 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
+        recovery.resume_unlisted(self._shared, self._deps.node.latest())
         if self.faults.is_on:
             gpus, _ = resting.observe(self._shared, self.faults)
             self.capacity.note_gpus(gpus)

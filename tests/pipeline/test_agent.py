@@ -73,8 +73,8 @@ class Pipeline(reconcile.Reconciler):
         self.looks = 0
         self.next_action = drift.Action.REST
         self.recovered: list[str | None] = []
-        self.recoveries: list[bool | Exception] = []
-        """Answers of ``recover``; afterwards it leaves nothing to another manager."""
+        self.recoveries: list[Exception] = []
+        """What ``recover`` raises, call by call; afterwards it succeeds."""
         self.stopped = 0
         self.has_rested = threading.Event()
         self.restless = 0
@@ -84,12 +84,10 @@ class Pipeline(reconcile.Reconciler):
         self.capacity = self.reported = Capacity()
         self.node = self.condition = Condition()
 
-    def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> bool:
+    def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> None:
         self.recovered.append(name)
-        answer = self.recoveries.pop(0) if self.recoveries else True
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if self.recoveries:
+            raise self.recoveries.pop(0)
 
     def stop(self) -> None:
         self.stopped += 1
@@ -164,14 +162,13 @@ LOCKED = errors.LockedError("another manager is at work: apply")
     [
         ((Reason.IN_USE, Reason.DRIVER_NOT_LOADED, Reason.APPLIED), [], [1, 2, 3], 1),
         ((LOST, Reason.APPLIED), [], [1, 2], 2),
-        ((Reason.ALREADY_APPLIED, Reason.ALREADY_APPLIED), [False], [1, 2], 2),
         ((Reason.APPLIED,), [LOCKED], [2], 2),
     ],
-    ids=["transient failures", "a silent API", "pauses of another manager", "a locked recovery"],
+    ids=["transient failures", "a silent API", "a locked recovery"],
 )
 def test_a_request_is_tried_again_until_all_is_done_after(
     script: tuple[Reason | Exception, ...],
-    recoveries: list[bool | Exception],
+    recoveries: list[Exception],
     attempts: list[int],
     recovered: int,
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, well_known
+from mig_manager.core.node import clients, device_ids, well_known
 from tests.node import fake_cluster, fakes
 from tests.node.scenes import (
     BROKEN,
@@ -24,7 +24,18 @@ from tests.node.scenes import (
     refuse,
     run,
 )
-from tests.node.swept_scenes import DCGM, SCENARIOS, SWEPT, monitored_node, spared
+from tests.node.swept_scenes import (
+    DCGM,
+    EXPORTER,
+    GFD,
+    SCENARIOS,
+    SWEPT,
+    monitored_node,
+    spared,
+)
+
+UPGRADING = f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade"
+"""What NVIDIA's driver manager makes of our pause, which it writes back at its end."""
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
@@ -36,14 +47,43 @@ def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -
 
     def upgrade_driver() -> None:
         if rig.labels[key] == well_known.PAUSED_VALUE:
-            rig.labels[key] = "paused-for-driver-upgrade"
+            rig.labels[key] = UPGRADING
 
     rig.clock.on_wait.append(upgrade_driver)
     outcome = run(rig, "all-1g.5gb")
 
     assert (outcome.state is model.State.SUCCESS) is ends_well
-    assert rig.labels[key] == "paused-for-driver-upgrade"
+    assert rig.labels[key] == UPGRADING
     assert_restored(rig)
+
+
+@pytest.mark.parametrize("ends_after_s", [1, 30, 1000])
+@pytest.mark.parametrize("upgraded", [(well_known.PLUGIN_DEPLOY_LABEL,), (GFD, DCGM, EXPORTER)])
+def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
+    upgraded: tuple[str, ...], ends_after_s: float
+) -> None:
+    rig = monitored_node()
+    agent = reconciler(rig)
+    began_s: list[float] = []
+
+    def manage_driver() -> None:
+        if not began_s and {rig.labels[key] for key in upgraded} == {well_known.PAUSED_VALUE}:
+            began_s.append(rig.clock.now_s)
+            rig.labels |= dict.fromkeys(upgraded, UPGRADING)
+        elif began_s and rig.clock.now_s > began_s[0] + ends_after_s:
+            rig.clock.on_wait.remove(manage_driver)
+            rig.labels |= dict.fromkeys(upgraded, well_known.PAUSED_VALUE)
+
+    rig.clock.on_wait.append(manage_driver)
+    while (outcome := run(rig, by=agent)).should_retry:
+        assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
+        assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
+
+    assert outcome.state is model.State.SUCCESS
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    rig.clock.wait(1000)
+    agent.check_drift("one-slice-changed", outcome)
+    assert {rig.labels[key] for key in upgraded} == {"true"}
 
 
 def patches(make: Callable[[], fakes.NodeRig], layout: str) -> int:
@@ -79,7 +119,7 @@ def test_a_cordon_stays_whenever_it_is_set() -> None:
         assert not rig.has_hold_taint
 
 
-@pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade", None])
+@pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade", UPGRADING, None])
 def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: str | None) -> None:
     def make() -> fakes.NodeRig:
         rig = monitored_node()

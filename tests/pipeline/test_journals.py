@@ -97,6 +97,7 @@ def test_labels_that_another_manager_paused_are_restored() -> None:
 def paused_beside_nvidias_manager() -> fakes.NodeRig:
     rig = scenes.node(layout="all-balanced")
     rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = well_known.PAUSED_VALUE
+    rig.pods.clear()
     rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
     return rig
 
@@ -106,35 +107,41 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
     rig = paused_beside_nvidias_manager()
     agent = scenes.reconciler(rig)
 
-    assert not agent.recover(layout)
+    agent.recover(layout)
     if layout is None:
         agent.rest()
+        agent.check_faults()
     else:
-        scenes.run(rig, layout, by=agent)
+        outcome = scenes.run(rig, layout, by=agent)
+        assert outcome.state is model.State.FAILED
+        agent.check_drift(layout, outcome)
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE
 
 
-def test_pauses_of_an_allowed_manager_stay_during_a_run() -> None:
-    rig = scenes.node(layout="all-balanced")
+def test_pauses_of_an_allowed_manager_stay() -> None:
+    rig = paused_beside_nvidias_manager()
+    rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.live()
+    rig.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
     agent = scenes.reconciler(rig, limits={"allows_foreign_managers": True})
     agent.recover("all-balanced")
-    rig.labels["nvidia.com/gpu.deploy.dcgm"] = well_known.PAUSED_VALUE
 
-    scenes.run(rig, "all-balanced", by=agent)
+    outcome = scenes.run(rig, "all-balanced", by=agent)
+    agent.check_drift("all-balanced", outcome)
 
+    assert outcome.state is model.State.SUCCESS
     assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == well_known.PAUSED_VALUE
 
 
 def test_pauses_are_restored_once_the_foreign_manager_is_gone() -> None:
     rig = paused_beside_nvidias_manager()
     agent = scenes.reconciler(rig)
-    assert not agent.recover("all-1g.5gb")
+    agent.recover("all-1g.5gb")
     outcome = scenes.run(rig, "all-1g.5gb", by=agent)
     assert outcome.reason is errors.Reason.FOREIGN_MANAGER
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
 
-    assert agent.recover("all-1g.5gb")
     scenes.assert_ends(rig, errors.Reason.APPLIED, layout="all-1g.5gb", by=agent)
 
     scenes.assert_restored(rig)
@@ -144,7 +151,7 @@ def test_an_own_pause_is_restored_beside_a_foreign_manager() -> None:
     rig = paused_beside_nvidias_manager()
     rig.annotations[well_known.JOURNAL_ANNOTATION] = V1
 
-    assert scenes.reconciler(rig).recover(None)
+    scenes.reconciler(rig).recover(None)
 
     assert rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == "true"
 

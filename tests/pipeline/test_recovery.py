@@ -165,6 +165,29 @@ def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
         assert_says_the_truth(rig)
 
 
+@pytest.mark.parametrize("meanwhile", ["recovery", "run", "rest"])
+def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwhile: str) -> None:
+    written_back = 0
+    for index, rig, _ in kills("monitors"):
+        paused = [key for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE]
+        rig.labels |= dict.fromkeys(paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade")
+        agent = scenes.reconciler(rig)
+        agent.recover(LAYOUT)
+        if meanwhile == "rest":
+            agent.rest()
+        elif meanwhile == "run":
+            scenes.run(rig, by=agent)
+        rig.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
+        written_back += bool(paused)
+        if meanwhile == "rest":
+            agent.check_faults()
+        else:
+            assert scenes.run(rig, by=agent, attempt=2).state is model.State.SUCCESS, index
+            assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+        scenes.assert_restored(rig)
+    assert written_back > 5
+
+
 @pytest.mark.parametrize("wanted", [pytest.param(LAYOUT, marks=pytest.mark.slow), None])
 def test_run_killed_before_the_node_registers_again_is_undone(wanted: str | None) -> None:
     """The journal goes with the Node object: what concerns the host is also saved there."""

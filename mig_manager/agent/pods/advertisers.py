@@ -79,14 +79,20 @@ class PodWaitsError(errors.NotReadyError):
 
 
 def not_ready(
-    advertiser: Advertiser, pods: Pods, gpus: Iterable[model.Gpu]
+    advertiser: Advertiser, pods: Pods, gpus: Iterable[model.Gpu], label: str | None
 ) -> errors.NotReadyError:
-    """Return the error that no pod of a program is ready, with kubelet's reasons."""
+    """Return the error that no pod of a program is ready, with kubelet's reasons.
+
+    ``label`` is the value of its deploy label; None: the node has none.
+    """
     names = ", ".join(
         f"{pod.key} ({pod.waiting})" if pod.waiting is not None else pod.key for pod in pods
     )
     message = f"no new {advertiser.name} pod is ready: {names or 'none has started'}"
-    message += advertiser.why_not_starting(gpus)
+    if label in (None, "true"):
+        message += advertiser.why_not_starting(gpus)
+    else:
+        message += f"; the label {advertiser.deploy_label}={label} keeps it away"
     why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in pods if pod.waiting)
     if why:
         return PodWaitsError(message, why=why)

@@ -12,7 +12,13 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver
 from mig_manager.core import model
-from mig_manager.core.node import client_table, node_object, pod_object, strategies
+from mig_manager.core.node import (
+    client_table,
+    node_object,
+    pod_object,
+    strategies,
+    well_known,
+)
 
 PLUGIN = device_plugin.DevicePlugin()
 DRIVER = dra_driver.DraDriver()
@@ -77,11 +83,11 @@ def find(job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu]) -> _Advertisers:
     Phantom devices are removed from the node first: they look like a lost plugin's devices.
     """
     node, _ = device_plugin.without_phantoms(job, gpus, pods)
-    # Any value except "true" is another program's decision to keep it away, not a failure.
+    # Any other value is another program's decision to keep it away, not a failure.
     deployed = frozenset(
         each
         for each in ALL
-        if node.labels.get(each.deploy_label) == "true" or each.is_awaited(job)
+        if well_known.is_deployed(node.labels.get(each.deploy_label)) or each.is_awaited(job)
     )
     return _with_replaced(job, owners(pods) | deployed, node)
 
@@ -206,7 +212,8 @@ def _missing(
     for each in present:
         program_pods = tuple(filter(each.owns, new))
         if not advertisers.is_any_ready(program_pods):
-            return advertisers.not_ready(each, program_pods, gpus)
+            label = job.deps.node.latest().labels.get(each.deploy_label)
+            return advertisers.not_ready(each, program_pods, gpus, label)
     problems = (each.missing(job, gpus, new, paused.changed) for each in present)
     problem = next(filter(None, problems), None)
     if problem is None and PLUGIN not in present:

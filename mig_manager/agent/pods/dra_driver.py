@@ -91,7 +91,7 @@ def has_ready(pods: Iterable[pod_object.Pod]) -> bool:
 def remedy_if_kept_away(job: jobs.Job) -> str:
     """Return the remedy if another program's label keeps it away; empty: none does."""
     value = job.deps.node.latest().labels.get(claims.DEPLOY_LABEL)
-    if value in (None, "true", well_known.PAUSED_VALUE):
+    if value is None or well_known.is_deployed(value):
         return ""
     return (
         f"Set label {claims.DEPLOY_LABEL} to true: {value!r} keeps the DRA driver away, and "
@@ -103,5 +103,4 @@ def _is_deployed(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> bool:
     """Check whether it has a pod, or a label deploys it or did so before it was paused."""
     if any(map(claims.is_driver, pods)):
         return True
-    label = job.deps.node.latest().labels.get(claims.DEPLOY_LABEL)
-    return label in ("true", well_known.PAUSED_VALUE)
+    return well_known.is_deployed(job.deps.node.latest().labels.get(claims.DEPLOY_LABEL))

@@ -16,7 +16,7 @@ from mig_manager.agent import jobs
 from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.agent.steps import host
 from mig_manager.change import rollback
-from mig_manager.core import model, ports, steps
+from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, requests, status
@@ -27,32 +27,29 @@ _MAX_KEPT_CHARACTERS = 16 * 1024
 _log = structlog.get_logger()
 
 
-def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> tuple[journals.Journal, bool]:
-    """Return the journal of an interrupted run, and whether it is complete.
+def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
+    """Return the journal of an interrupted run.
 
-    It lacks pauses that another manager may have made. A reset waits for no write to the Node, so
-    the GPUs whose persistence mode is off are read from the host as well.
+    A reset waits for no write to the Node, so the GPUs whose persistence mode is off are read from
+    the host as well.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    journal, is_complete = _published_journal(shared, view)
+    journal = _published_journal(shared, view)
     host = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
     if host and host.persistent_gpus and host.boot_id == shared.deps.boot_id:
         uuids = dict.fromkeys((*journal.persistent_gpus, *host.persistent_gpus))
         boot_id = journal.boot_id or host.boot_id
         journal = dataclasses.replace(journal, boot_id=boot_id, persistent_gpus=tuple(uuids))
-    return journal, is_complete
+    return journal
 
 
-def _published_journal(
-    shared: jobs.Shared, view: node_object.NodeView
-) -> tuple[journals.Journal, bool]:
+def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
     """Return the journal on the Node, as ``find_journal``.
 
-    An invalid journal is set aside. Without a valid journal, paused labels and the taint are
-    recognized by their values. This also covers NVIDIA's manager, which keeps no journal, once it
-    no longer runs. A cordon is left to people.
+    An invalid journal is set aside. Without a valid journal, the taint is recognized by its key,
+    and ``resume_unlisted`` recognizes paused labels by their value. A cordon is left to people.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -60,7 +57,7 @@ def _published_journal(
     text = view.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None:
         try:
-            return journals.without_foreign_labels(journals.Journal.from_json(text), view), True
+            return journals.without_foreign_labels(journals.Journal.from_json(text), view)
         except ValueError as error:
             _log.warning("journal_unreadable", error=str(error))
             shared.publisher.annotate(
@@ -76,30 +73,36 @@ def _published_journal(
                 f"{well_known.UNREADABLE_JOURNAL_ANNOTATION}",
                 is_warning=True,
             )
-    paused = [
-        key
-        for key, value in view.labels.items()
-        if key.startswith(well_known.DEPLOY_LABEL_PREFIX) and value == well_known.PAUSED_VALUE
-    ]
-    has_foreign = bool(paused) and _has_foreign_manager(shared)
-    return journals.Journal(
-        config="",
-        hold_taint=well_known.HOLD_TAINT in view.taint_keys,
-        paused_labels={} if has_foreign else dict.fromkeys(paused, "true"),
-    ), not has_foreign
+    return journals.Journal(config="", hold_taint=well_known.HOLD_TAINT in view.taint_keys)
 
 
-def _has_foreign_manager(shared: jobs.Shared) -> bool:
-    """Check whether another manager runs.
+def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> None:
+    """Resume the GPU clients whose deploy label has our paused value, but is in no journal.
 
-    It may be in mid-change, and NVIDIA's manager pauses with the same value.
+    At its end, NVIDIA's driver manager writes back the values from its start, also over a label
+    that was resumed meanwhile (k8s-driver-manager, ``rescheduleGPUOperatorComponents``). NVIDIA's
+    manager pauses with the same value and keeps no journal, so while it runs, such labels are its.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
     """
-    if shared.limits.allows_foreign_managers:
-        return False
-    others = survey.foreign_managers(shared.deps, shared.deps.workloads.list())
-    if others:
+    if not journals.unlisted_pauses(view):
+        return
+    if others := survey.foreign_managers(shared.deps, shared.deps.workloads.list()):
         _log.warning("pauses_left_to_foreign_manager", managers=others)
-    return bool(others)
+        return
+    keys: tuple[str, ...] = ()
+
+    def decide(view: node_object.NodeView) -> node_object.NodePatch:
+        nonlocal keys
+        keys = journals.unlisted_pauses(view)
+        return node_object.NodePatch(labels=dict.fromkeys(keys, "true"))
+
+    shared.publisher.update(decide)
+    if keys:
+        names = messages.listed([key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in keys])
+        message = f"resumed {names}: paused for a MIG change that is not under way"
+        shared.deps.node.emit(reason="Recovered", message=message, is_warning=False)
 
 
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:

@@ -51,6 +51,14 @@ GPU_CLAIM_DRIVER = "gpu.nvidia.com"
 """The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
 
 
+def is_deployed(value: str | None) -> bool:
+    """Return whether a deploy label has a client run on the node, now or after our pause.
+
+    NVIDIA's driver manager appends its own pause to ours (k8s-driver-manager, ``maybeSetPaused``).
+    """
+    return value is not None and (value == "true" or value.startswith(PAUSED_VALUE))
+
+
 def is_deploy_label(key: str) -> bool:
     """Return whether a key is a deploy label that the API accepts."""
     name = key.partition("/")[2]

@@ -282,6 +282,18 @@ def without_foreign_labels(journal: Journal, view: node_object.NodeView) -> Jour
     return dataclasses.replace(journal, paused_labels=paused, plugin_config=plugin)
 
 
+def unlisted_pauses(view: node_object.NodeView) -> tuple[str, ...]:
+    """Return the deploy labels with our paused value that the Node's journal does not list."""
+    journal = parse_or_none(view.annotations.get(well_known.JOURNAL_ANNOTATION)) or NONE
+    return tuple(
+        key
+        for key, value in view.labels.items()
+        if well_known.is_deploy_label(key)
+        and value == well_known.PAUSED_VALUE
+        and key not in journal.paused_labels
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedLayout:
     """The layout that was verified last, for the next boot: instances do not survive a reboot."""
