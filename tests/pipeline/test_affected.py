@@ -230,6 +230,17 @@ def test_a_pod_bound_before_the_taint_keeps_its_device_if_another_is_free(when: 
     assert "workloads.evict" not in rig.log
 
 
+@pytest.mark.parametrize("call", ["workloads.can_evict", "workloads.evict"])
+def test_a_newer_request_ends_a_drain_between_two_evictions(call: str) -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    for number, device in enumerate(rig.gpus[0].mig_uuids):
+        rig.add_pod(f"pod-{number}", devices=frozenset({device}))
+
+    scenes.assert_superseded(rig, "all-disabled", when=lambda: call in rig.log, replaced=True)
+
+    assert rig.log.count(call) == 1
+
+
 def starting_pod(rig: fakes.NodeRig, *, gpu: int, profile: str, listed_after_s: float) -> str:
     """Bind a pod whose devices kubelet does not list yet."""
     devices = frozenset({scenes.device(rig, gpu, profile)})

@@ -74,6 +74,8 @@ class Evictions:
     strategy: policies.DrainStrategy
     on_round: Callable[[str], None]
     """Called with a message before the next round of a rolling drain."""
+    check: Callable[[], object] = lambda: None
+    """Called before each eviction or deletion; raises ``Superseded`` to end them."""
     on_evicted: Callable[[], object] = lambda: None
     """Called after a pod was evicted or deleted."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
@@ -113,6 +115,7 @@ class Evictions:
         Raises:
             ClusterError: The API refused the request as such.
             DrainError: PODS_RETURN.
+            Superseded: As ``check``.
         """
         self.returning.refuse_more(filter(self._is_pending, remaining))
         not_evictable = _not_evictable(remaining)
@@ -268,6 +271,7 @@ class Evictions:
             if (why := self._why_paused(pod)) is not None:
                 blocked[pod.key] = why
                 continue
+            self.check()
             before = self._attempts.pop(pod.uid, _Attempt()).error
             failure: errors.ClusterError | None = None
             try:

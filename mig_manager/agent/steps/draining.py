@@ -165,6 +165,8 @@ def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
             strategy=order.limits.policy.strategy,
             # Publish before the first eviction of the round.
             on_round=lambda message: job.journal.enter(model.Phase.DRAIN, message, draining=True),
+            # Evictions may take long, for example because of a slow webhook.
+            check=job.cancel.check,
             on_evicted=lambda: _note_evicted(job),
             telemetry=job.deps.telemetry,
             returning=job.memory.returning,
