@@ -55,7 +55,7 @@ def _meaning(option: options.Option) -> str:
 
 def _listed(command: str, of: program.CommandLine = registry.PROGRAM) -> list[options.Option]:
     """Return the options with a flag that a page about a command lists."""
-    return [each for each in of.flagged(command) if not (command and each is program.HELP)]
+    return [each for each in of.flag_options_of(command) if not (command and each is program.HELP)]
 
 
 def _by_group(listed: Iterable[options.Option]) -> Mapping[str, list[options.Option]]:

@@ -22,7 +22,7 @@ _KEYS = {
 }
 
 
-def respelled(command: str, argv: Sequence[str]) -> tuple[list[str], dict[str, object]]:
+def respell(command: str, argv: Sequence[str]) -> tuple[list[str], dict[str, object]]:
     """Return the words of a command in argparse's spelling, and the values of its switches.
 
     Go's flags may have one dash: argparse would parse ``-config-file F`` as ``-c``. A switch may

@@ -103,7 +103,7 @@ PROGRAM = program.CommandLine(
     other_statuses=_OTHER_STATUSES,
     environment=_ENVIRONMENT,
     values=_VALUES,
-    respell=go_spellings.respelled,
+    respell=go_spellings.respell,
     about="""
     Partition NVIDIA GPUs with MIG: change only what differs, and explain every failure.
 

@@ -10,7 +10,7 @@ from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import completion, console, documents, parser
 from mig_manager.core import options
 from mig_manager.core.fleet import listed_layouts
-from mig_manager.kubectl import registry, settings
+from mig_manager.kubectl import plugin_settings, registry
 
 _COMPLETER = "kubectl_complete-mig"
 """The program that kubectl runs to complete the arguments of the plugin ``mig``."""
@@ -77,7 +77,7 @@ def _values(
     """Return completions that need the cluster or a file."""
     timeout = line.values.get("request_timeout") or f"{_COMPLETION_TIMEOUT_S:g}s"
     cluster = kubectl.Kubectl(
-        settings.kubectl_options({**line.values, "request_timeout": timeout}),
+        plugin_settings.kubectl_options({**line.values, "request_timeout": timeout}),
         note=lambda _: None,
         timeout_s=_COMPLETION_TIMEOUT_S,
     )
@@ -97,9 +97,9 @@ def _layouts(
     line: completion.Line, reader: cluster_reader.ClusterReader, terminal: console.Console
 ) -> Iterable[str]:
     """Return the layouts of the chosen document and, if the command takes them, of nodes."""
-    chosen = registry.PROGRAM.settings({**line.values, "command": line.command}, {})
+    settings = registry.PROGRAM.settings({**line.values, "command": line.command}, {})
     # The user is still typing on standard input, and no shell has expanded the tilde.
-    file = chosen.filename and str(pathlib.Path(chosen.filename).expanduser())
+    file = settings.filename and str(pathlib.Path(settings.filename).expanduser())
     names: tuple[str, ...] = ()
     # One source may be forbidden or invalid.
     with contextlib.suppress(errors.MigManagerError):
@@ -109,13 +109,13 @@ def _layouts(
                     terminal,
                     reader,
                     file=file,
-                    config_map=chosen.config_map,
+                    config_map=settings.config_map,
                     default=listed_layouts.NO_FILE,
                 ).layouts
             )
     with contextlib.suppress(errors.MigManagerError):
         if line.command == "plan" or (line.command == "apply" and not file):
-            nodes = reader.selected(chosen.selector)
+            nodes = reader.selected(settings.selector)
             names += tuple(entry.name for node in nodes for entry in node.layouts)
     return dict.fromkeys(names)
 

@@ -14,7 +14,7 @@ from mig_manager.core import bar, options, yaml_tree
 from mig_manager.core.fleet import listed_layouts, node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
-from mig_manager.kubectl import cluster, plan, settings
+from mig_manager.kubectl import cluster, plan, plugin_settings
 
 ABOUT = """
 Refused if the layout cannot fit. One from your file needs an agent with --custom-layouts.
@@ -29,13 +29,14 @@ _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
 
 class Settings(
-    settings.NodeCommandSettings, takes=f"layout node filename dry-run output {settings.COMMON}"
+    plugin_settings.NodeCommandSettings,
+    takes=f"layout node filename dry-run output {plugin_settings.COMMON}",
 ):
     """Settings of ``apply``."""
 
     layout: str | None = options.declared(
         dataclasses.replace(
-            settings.LAYOUT,
+            plugin_settings.LAYOUT,
             help="a layout that the node lists, or which of a file with several",
             is_required=False,
         )
@@ -45,25 +46,25 @@ class Settings(
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Request a layout for one node; 1 if the node cannot have it."""
-    if chosen.layout is None and chosen.filename is None:
+    if settings.layout is None and settings.filename is None:
         raise errors.UsageError(
             "name a layout that 'kubectl mig layouts' lists, or the file with yours: -f FILE"
         )
-    here = cluster.ClusterCommand(chosen, terminal)
-    document = here.document(listed_layouts.NO_FILE)
-    custom = None if chosen.filename is None else select(document, chosen.layout)
+    command = cluster.ClusterCommand(settings, terminal)
+    document = command.document(listed_layouts.NO_FILE)
+    custom = None if settings.filename is None else select(document, settings.layout)
     result = apply(
-        here.kubectl,
-        here.node(chosen.node),
-        custom or str(chosen.layout),
+        command.kubectl,
+        command.node(settings.node),
+        custom or str(settings.layout),
         document,
-        is_dry_run=chosen.is_dry_run,
-        now=here.now,
+        is_dry_run=settings.is_dry_run,
+        now=command.now,
     )
-    return here.answer(
-        result.to_data, lambda: text(result, style=here.style), is_good=result.is_good
+    return command.answer(
+        result.to_data, lambda: text(result, style=command.style), is_good=result.is_good
     )
 
 
@@ -204,8 +205,8 @@ def _request(
                 raise
         else:
             return
-        found = cluster_reader.ClusterReader(api.get).find([node.name], None, now=now)
-        node = found.reports[0].node
+        search = cluster_reader.ClusterReader(api.get).find([node.name], None, now=now)
+        node = search.reports[0].node
         if _basis(node) != _basis(report.node):
             break
     raise errors.ClusterError(

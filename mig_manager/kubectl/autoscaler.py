@@ -23,7 +23,7 @@ from mig_manager.core import messages, options
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources, strategies, well_known
 from mig_manager.core.planner import planner
-from mig_manager.kubectl import cluster, settings
+from mig_manager.kubectl import cluster, plugin_settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -32,12 +32,12 @@ _LABELS, _RESOURCES = "label", "resources"
 
 
 class Settings(
-    settings.PluginSettings,
-    takes=f"layout filename config-map output gpu strategy {settings.COMMON}",
+    plugin_settings.PluginSettings,
+    takes=f"layout filename config-map output gpu strategy {plugin_settings.COMMON}",
 ):
     """Settings of ``autoscaler-tags``."""
 
-    layout: str = options.declared(settings.LAYOUT)
+    layout: str = options.declared(plugin_settings.LAYOUT)
     gpu: str | None = options.text(
         "the GPUs of a node, such as 8xA100-SXM4-40GB (required)", metavar=options.SPEC
     )
@@ -49,14 +49,14 @@ class Settings(
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Print the tags of a node group that scales from zero."""
-    if not chosen.gpu:
+    if not settings.gpu:
         raise errors.UsageError("--gpu is missing: name the GPUs of a node")
-    here = cluster.ClusterCommand(chosen, terminal)
-    layout = here.document().layout(chosen.layout)
-    result = tags(layout, chosen.gpu, chosen.strategy)
-    return here.answer(result.to_data, lambda: text(result), is_good=True)
+    command = cluster.ClusterCommand(settings, terminal)
+    layout = command.document().layout(settings.layout)
+    result = tags(layout, settings.gpu, settings.strategy)
+    return command.answer(result.to_data, lambda: text(result), is_good=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,9 @@ class Tags:
         variables = {_LABELS: "node_labels", _RESOURCES: "extended_resources"}
         return ";".join(
             f"{variable}="
-            + ",".join(f"{key}={value}" for own, key, value in self._facts() if own == kind)
+            + ",".join(
+                f"{key}={value}" for fact_kind, key, value in self._facts() if fact_kind == kind
+            )
             for kind, variable in variables.items()
         )
 

@@ -15,7 +15,7 @@ from mig_manager.core import bar, messages, model, picture, profile_name, tables
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room
-from mig_manager.kubectl import cluster, settings
+from mig_manager.kubectl import cluster, plugin_settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -32,18 +32,20 @@ _OLD = (
 )
 
 
-class Settings(settings.NodesSettings, takes=f"node selector output {settings.COMMON}"):
+class Settings(
+    plugin_settings.NodesSettings, takes=f"node selector output {plugin_settings.COMMON}"
+):
     """Settings of ``capacity``."""
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show the capacity of nodes; 1 if a node's capacity is unknown."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    search = here.nodes(chosen.nodes)
-    result = capacity(search.reports, now=here.now)
-    return here.answer(
+    command = cluster.ClusterCommand(settings, terminal)
+    search = command.nodes(settings.nodes)
+    result = capacity(search.reports, now=command.now)
+    return command.answer(
         result.to_data,
-        lambda: table(result, style=here.style),
+        lambda: table(result, style=command.style),
         is_good=result.is_good and not search.missing,
     )
 
@@ -74,7 +76,7 @@ class GpuCapacity:
             "name": self.gpu.name,
             "in_use": [str(place) for place in sorted(self.in_use)],
             "idle": [str(gi.placement) for gi in self.idle],
-            "room": _named(self.room.profiles),
+            "room": _counts_by_name(self.room.profiles),
             "free_slices": self.room.free,
             "stranded_slices": self.room.stranded,
             "fragmentation": round(self.room.fragmentation, 2),
@@ -163,15 +165,15 @@ class ClusterCapacity:
 
 def _totals(node: NodeCapacity) -> "answers.TotalCapacity":
     return {
-        "idle_devices": _named(node.devices),
+        "idle_devices": _counts_by_name(node.devices),
         "idle_whole_gpus": node.whole_gpus,
-        "room": _named(node.room),
+        "room": _counts_by_name(node.room),
         "free_slices": node.free,
         "stranded_slices": node.stranded,
     }
 
 
-def _named(counts: Mapping[model.Profile, int]) -> dict[str, int]:
+def _counts_by_name(counts: Mapping[model.Profile, int]) -> dict[str, int]:
     ordered = sorted(counts.items())
     return {str(profile): count for profile, count in ordered if count}
 
@@ -191,8 +193,8 @@ def _of_node(report: node_reports.NodeReport) -> NodeCapacity:
     measured, unknown = [], []
     in_use = use.in_use if use else {}
     for gpu in (report.gpus or ()) if use else ():
-        if gpu.uuid in in_use and (known := _of_gpu(gpu, in_use[gpu.uuid])):
-            measured.append(known)
+        if gpu.uuid in in_use and (capacity_of_gpu := _of_gpu(gpu, in_use[gpu.uuid])):
+            measured.append(capacity_of_gpu)
         else:
             unknown.append(gpu)
     if unknown:

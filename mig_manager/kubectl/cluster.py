@@ -9,22 +9,24 @@ from mig_manager.core import bar
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout.layouts import Document
 from mig_manager.core.node_settings import OutputFormat
-from mig_manager.kubectl import settings
+from mig_manager.kubectl import plugin_settings
 
 
 class ClusterCommand:
     """A command on a cluster, with its settings and its terminal."""
 
-    def __init__(self, chosen: settings.PluginSettings, terminal: console.Console) -> None:
-        self._chosen = chosen
+    def __init__(
+        self, settings: plugin_settings.PluginSettings, terminal: console.Console
+    ) -> None:
+        self._settings = settings
         self._terminal = terminal
-        self.kubectl = kubectl.Kubectl(chosen.kubectl, note=terminal.note)
+        self.kubectl = kubectl.Kubectl(settings.kubectl, note=terminal.note)
         self.reader = cluster_reader.ClusterReader(self.kubectl.get)
 
     @property
     def style(self) -> bar.Style:
         """The terminal's present style."""
-        return self._terminal.style(self._chosen.colour)
+        return self._terminal.style(self._settings.colour)
 
     @property
     def now(self) -> dt.datetime:
@@ -35,7 +37,7 @@ class ClusterCommand:
         self, data: Callable[[], Mapping[str, object]], text: Callable[[], str], *, is_good: bool
     ) -> int:
         """Write the answer in the chosen format, and return the exit status."""
-        return self._terminal.answer(self._chosen.output_format, data, text, is_good=is_good)
+        return self._terminal.answer(self._settings.output_format, data, text, is_good=is_good)
 
     def nodes(self, names: Sequence[str] = ()) -> cluster_reader.NodeSearch:
         """Return the selected nodes, and name the missing ones on standard error."""
@@ -46,7 +48,7 @@ class ClusterCommand:
 
     def find(self, names: Sequence[str]) -> cluster_reader.NodeSearch:
         """Return the selected nodes; without names, all that the selector matches."""
-        return self.reader.find(names, self._chosen.selector, now=self.now)
+        return self.reader.find(names, self._settings.selector, now=self.now)
 
     def node(self, name: str) -> node_reports.NodeReport:
         """Return one node."""
@@ -55,14 +57,14 @@ class ClusterCommand:
 
     def is_drawn(self, search: cluster_reader.NodeSearch) -> bool:
         """Return whether nodes are drawn, not listed."""
-        return len(search.reports) == 1 or self._chosen.output_format is OutputFormat.WIDE
+        return len(search.reports) == 1 or self._settings.output_format is OutputFormat.WIDE
 
     def document(self, default: Document | None = None) -> Document:
         """Return the layouts of the chosen file or ConfigMap, or of the agents'."""
         return documents.document(
             self._terminal,
             self.reader,
-            file=self._chosen.filename,
-            config_map=self._chosen.config_map,
+            file=self._settings.filename,
+            config_map=self._settings.config_map,
             default=default,
         )

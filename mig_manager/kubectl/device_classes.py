@@ -13,7 +13,7 @@ from mig_manager.cli.toolkit import console
 from mig_manager.core import bar, model, tables
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import device_classes
-from mig_manager.kubectl import cluster, settings
+from mig_manager.kubectl import cluster, plugin_settings
 
 _HEAD = ("DEVICECLASS", "RESOURCE", "IN THE CLUSTER", "NODES")
 
@@ -23,28 +23,30 @@ With '-o yaml' it prints them for 'kubectl apply -f -'.
 """
 
 
-class Settings(settings.NodesSettings, takes=f"node selector output {settings.COMMON}"):
+class Settings(
+    plugin_settings.NodesSettings, takes=f"node selector output {plugin_settings.COMMON}"
+):
     """Settings of ``device-classes``."""
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show the classes, or print them; 1 if the GPUs of a node are unknown."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    search = here.nodes(chosen.nodes)
+    command = cluster.ClusterCommand(settings, terminal)
+    search = command.nodes(settings.nodes)
     unknown = [each.node.name for each in search.reports if each.gpus is None]
     for name in unknown:
         terminal.note(f"{name}: its agent has not published its GPUs")
     present: tuple[device_classes.DeviceClass, ...] = ()
     try:
-        present = here.reader.device_classes()
+        present = command.reader.device_classes()
     except errors.ClusterError as error:
         terminal.note(f"the DeviceClasses of the cluster are unknown: {error.message}")
     result = for_nodes(search.reports, present)
-    if chosen.output_format.is_data:
+    if settings.output_format.is_data:
         # A Kubernetes object, not an answer of ours.
-        terminal.say(console.rendered(result.to_data(), chosen.output_format))
+        terminal.say(console.render(result.to_data(), settings.output_format))
     else:
-        text = table(result, style=here.style)
+        text = table(result, style=command.style)
         terminal.say(text + "\n")
     return console.FAILED if search.missing or unknown else console.DONE
 

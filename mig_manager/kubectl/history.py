@@ -14,7 +14,7 @@ from mig_manager.cli.toolkit import console
 from mig_manager.core import bar, tables, timestamps
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.records import status as run_status
-from mig_manager.kubectl import cluster, settings
+from mig_manager.kubectl import cluster, plugin_settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -24,15 +24,15 @@ _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
 """Moments that no Event shows, in chronological order."""
 
 
-class Settings(settings.NodeCommandSettings, takes=f"node output {settings.COMMON}"):
+class Settings(plugin_settings.NodeCommandSettings, takes=f"node output {plugin_settings.COMMON}"):
     """Settings of ``history``."""
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show what happened to a node's layout lately."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    result = history(here.reader, here.node(chosen.node), now=here.now)
-    return here.answer(result.to_data, lambda: page(result, style=here.style), is_good=True)
+    command = cluster.ClusterCommand(settings, terminal)
+    result = history(command.reader, command.node(settings.node), now=command.now)
+    return command.answer(result.to_data, lambda: page(result, style=command.style), is_good=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

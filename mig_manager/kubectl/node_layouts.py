@@ -17,7 +17,7 @@ from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
-from mig_manager.kubectl import cluster, presumed_gpus, settings
+from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -26,24 +26,25 @@ Document = Callable[[], layouts.Document]
 
 
 class Settings(
-    settings.NodeCommandSettings, takes=f"node filename config-map output {settings.COMMON}"
+    plugin_settings.NodeCommandSettings,
+    takes=f"node filename config-map output {plugin_settings.COMMON}",
 ):
     """Settings of ``layouts``."""
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show the layouts available on a node; 1 if there is none."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    report = here.node(chosen.node)
-    own = cluster_reader.OPERATOR_NAMESPACE, f"{report.node.name}-mig-config"
-    documents: list[Document] = [here.document, lambda: here.reader.document(own)]
-    if chosen.filename or chosen.config_map:
-        document = here.document()
+    command = cluster.ClusterCommand(settings, terminal)
+    report = command.node(settings.node)
+    config_map = cluster_reader.OPERATOR_NAMESPACE, f"{report.node.name}-mig-config"
+    documents: list[Document] = [command.document, lambda: command.reader.document(config_map)]
+    if settings.filename or settings.config_map:
+        document = command.document()
         documents = [lambda: document]
     result = list_layouts(report, documents)
-    return here.answer(
+    return command.answer(
         result.to_data,
-        lambda: pictures(result, style=here.style),
+        lambda: pictures(result, style=command.style),
         is_good=bool(result.layouts),
     )
 
@@ -105,22 +106,22 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
     if gpus is None:
         gpus, note = presumed_gpus.of(report)
         notes.append(note)
-    known = _contents(served.generated(gpus).values())
-    entries, note = _entries(node, known)
+    contents_by_key = _by_key(served.generated(gpus).values())
+    entries, note = _entries(node, contents_by_key)
     if node.takes_custom:
         # An invalid annotation has no layout to list.
         with contextlib.suppress(errors.MigManagerError):
-            own, _ = custom_layouts.Custom.of(node.view).layout()
-            entries = [*entries, served.ServedLayout.of(own)]
-            known |= _contents([own])
+            custom, _ = custom_layouts.Custom.of(node.view).layout()
+            entries = [*entries, served.ServedLayout.of(custom)]
+            contents_by_key |= _by_key([custom])
     notes += [note] if note else []
     for document in documents:
-        if all(_key(entry) in known for entry in entries):
+        if all(_key(entry) in contents_by_key for entry in entries):
             break
         # Without a document, only pictures are missing.
         with contextlib.suppress(errors.MigManagerError):
-            known |= _contents(document().layouts.values())
-    contents = (known[_key(entry)] for entry in entries if _key(entry) in known)
+            contents_by_key |= _by_key(document().layouts.values())
+    contents = filter(None, (contents_by_key.get(_key(entry)) for entry in entries))
     fitted = {fit.layout.name: fit.gpus for fit in served.fitting(contents, gpus)}
     return Layouts(
         node=node.name,
@@ -144,8 +145,8 @@ def _key(entry: served.ServedLayout) -> _Key:
     return entry.name, entry.content_hash
 
 
-def _contents(known: Iterable[layouts.Layout]) -> dict[_Key, layouts.Layout]:
-    return {(layout.name, layout.content_hash): layout for layout in known}
+def _by_key(candidates: Iterable[layouts.Layout]) -> dict[_Key, layouts.Layout]:
+    return {(layout.name, layout.content_hash): layout for layout in candidates}
 
 
 def _entries(

@@ -10,7 +10,7 @@ from mig_manager.core import bar, messages, node_settings, options, tables
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources, well_known
-from mig_manager.kubectl import cluster, presumed_gpus, settings, status
+from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus, status
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -22,27 +22,27 @@ _FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", 
 
 
 class Settings(
-    settings.NodesSettings,
-    takes=f"layout node selector filename config-map output {settings.COMMON}",
+    plugin_settings.NodesSettings,
+    takes=f"layout node selector filename config-map output {plugin_settings.COMMON}",
 ):
     """Settings of ``plan``."""
 
-    layout: str = options.declared(settings.LAYOUT)
-    output_format: node_settings.OutputFormat = settings.drawn_output()
+    layout: str = options.declared(plugin_settings.LAYOUT)
+    output_format: node_settings.OutputFormat = plugin_settings.drawn_output()
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show what a layout would change on nodes; 1 if a node cannot have it."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    search = here.nodes(chosen.nodes)
-    is_listed = listed_layouts.is_listed((each.node for each in search.reports), chosen.layout)
-    document = here.document(listed_layouts.NO_FILE if is_listed else None)
-    pods = here.reader.pods(search.names)
-    result = plan(chosen.layout, search.reports, document=document, pods=pods)
-    draw = pictures if here.is_drawn(search) else table
-    return here.answer(
+    command = cluster.ClusterCommand(settings, terminal)
+    search = command.nodes(settings.nodes)
+    is_listed = listed_layouts.is_listed((each.node for each in search.reports), settings.layout)
+    document = command.document(listed_layouts.NO_FILE if is_listed else None)
+    pods = command.reader.pods(search.names)
+    result = plan(settings.layout, search.reports, document=document, pods=pods)
+    draw = pictures if command.is_drawn(search) else table
+    return command.answer(
         result.to_data,
-        lambda: draw(result, style=here.style),
+        lambda: draw(result, style=command.style),
         is_good=result.is_good and not search.missing,
     )
 
@@ -69,7 +69,7 @@ class NodePlan:
         """Return plain data for JSON and YAML."""
         planned, losses = self.preview.planned, self.preview.losses
         data: Mapping[str, object] = planned.to_data() if planned else {}
-        known = {key: value for key, value in data.items() if key not in _NOT_KNOWN}
+        published = {key: value for key, value in data.items() if key not in _NOT_KNOWN}
         return {
             "node": self.preview.name,
             "fits": self.preview.feasibility.fits,
@@ -87,7 +87,7 @@ class NodePlan:
                 }
                 for loss in losses
             ],
-            "plan": cast("answers.PublishedPlan", status.without_ids(known)) or None,
+            "plan": cast("answers.PublishedPlan", status.without_ids(published)) or None,
         }
 
 
@@ -146,7 +146,7 @@ def _of_node(
     report: node_reports.NodeReport,
     document: layouts.Document,
     pods: cluster_reader.Pods,
-    chosen: layouts.Layout | None,
+    layout: layouts.Layout | None,
 ) -> NodePlan:
     run, presumed = report.node.status, None
     notes = list(report.notes) if report.gpus is not None else []
@@ -163,14 +163,14 @@ def _of_node(
         layout_name,
         pods.of(report.node.name),
         presumed=presumed,
-        layout=chosen,
+        layout=layout,
     )
     if report.gpus is None and presumed is None:
         result = dataclasses.replace(result, message=why_not)
     if result.planned:
         used = [run.config_hash] if run and run.config == layout_name and run.config_hash else []
         listed = [each.content_hash for each in report.node.layouts if each.name == layout_name]
-        if chosen is None and {*(listed or used)} - {result.content_hash}:
+        if layout is None and {*(listed or used)} - {result.content_hash}:
             verb = "has" if listed else "last used"
             notes.append(f"its agent {verb} another layout named {layout_name}")
         notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
@@ -220,7 +220,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         result, change, pods = node.preview, "-", "-"
         if result.planned is not None:
             change = gpu_report.summary(result.planned) if node.is_changed else "nothing"
-            pods = "?" if result.losses is None else _affected(result)
+            pods = "?" if result.losses is None else _eviction_counts(result)
         rows.append((result.name, _FITS[result.feasibility.fits], change, pods))
         if remarks := messages.join(node.why_not, *node.notes):
             notes.append(style.wrapped(f"{result.name}: {remarks}"))
@@ -237,7 +237,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *notes, style.wrapped(total)])
 
 
-def _affected(result: preview.Preview) -> str:
+def _eviction_counts(result: preview.Preview) -> str:
     parts = [f"{len(result.evicted)} evicted"] if result.evicted else []
     parts += [f"up to {len(result.maybe_evicted)} may be evicted"] if result.maybe_evicted else []
     return ", ".join(parts) or "none"

@@ -17,20 +17,20 @@ def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 
     labels = report.node.view.labels
-    product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
+    name = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
     count = labels.get(_COUNT_LABEL, "1")
-    if not product:
+    if not name:
         return model.NO_GPUS, "no agent and no label shows its GPUs"
     is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
     number = int(count) if is_count else 1
     try:
-        known = hardware.find(product)
+        product = hardware.find(name)
         gpus = model.ObservedGpus(
-            hardware.template(known, index) for index in range(min(number, hardware.MAX_GPUS))
+            hardware.template(product, index) for index in range(min(number, hardware.MAX_GPUS))
         )
     except errors.UsageError as error:
         return model.NO_GPUS, f"its agent has published nothing, and by its label: {error.message}"
     return gpus, (
-        f"its agent has published nothing; by its labels it has {len(gpus)}x {known.name}, "
+        f"its agent has published nothing; by its labels it has {len(gpus)}x {product.name}, "
         "presumed not partitioned"
     )

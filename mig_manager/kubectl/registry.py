@@ -1,7 +1,7 @@
 """The commands of ``kubectl mig``, a row for every command; ``program`` says what a row is."""
 
 from mig_manager.cli.toolkit import program
-from mig_manager.kubectl import settings
+from mig_manager.kubectl import plugin_settings
 
 _ROWS = (
     program.Command("status", "Show the layouts and slices of nodes.", "status"),
@@ -32,7 +32,7 @@ PROGRAM = program.CommandLine(
     title="kubectl-mig",
     rows=_ROWS,
     folder=str(__package__),
-    anywhere=settings.KUBECTL_OPTIONS,
+    anywhere=plugin_settings.KUBECTL_OPTIONS,
     refuses_empty=False,
     statuses={
         "0": "OK",

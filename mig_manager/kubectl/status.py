@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from mig_manager.adapters import cluster_reader
-from mig_manager.cli.toolkit import console, gpu_report
-from mig_manager.cli.toolkit import settings as toolkit_settings
+from mig_manager.cli.toolkit import command_settings, console, gpu_report
 from mig_manager.core import (
     bar,
     gpu_answers,
@@ -20,7 +19,7 @@ from mig_manager.core import (
 )
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.node import resources
-from mig_manager.kubectl import cluster, history, settings
+from mig_manager.kubectl import cluster, history, plugin_settings
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -30,40 +29,42 @@ LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
 
-class Settings(settings.NodesSettings, takes=f"node selector watch output {settings.COMMON}"):
+class Settings(
+    plugin_settings.NodesSettings, takes=f"node selector watch output {plugin_settings.COMMON}"
+):
     """Settings of ``status``."""
 
-    is_watched: bool = options.declared(toolkit_settings.WATCH)
-    output_format: node_settings.OutputFormat = settings.drawn_output()
+    is_watched: bool = options.declared(command_settings.WATCH)
+    output_format: node_settings.OutputFormat = plugin_settings.drawn_output()
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show nodes, once or until q is pressed."""
-    here = cluster.ClusterCommand(chosen, terminal)
+    command = cluster.ClusterCommand(settings, terminal)
 
     def status_of(search: cluster_reader.NodeSearch) -> tuple[ClusterStatus, str]:
-        pods, is_drawn = cluster_reader.Pods(by_node=None), here.is_drawn(search)
+        pods, is_drawn = cluster_reader.Pods(by_node=None), command.is_drawn(search)
         # A table has no room for the pods of many nodes, and listing them is slow.
-        if is_drawn or chosen.output_format is not node_settings.OutputFormat.TEXT:
-            pods = here.reader.pods(search.names)
-        result = ClusterStatus(reports=search.reports, pods=pods, now=here.now)
-        return result, (pictures if is_drawn else table)(result, style=here.style)
+        if is_drawn or settings.output_format is not node_settings.OutputFormat.TEXT:
+            pods = command.reader.pods(search.names)
+        result = ClusterStatus(reports=search.reports, pods=pods, now=command.now)
+        return result, (pictures if is_drawn else table)(result, style=command.style)
 
-    if not chosen.is_watched:
-        search = here.nodes(chosen.nodes)
+    if not settings.is_watched:
+        search = command.nodes(settings.nodes)
         result, text = status_of(search)
         is_good = result.is_good and not search.missing
-        return here.answer(result.to_data, lambda: text, is_good=is_good)
+        return command.answer(result.to_data, lambda: text, is_good=is_good)
     from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
 
-    live.require_text(chosen.output_format)
+    live.require_text(settings.output_format)
 
     def refresh() -> live.View:
-        style, search = here.style, here.find(chosen.nodes)
+        style, search = command.style, command.find(settings.nodes)
         blocks = [status_of(search)[1]]
         # Events cost a request per node, and their table does not name it.
         if len(search.reports) == 1:
-            past = history.history(here.reader, search.reports[0], now=here.now)
+            past = history.history(command.reader, search.reports[0], now=command.now)
             blocks += history.last_run(past, style=style)
         blocks += [style.wrapped(message) for message in search.missing]
         lines = {report.node.name: line(report) for report in search.reports}
@@ -206,7 +207,7 @@ def _users(
     width = max((len(kind_name(kind.resource)) for kind in kinds), default=0)
     for kind in kinds:
         name = kind_name(kind.resource).ljust(width)
-        yield style.wrapped(f"{name}  {used(kind)}", indent="  ")
+        yield style.wrapped(f"{name}  {usage(kind)}", indent="  ")
     claiming = status.claiming(report)
     if claiming:
         names = named_pods(dict.fromkeys(claiming, 1))
@@ -228,7 +229,7 @@ def named_pods(requests: Mapping[str, int]) -> str:
     return messages.listed(named, limit=messages.MAX_AT_A_TERMINAL)
 
 
-def used(kind: resources.DeviceKind) -> str:
+def usage(kind: resources.DeviceKind) -> str:
     """Name the pods that request devices of a kind, and the number of devices in use."""
     if not kind.pods:
         return f"{kind.count} free"

@@ -13,7 +13,7 @@ from mig_manager.cli.toolkit import console, live
 from mig_manager.core import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
 from mig_manager.core.node import pod_object, well_known
-from mig_manager.kubectl import cluster, plan, settings, status
+from mig_manager.kubectl import cluster, plan, plugin_settings, status
 
 _UP, _DOWN = ("k", "\x1b[A"), ("j", "\x1b[B")
 _OPEN, _BACK = ("\r", "\n"), ("\x1b", "\x7f")
@@ -26,15 +26,16 @@ status' prints all nodes once.
 
 
 class Settings(
-    settings.NodesSettings, takes=f"node selector filename config-map {settings.COMMON}"
+    plugin_settings.NodesSettings,
+    takes=f"node selector filename config-map {plugin_settings.COMMON}",
 ):
     """Settings of ``top``."""
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show the screen until q is pressed."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    view = Top(here, chosen.nodes)
+    command = cluster.ClusterCommand(settings, terminal)
+    view = Top(command, settings.nodes)
     return live.run(terminal, view.refresh, view.press)
 
 
@@ -215,10 +216,10 @@ class Top:
         return "\n".join(lines)
 
 
-def _next(names: Sequence[str], chosen: str, key: str) -> str:
+def _next(names: Sequence[str], selected: str, key: str) -> str:
     """Return the name before or after the chosen one; stop at the ends, or without names."""
     if not names:
-        return chosen
-    index = names.index(chosen) if chosen in names else 0
+        return selected
+    index = names.index(selected) if selected in names else 0
     index += 1 if key in _DOWN else -1
     return names[min(max(index, 0), len(names) - 1)]

@@ -4,18 +4,17 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import console, validation
-from mig_manager.cli.toolkit import settings as toolkit_settings
+from mig_manager.cli.toolkit import command_settings, console, validation
 from mig_manager.core import messages, model, options
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout import validate
 from mig_manager.core.records import gpu_codec
-from mig_manager.kubectl import cluster, presumed_gpus, settings
+from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
 
 
 class Settings(
-    settings.PluginSettings,
-    takes=f"layout selector filename config-map must-fit output {settings.COMMON}",
+    plugin_settings.PluginSettings,
+    takes=f"layout selector filename config-map must-fit output {plugin_settings.COMMON}",
 ):
     """Settings of ``validate``."""
 
@@ -29,15 +28,15 @@ class Settings(
             default=(),
         )
     )
-    must_fit: bool = options.declared(toolkit_settings.MUST_FIT)
+    must_fit: bool = options.declared(command_settings.MUST_FIT)
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Check layouts against the GPUs that the nodes have; 1 if one does not fit."""
-    here = cluster.ClusterCommand(chosen, terminal)
-    document = here.document()
-    reports = here.nodes().reports
-    selected = document.selected(chosen.layouts)
+    command = cluster.ClusterCommand(settings, terminal)
+    document = command.document()
+    reports = command.nodes().reports
+    selected = document.selected(settings.layouts)
     templates, notes = _templates(reports)
     for note in notes:
         terminal.note(note)
@@ -50,11 +49,11 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         source=document.source,
         templates=templates,
         # Named layouts are meant for these nodes.
-        others=None if chosen.layouts or chosen.must_fit else hardware.known_gpus,
+        others=None if settings.layouts or settings.must_fit else hardware.known_gpus,
     )
-    return here.answer(
+    return command.answer(
         result.to_data,
-        lambda: validation.table(result, style=here.style),
+        lambda: validation.table(result, style=command.style),
         is_good=not result.misfits,
     )
 

@@ -68,7 +68,9 @@ STRICT_NAMES = {
     *("own", "seen", "taken"),
 }
 """The same for ``STRICT``, where also no function is a single participle."""
-STRICT = ("mig_manager/agent/", "mig_manager/change/", "mig_manager/partitioner/")
+STRICT = tuple(
+    f"mig_manager/{folder}/" for folder in ("agent", "change", "cli", "kubectl", "partitioner")
+)
 _LIMIT = re.compile(r"\b_?(?:MOST|LONGEST|LARGEST|FEWEST|LEAST)_(?!FRAGMENTED|COMMON)[A-Z_]+\b")
 
 
@@ -189,7 +191,8 @@ def _names(text: str, *, is_strict: bool) -> Iterator[tuple[str, int]]:
         word = name.strip("_").lower()
         # A decorated function, such as a property, is a value or a context.
         is_verb = isinstance(node, ast.FunctionDef) and not node.decorator_list
-        is_participle = is_strict and is_verb and re.fullmatch(r"[a-z]+ed", word)
+        # To proceed and to succeed are verbs.
+        is_participle = is_strict and is_verb and re.fullmatch(r"[a-z]+(?<!ce)ed", word)
         if word in (STRICT_NAMES if is_strict else NAMES) or is_participle:
             yield name, node.lineno
 

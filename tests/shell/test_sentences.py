@@ -38,7 +38,7 @@ PLAIN = bar.Style()
     ],
 )
 def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str) -> None:
-    assert status.used(resources.DeviceKind(resource=KIND, count=count, pods=pods)) == text
+    assert status.usage(resources.DeviceKind(resource=KIND, count=count, pods=pods)) == text
 
 
 @pytest.mark.parametrize(

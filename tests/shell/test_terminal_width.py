@@ -102,7 +102,7 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
         ),
     ]
 
-    shown = rollout_report.previewed(previews, "Layout x", style=bar.Style(columns=columns))
+    shown = rollout_report.preview_table(previews, "Layout x", style=bar.Style(columns=columns))
 
     assert max(map(len, shown.splitlines())) <= columns
     assert "training/worker-0" in shown

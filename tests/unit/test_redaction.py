@@ -52,7 +52,7 @@ def test_a_credential_in_a_usual_form_is_removed_and_the_rest_stays(
     secret += "SECRET"
     text = f"before\n{form.format(*[secret] * 3)}\nafter"
 
-    clean = redaction.redacted(text)
+    clean = redaction.redact(text)
 
     assert secret not in clean
     assert clean.startswith("before\n")
@@ -69,19 +69,19 @@ def test_json_stays_json_and_loses_its_secrets_also_inside_a_text(
     annotation = json.dumps({name: inner}, separators=separators)
     text = json.dumps({"plain": 1, name: secret, "annotation": annotation}, separators=separators)
 
-    data = json.loads(redaction.redacted(text))
+    data = json.loads(redaction.redact(text))
 
     assert data[name] == redaction.REMOVED
     assert json.loads(data["annotation"]) == {name: redaction.REMOVED}
     assert data["plain"] == 1
-    assert redaction.redacted(json.dumps({"other": [1]})) == '{"other": [1]}'
+    assert redaction.redact(json.dumps({"other": [1]})) == '{"other": [1]}'
 
 
 @hypothesis.given(secret=PHRASES, before=st.text(), after=st.text())
 def test_a_known_secret_is_removed_wherever_it_is(secret: str, before: str, after: str) -> None:
     text = f"{before}{secret}{after} {json.dumps(secret)}"
 
-    assert secret not in redaction.redacted(text, [secret]).replace(redaction.REMOVED, "")
+    assert secret not in redaction.redact(text, [secret]).replace(redaction.REMOVED, "")
 
 
 @hypothesis.given(name=NAMES, secrets=st.lists(st.text(), min_size=1), inner=BARE)
@@ -90,7 +90,7 @@ def test_json_stays_json_where_secrets_are_in_a_list(
 ) -> None:
     text = json.dumps({name: secrets, "annotation": json.dumps({name: [inner, inner]})})
 
-    data = json.loads(redaction.redacted(text))
+    data = json.loads(redaction.redact(text))
 
     assert data.keys() == {name, "annotation"}
     assert json.loads(data["annotation"]) == {name: redaction.REMOVED}
@@ -103,17 +103,17 @@ def test_a_known_secret_is_removed_also_where_it_is_encoded(secret: str, value: 
         "URL": urllib.parse.quote(secret, safe=""),
     }[value]
 
-    clean = redaction.redacted(f"x {encoded}", [secret])
+    clean = redaction.redact(f"x {encoded}", [secret])
 
     assert encoded.rstrip("=") not in clean
 
 
 @pytest.mark.parametrize("value", [True, None, 12345678])
 def test_json_stays_json_where_a_secret_is_no_text(value: object) -> None:
-    clean = redaction.redacted(json.dumps({"has_token": value, "next": 1}))
+    clean = redaction.redact(json.dumps({"has_token": value, "next": 1}))
 
     assert json.loads(clean) == {"has_token": redaction.REMOVED, "next": 1}
-    listed = redaction.redacted(json.dumps([{"name": "A_TOKEN", "value": value}, 1]))
+    listed = redaction.redact(json.dumps([{"name": "A_TOKEN", "value": value}, 1]))
     assert json.loads(listed) == [{"name": "A_TOKEN", "value": redaction.REMOVED}, 1]
 
 
@@ -121,7 +121,7 @@ def test_json_stays_json_where_a_secret_is_no_text(value: object) -> None:
 def test_a_key_in_pem_is_removed_also_if_its_end_is_missing(end: str) -> None:
     text = f"x\n-----BEGIN PRIVATE KEY-----\nMIIEvQ+/\nIBADANB==\n{end}"
 
-    clean = redaction.redacted(text)
+    clean = redaction.redact(text)
 
     assert clean.startswith("x\n[removed]")
     assert "MIIE" not in clean
@@ -173,7 +173,7 @@ def test_hostile_text_does_not_keep_the_command_busy(begin: str, repeated: str) 
     before = signal.signal(signal.SIGVTALRM, interrupt)
     signal.setitimer(signal.ITIMER_VIRTUAL, 15)
     try:
-        assert redaction.redacted(text) in (text, f'token:\\"{redaction.REMOVED}\\"')
+        assert redaction.redact(text) in (text, f'token:\\"{redaction.REMOVED}\\"')
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
@@ -375,7 +375,7 @@ HARMLESS = (
 
 @pytest.mark.parametrize("text", NAMED)
 def test_a_named_credential_is_removed(text: str) -> None:
-    clean = redaction.redacted(f"before\n{text}\nafter: 1")
+    clean = redaction.redact(f"before\n{text}\nafter: 1")
 
     assert HIDDEN not in clean
     assert redaction.REMOVED in clean
@@ -386,12 +386,12 @@ def test_a_named_credential_is_removed(text: str) -> None:
 
 @pytest.mark.parametrize(("before", "credential"), LOOKS)
 def test_a_credential_without_a_name_is_removed_by_its_looks(before: str, credential: str) -> None:
-    assert redaction.redacted(f"{before}{credential}, then") == f"{before}[removed], then"
+    assert redaction.redact(f"{before}{credential}, then") == f"{before}[removed], then"
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_harmless_text_stays(text: str) -> None:
-    assert redaction.redacted(text) == text
+    assert redaction.redact(text) == text
 
 
 def test_the_pages_of_the_project_stay() -> None:
@@ -399,4 +399,4 @@ def test_the_pages_of_the_project_stay() -> None:
     pages = pathlib.Path(__file__).parents[2] / "docs"
     texts = [page.read_text() for page in (pages / "labels.md", pages / "reasons.md")]
 
-    assert [redaction.redacted(text) for text in texts] == texts
+    assert [redaction.redact(text) for text in texts] == texts

@@ -63,7 +63,7 @@ class Settings(
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Survey the GPUs, write the file, and summarize it; 1 if there are differences.
 
     Raises:
@@ -76,32 +76,32 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.change import local
     from mig_manager.cli.commands import acceptance_course, acceptance_report, gpu_access
 
-    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
-    if chosen.row_source is not None:
-        terminal.say(acceptance_report.catalogue_rows(chosen.row_source))
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
+    if settings.row_source is not None:
+        terminal.say(acceptance_report.catalogue_rows(settings.row_source))
         return console.DONE
-    access = gpu_access.CommandAdapters(chosen, terminal)
+    access = gpu_access.CommandAdapters(settings, terminal)
     deps = access.dependencies()
     assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
     survey, course = deps.gpus.survey(), None
-    if chosen.changed_gpu is None:
+    if settings.changed_gpu is None:
         if interrupted := local.describe_interrupted(deps):
             terminal.note(interrupted)
     else:
-        asked_at = None if chosen.is_confirmed else terminal
-        course = acceptance_course.play(chosen.changed_gpu, survey, deps, access, asked_at)
+        asked_at = None if settings.is_confirmed else terminal
+        course = acceptance_course.play(settings.changed_gpu, survey, deps, access, asked_at)
     answer = acceptance_report.report(
         survey,
         course,
-        is_simulated=chosen.gpus.is_simulated,
-        timeout_s=chosen.gpu_timeout_s,
+        is_simulated=settings.gpus.is_simulated,
+        timeout_s=settings.gpu_timeout_s,
     )
-    text = console.answered(answer)
-    if chosen.answer_file == console.STANDARD_OUTPUT:
+    text = console.render_answer(answer)
+    if settings.answer_file == console.STANDARD_OUTPUT:
         terminal.say(text)
     else:
-        path = chosen.answer_file or _FILE
+        path = settings.answer_file or _FILE
         files.write_output(path, text)
-        summary = acceptance_report.summary(answer, path, terminal.style(chosen.colour))
+        summary = acceptance_report.summary(answer, path, terminal.style(settings.colour))
         terminal.say(bar.harmless(summary))
     return console.FAILED if answer["differences"] else console.DONE

@@ -55,7 +55,7 @@ def report(
     latencies = survey.latencies(course.calls if course else ())
     called = {each["function"] for each in latencies}
     library = surveys.answers_of(survey.calls)
-    found = [
+    differences = [
         *compared.of_library(
             library,
             expected.library,
@@ -80,8 +80,8 @@ def report(
         "driver_version": surveys.plain(survey.driver_version),
         "nvml_version": surveys.plain(survey.nvml_version),
         "is_simulated": is_simulated,
-        "verdict": compared.verdict(found).value,
-        "differences": found,
+        "verdict": compared.verdict(differences).value,
+        "differences": differences,
         "latencies": latencies,
         "not_called": {
             function: why for function, why in surveys.NOT_CALLED.items() if function not in called

@@ -1,6 +1,6 @@
 """``mig-manager agent``."""
 
-from mig_manager.agent import settings
+from mig_manager.agent import settings as agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import console
 from mig_manager.core import node_settings
@@ -19,31 +19,31 @@ On a host, with its own credentials.
 $ mig-manager agent --drain-policy none --heal-drift
 In a pod: evict no pod, and restore the layout after another program changed it.
 """
-Settings = settings.AgentSettings
+Settings = agent_settings.AgentSettings
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Run the agent until SIGTERM; return its exit status."""
     import structlog
 
     from mig_manager.adapters.host import procfs
     from mig_manager.agent import main
 
-    is_json = chosen.log_format is node_settings.LogFormat.JSON
-    terminal.configure_log(chosen.log_level, is_debug=chosen.is_debug, is_json=is_json)
+    is_json = settings.log_format is node_settings.LogFormat.JSON
+    terminal.configure_log(settings.log_level, is_debug=settings.is_debug, is_json=is_json)
     logger = structlog.get_logger()
-    if chosen.not_needed:
-        logger.info("options_not_needed", options=chosen.not_needed)
+    if settings.not_needed:
+        logger.info("options_not_needed", options=settings.not_needed)
     unknown = registry.PROGRAM.unknown_variables(terminal.environ, "agent")
     for name, closest in unknown.items():
         logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
     boot_id = procfs.boot_id()
-    if chosen.gpus.is_simulated:
+    if settings.gpus.is_simulated:
         from mig_manager.cli.commands import gpu_access
 
-        state = str(chosen.gpus.simulate_state)
+        state = str(settings.gpus.simulate_state)
         gpu_access.prepare_simulation(
-            chosen.gpus, lambda _: logger.warning("gpus_simulated", state=state)
+            settings.gpus, lambda _: logger.warning("gpus_simulated", state=state)
         )
-        boot_id = gpu_access.boot_id(chosen.gpus)
-    return main.run(chosen, boot_id=boot_id)
+        boot_id = gpu_access.boot_id(settings.gpus)
+    return main.run(settings, boot_id=boot_id)

@@ -56,34 +56,34 @@ class Settings(
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Apply a layout, or show what would change."""
     from mig_manager.adapters.host import process
     from mig_manager.change import apply
     from mig_manager.cli.commands import gpus
     from mig_manager.core.records import gpu_recovery
 
-    if chosen.is_dry_run:
-        if chosen.is_reset_skipped:
+    if settings.is_dry_run:
+        if settings.is_reset_skipped:
             raise errors.UsageError("--dry-run shows no effect of --skip-reset; give one")
-        return plan.run(chosen, terminal)
-    here = gpus.GpuCommand(chosen, terminal)
-    dependencies = here.dependencies(
+        return plan.run(settings, terminal)
+    command = gpus.GpuCommand(settings, terminal)
+    dependencies = command.dependencies(
         {
-            "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(process.packaged_config()),
-            "MIG_PARTED_SKIP_RESET": str(chosen.is_reset_skipped).lower(),
+            "MIG_PARTED_CONFIG_FILE": settings.config_file or str(process.packaged_config()),
+            "MIG_PARTED_SKIP_RESET": str(settings.is_reset_skipped).lower(),
         }
     )
     result = apply.apply(
-        dataclasses.replace(dependencies, may_reset=not chosen.is_reset_skipped),
-        here.layout,
-        is_mode_only=chosen.is_mode_only,
+        dataclasses.replace(dependencies, may_reset=not settings.is_reset_skipped),
+        command.layout,
+        is_mode_only=settings.is_mode_only,
     )
-    status = here.answer(result.to_data, lambda: "MIG configuration applied successfully")
-    here.warn(result.overlooked)
-    here.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
-    here.warn(gpu_recovery.faults(result.gpus))
-    here.note_changes(result.rounds, result.gpus)
+    status = command.answer(result.to_data, lambda: "MIG configuration applied successfully")
+    command.warn(result.overlooked)
+    command.warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
+    command.warn(gpu_recovery.faults(result.gpus))
+    command.note_changes(result.rounds, result.gpus)
     if not result.is_changed:
         terminal.note(f"layout '{result.layout}' is already active")
     return status

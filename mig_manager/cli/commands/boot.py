@@ -46,24 +46,24 @@ class Settings(
         """
         values = super().values(source)
         values["idle_timeout_s"] = values["in_use_timeout_s"]
-        own = source.field(cls, "config_file")
-        return values | {"config_file": own, "pods_layouts": None}
+        config_file = source.field(cls, "config_file")
+        return values | {"config_file": config_file, "pods_layouts": None}
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Restore the last verified layout, or the named one on a node without."""
     from mig_manager.adapters.host import log
     from mig_manager.change import boot
     from mig_manager.cli.commands import gpus
 
-    here = gpus.GpuCommand(chosen, terminal)
-    if chosen.hooks_file:
-        terminal.note(f"{chosen.hooks_file} is ignored: boot runs no hooks")
+    command = gpus.GpuCommand(settings, terminal)
+    if settings.hooks_file:
+        terminal.note(f"{settings.hooks_file} is ignored: boot runs no hooks")
     result = boot.boot(
-        here.dependencies(),
-        here.layout if chosen.layouts or chosen.config_file else None,
-        driver_timeout_s=chosen.driver_timeout_s,
-        repairs=chosen.repair is agent_settings.RepairPolicy.RESET,
+        command.dependencies(),
+        command.layout if settings.layouts or settings.config_file else None,
+        driver_timeout_s=settings.driver_timeout_s,
+        repairs=settings.repair is agent_settings.RepairPolicy.RESET,
     )
     if not result.layout:
         text = "No layout is saved for the boot: nothing to do."
@@ -73,10 +73,10 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         text = f"Layout {result.layout} is not restored on every GPU."
     else:
         text = f"Layout {result.layout} is already active: nothing to do."
-    status = here.answer(result.to_data, lambda: text, is_good=not result.problems)
-    here.note_changes(result.rounds)
-    if chosen.repair is not agent_settings.RepairPolicy.OFF:
-        here.warn(result.faults)
+    status = command.answer(result.to_data, lambda: text, is_good=not result.problems)
+    command.note_changes(result.rounds)
+    if settings.repair is not agent_settings.RepairPolicy.OFF:
+        command.warn(result.faults)
     for problem in result.problems:
         terminal.note(problem.message, remedy=problem.remedy, priority=log.Priority.ERROR)
     return status

@@ -19,7 +19,7 @@ import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import call_thread, files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
-from mig_manager.agent import settings
+from mig_manager.agent import settings as agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import (
     doctor_examination,
@@ -64,14 +64,14 @@ def collect(
         except TimeoutError:
             missing[name] = f"no answer within {timeout_s:g} s"
         except errors.MigManagerError as error:
-            missing[name] = redaction.redacted(error.message, secrets)
+            missing[name] = redaction.redact(error.message, secrets)
         except doctor_facts.NotAskedError as error:
             missing[name] = str(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the other sources go on
             why = f"{type(error).__name__}: {error}"
-            missing[name] = redaction.redacted(why, secrets)
+            missing[name] = redaction.redact(why, secrets)
         else:
-            clean = redaction.redacted(text, secrets).encode(errors="backslashreplace")
+            clean = redaction.redact(text, secrets).encode(errors="backslashreplace")
             members[name] = clean[-_MAX_BYTES:].decode(errors="ignore")
             if len(clean) > _MAX_BYTES:
                 missing[f"the start of {name}"] = f"longer than {_MAX_BYTES >> 20} MiB"
@@ -141,9 +141,9 @@ def _sources(
 
     return {
         "versions.json": lambda: _json(_versions(facts)),
-        "status.json": lambda: console.answered(status().to_data()),
+        "status.json": lambda: console.render_answer(status().to_data()),
         "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
-        "doctor.json": lambda: console.answered(diagnosis.get().to_data()),
+        "doctor.json": lambda: console.render_answer(diagnosis.get().to_data()),
         "doctor.txt": lambda: doctor_report.table(diagnosis.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
         "layouts.yaml": files.ConfigFile(node.config_file).read,
@@ -191,7 +191,7 @@ def _settings(
         "read_from": place,
         "options": {
             each.name: dict(zip(("value", "origin"), source.effective(each), strict=True))
-            for each in options.of(settings.AgentSettings)
+            for each in options.of(agent_settings.AgentSettings)
         },
     }
 

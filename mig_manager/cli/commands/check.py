@@ -53,25 +53,25 @@ class Settings(
         return values
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Compare the GPUs with a layout; 1 if they differ."""
     from mig_manager.cli.commands import gpus
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    here = gpus.GpuCommand(chosen, terminal)
-    layout = here.layout()
-    if chosen.is_valid_config_only:
+    command = gpus.GpuCommand(settings, terminal)
+    layout = command.layout()
+    if settings.is_valid_config_only:
         terminal.say("Selected MIG configuration is valid")
         return console.DONE
-    result = plans.plan(here.observe(), layout, is_mode_only=chosen.is_mode_only)
-    here.warn(result.overlooked)
-    here.warn_unreachable(result.gpus.unreachable, "it was not compared")
+    result = plans.plan(command.observe(), layout, is_mode_only=settings.is_mode_only)
+    command.warn(result.overlooked)
+    command.warn_unreachable(result.gpus.unreachable, "it was not compared")
     if result.is_applied:
-        kind = "mode settings from configuration" if chosen.is_mode_only else "configuration"
-        return here.answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
-    if chosen.output_format is not node_settings.OutputFormat.TEXT:
-        here.answer(result.to_data, lambda: "")
+        kind = "mode settings from configuration" if settings.is_mode_only else "configuration"
+        return command.answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
+    if settings.output_format is not node_settings.OutputFormat.TEXT:
+        command.answer(result.to_data, lambda: "")
     terminal.note(
         f"layout '{layout.name}' is not applied: {gpu_report.difference(result)}",
         remedy="'mig-manager plan' shows all differences, 'mig-manager apply' removes them.",

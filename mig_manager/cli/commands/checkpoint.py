@@ -18,15 +18,15 @@ class Settings(gpu_settings.GpuSettings, takes=f"checkpoint-file {gpu_settings.O
     """Settings of ``checkpoint``."""
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Write the GPUs' instances to a file."""
     from mig_manager.adapters.host import files
     from mig_manager.cli.commands import gpus
     from mig_manager.core import checkpoint
 
-    here = gpus.GpuCommand(chosen, terminal)
-    file, observed = here.checkpoint_file(), here.observed
+    command = gpus.GpuCommand(settings, terminal)
+    file, observed = command.checkpoint_file(), command.observed
     files.write_output(pathlib.Path(file), checkpoint.render(observed))
-    here.warn_unreachable(observed.unreachable, "it is not in the checkpoint")
+    command.warn_unreachable(observed.unreachable, "it is not in the checkpoint")
     terminal.say("MIG configuration checkpointed successfully")
     return console.DONE

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import completion, console, settings
+from mig_manager.cli.toolkit import command_settings, completion, console
 from mig_manager.core import options
 
 ABOUT = """
@@ -27,7 +27,7 @@ For fish.
 """
 
 
-class Settings(settings.DebugSettings):
+class Settings(command_settings.DebugSettings):
     """Settings of ``completion``."""
 
     shell: str | None = options.text(
@@ -39,12 +39,12 @@ class Settings(settings.DebugSettings):
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Write the script for a shell; UsageError if the shell is unsupported."""
-    if chosen.shell not in completion.SCRIPTS:
-        reason = f"no completion for {chosen.shell!r}" if chosen.shell else "name a shell"
+    if settings.shell not in completion.SCRIPTS:
+        reason = f"no completion for {settings.shell!r}" if settings.shell else "name a shell"
         raise errors.UsageError(f"{reason}; supported: {', '.join(completion.SCRIPTS)}")
-    terminal.say(completion.SCRIPTS[chosen.shell])
+    terminal.say(completion.SCRIPTS[settings.shell])
     return console.DONE
 
 
@@ -67,11 +67,11 @@ class _NamedDocument(gpu_settings.GpuSettings, takes="config-file lenient"):
     """The document named on a command line, whose other options may be incomplete."""
 
 
-def _layouts(chosen: _NamedDocument) -> Iterable[str]:
+def _layouts(settings: _NamedDocument) -> Iterable[str]:
     from mig_manager.adapters.host import files
     from mig_manager.core.layout import config
 
-    name = chosen.config_file
+    name = settings.config_file
     # The user is still typing on standard input, and no shell has expanded the tilde.
     path = process.packaged_config() if name in (None, "-") else pathlib.Path(name)
     source = files.ConfigFile(path.expanduser())

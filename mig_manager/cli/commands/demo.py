@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import node_settings, options
 
 ABOUT = """
@@ -24,7 +24,7 @@ A PodDisruptionBudget blocks the drain; the node stays up for kubectl.
 """
 
 
-class Settings(settings.TerminalSettings):
+class Settings(command_settings.TerminalSettings):
     """Settings of the demonstration."""
 
     scenario: str | None = options.text(
@@ -53,7 +53,7 @@ class Settings(settings.TerminalSettings):
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show a scenario; UsageError if it is unknown or the sandbox is not installed."""
     try:
         from mig_manager.sandbox import fleet_story, scenarios, stories  # may not be installed
@@ -63,26 +63,26 @@ def run(chosen: Settings, terminal: console.Console) -> int:
             remedy="Install with the extra 'sandbox', from a checkout: pip install '.[sandbox]', "
             "or uv tool install '.[sandbox]'.",
         ) from error
-    if chosen.scenario and chosen.nodes:
+    if settings.scenario and settings.nodes:
         raise errors.UsageError("--scenario and --nodes exclude each other")
-    scenario = chosen.scenario or "one-slice"
+    scenario = settings.scenario or "one-slice"
     if scenario not in stories.STORIES:
-        known = ", ".join(stories.STORIES)
-        raise errors.UsageError(f"unknown scenario {scenario!r}; choose from {known}")
-    terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
-    style = terminal.style(chosen.colour)
+        names = ", ".join(stories.STORIES)
+        raise errors.UsageError(f"unknown scenario {scenario!r}; choose from {names}")
+    terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=settings.is_debug)
+    style = terminal.style(settings.colour)
     story = scenarios.DemoOptions(
-        spec=chosen.spec or (fleet_story.SPEC if chosen.nodes else scenarios.SPEC),
+        spec=settings.spec or (fleet_story.SPEC if settings.nodes else scenarios.SPEC),
         scenario=scenario,
         packaged=process.packaged_config(),
-        is_real_time=chosen.is_real_time,
-        is_kept=chosen.is_kept,
-        exports=_path_exports(terminal.environ, is_kept=chosen.is_kept),
+        is_real_time=settings.is_real_time,
+        is_kept=settings.is_kept,
+        exports=_path_exports(terminal.environ, is_kept=settings.is_kept),
     )
-    if not chosen.nodes:
+    if not settings.nodes:
         return scenarios.run(story, say=terminal.say, style=style)
     return fleet_story.run(
-        story, chosen.nodes, say=terminal.say, style=style, is_live=terminal.can_redraw
+        story, settings.nodes, say=terminal.say, style=style, is_live=terminal.can_redraw
     )
 
 

@@ -21,7 +21,7 @@ exit 1: problem found
 Settings = doctor_settings.DoctorSettings
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Check this node and write the findings; the exit status is 0 if no check fails."""
     from mig_manager.cli.commands import (
         doctor_examination,
@@ -30,16 +30,16 @@ def run(chosen: Settings, terminal: console.Console) -> int:
         gpu_access,
     )
 
-    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
-    gpu_access.prepare_simulation(chosen.gpus, terminal.note)
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
+    gpu_access.prepare_simulation(settings.gpus, terminal.note)
     report = doctor_examination.examine(
         doctor_examination.CHECKS,
-        doctor_facts.facts(chosen),
-        timeout_s=chosen.timeout_s + doctor_examination.MARGIN_S,
+        doctor_facts.facts(settings),
+        timeout_s=settings.timeout_s + doctor_examination.MARGIN_S,
     )
     return terminal.answer(
-        chosen.output_format,
+        settings.output_format,
         report.to_data,
-        lambda: doctor_report.table(report, style=terminal.style(chosen.colour)),
+        lambda: doctor_report.table(report, style=terminal.style(settings.colour)),
         is_good=report.is_good,
     )

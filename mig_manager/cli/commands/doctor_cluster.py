@@ -48,8 +48,8 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
         yield from _published_devices(facts)
         if not any(map(clients.is_device_plugin, advertisers)):
             return
-    allocatable = facts.allocatable.needed()
-    gpus = facts.gpus.needed()
+    allocatable = facts.allocatable.require()
+    gpus = facts.gpus.require()
     # Without the Node, count kubelet's devices instead.
     counts = {name: len(ids) for name, ids in allocatable.items() if _is_nvidia(name)}
     node = facts.node.if_known() or node_object.NodeView(name="", allocatable=counts)
@@ -64,7 +64,7 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
 @_check("phantom-devices", "Remove the resources from the node with this command.")
 def _phantom_devices(facts: Facts) -> Iterator[Finding]:
     """Every GPU or MIG device that the node advertises exists."""
-    node = facts.node.needed()
+    node = facts.node.require()
     advertised = _phantoms(facts, node)
     if advertised:
         remedy = f"Run: {phantoms.remedy(node.name, advertised)}"
@@ -76,15 +76,15 @@ def _phantom_devices(facts: Facts) -> Iterator[Finding]:
 def _phantoms(facts: Facts, node: node_object.NodeView) -> Mapping[str, int]:
     plugins = tuple(filter(clients.is_device_plugin, facts.pods.if_known() or ()))
     strategy = strategies.of_plugin(plugins, node.labels)
-    return phantoms.find(facts.gpus.needed(), node, strategy, facts.allocatable.if_known)
+    return phantoms.find(facts.gpus.require(), node, strategy, facts.allocatable.if_known)
 
 
 def _published_devices(facts: Facts) -> Iterator[Finding]:
-    slices = facts.slices.needed()
+    slices = facts.slices.require()
     if slices is None:
         yield warn("the ResourceSlices of the DRA driver cannot be listed")
         return
-    why_not = claims.why_not_advertised(facts.gpus.needed(), slices)
+    why_not = claims.why_not_advertised(facts.gpus.require(), slices)
     yield fail(why_not) if why_not else ok("the DRA driver has all devices and no others")
     if tainted := claims.tainted(slices):
         yield warn(
@@ -116,7 +116,7 @@ def _api(facts: Facts) -> Iterator[Finding]:
 @_check("rights", "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.")
 def _rights(facts: Facts) -> Iterator[Finding]:
     """The credentials have every right that the agent needs."""
-    api = facts.kube.needed()
+    api = facts.kube.require()
     is_complete = True
     for right in rights.RIGHTS:
         is_one_node = right.resource == "nodes" and right.verb in ("get", "patch")
@@ -134,8 +134,8 @@ def _rights(facts: Facts) -> Iterator[Finding]:
 )
 def _admission_policy(facts: Facts) -> Iterator[Finding]:
     """An admission policy confines the agent's ServiceAccount to its own node."""
-    api = facts.kube.needed()
-    node = facts.node.needed()
+    api = facts.kube.require()
+    node = facts.node.require()
     try:
         user = api.user()
     except errors.ClusterError as error:
@@ -157,7 +157,7 @@ def _admission_policy(facts: Facts) -> Iterator[Finding]:
 @_check("device-plugin", "Deploy the device plugin or DRA driver, or check its pod on this node.")
 def _device_plugin(facts: Facts) -> Iterator[Finding]:
     """NVIDIA's device plugin or DRA driver runs on this node and is ready."""
-    pods = facts.pods.needed()
+    pods = facts.pods.require()
     plugins = [pod for pod in pods if _advertises(pod) and not pod.is_finished]
     if not plugins:
         yield fail("no device plugin and no DRA driver on this node")
@@ -175,7 +175,7 @@ def _advertises(pod: pod_object.Pod) -> bool:
 @_check("interrupted-run", "Start the agent on this node: it resumes or rolls back the change.")
 def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     """No change was interrupted: no paused pod, no taint, no journal."""
-    node = facts.node.needed()
+    node = facts.node.require()
     traces = [f"{key} is paused" for key, v in node.labels.items() if v == well_known.PAUSED_VALUE]
     text = node.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.parse_or_none(text)
@@ -203,9 +203,9 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
 @_check("other-managers", "Use one manager for this node's GPUs: remove the other.")
 def _other_managers(facts: Facts) -> Iterator[Finding]:
     """No other program manages MIG on this node."""
-    pods = facts.pods.needed()
+    pods = facts.pods.require()
     annotations = (
-        facts.node.needed().annotations if any(map(mig_managers.is_vgpu_plugin, pods)) else {}
+        facts.node.require().annotations if any(map(mig_managers.is_vgpu_plugin, pods)) else {}
     )
     managers = mig_managers.others(pods, facts.own_pod_uid, annotations)
     yield from map(fail, managers) if managers else [ok("none on this node")]

@@ -80,7 +80,7 @@ class Once(Generic[_Fact]):
                     self._answer.set_exception(error)
         return self._answer.result()
 
-    def needed(self) -> _Fact:
+    def require(self) -> _Fact:
         """Return the fact for a check that need not report its absence.
 
         Raises:
@@ -96,7 +96,7 @@ class Once(Generic[_Fact]):
     def if_known(self) -> _Fact | None:
         """Return the fact, or None if it cannot be read."""
         try:
-            return self.needed()
+            return self.require()
         except NotAskedError:
             return None
 
@@ -129,43 +129,47 @@ class Facts:
         return self.settings.proc
 
 
-def facts(chosen: doctor_settings.DoctorSettings) -> Facts:
+def facts(settings: doctor_settings.DoctorSettings) -> Facts:
     """Prepare the facts of this node; nothing is read yet."""
 
     def connect() -> api.KubeApi:
-        path = str(chosen.kubeconfig) if chosen.kubeconfig else None
-        timeout_s = chosen.timeout_s / _ATTEMPTS
+        path = str(settings.kubeconfig) if settings.kubeconfig else None
+        timeout_s = settings.timeout_s / _ATTEMPTS
         try:
             return api.KubeApi.connect(kubeconfig=path, request_timeout_s=timeout_s)
         except errors.UsageError as error:
-            if chosen.has_cluster:
+            if settings.has_cluster:
                 raise
             raise NotAskedError(error.message if path else "no kubeconfig") from error
 
     def api_of_node() -> api.KubeApi:
-        connected = kube.needed()
-        if not chosen.node_name:
+        connected = kube.require()
+        if not settings.node_name:
             raise NotAskedError("no --node-name")
         return connected
 
     def allocatable() -> Mapping[str, frozenset[str]]:
-        socket = chosen.pod_resources_socket
-        is_required = chosen.has_kubelet or (chosen.has_cluster and not chosen.gpus.is_simulated)
+        socket = settings.pod_resources_socket
+        is_required = settings.has_kubelet or (
+            settings.has_cluster and not settings.gpus.is_simulated
+        )
         if not is_required and not socket.parent.is_dir():
             raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
-        return pod_resources.PodResources(str(socket), timeout_s=chosen.timeout_s).allocatable()
+        return pod_resources.PodResources(str(socket), timeout_s=settings.timeout_s).allocatable()
 
     command = nvml_worker.worker_command(
-        library_path=chosen.gpus.library_path,
-        driver_roots=chosen.gpus.driver_roots,
-        program=simulated_worker.program(chosen.gpus.simulate_state),
-        proc_root=chosen.proc,
+        library_path=settings.gpus.library_path,
+        driver_roots=settings.gpus.driver_roots,
+        program=simulated_worker.program(settings.gpus.simulate_state),
+        proc_root=settings.proc,
     )
-    worker = functools.partial(nvml_worker.WorkerGpus, command=command, timeout_s=chosen.timeout_s)
-    name, clock = chosen.node_name, host.SystemClock()
+    worker = functools.partial(
+        nvml_worker.WorkerGpus, command=command, timeout_s=settings.timeout_s
+    )
+    name, clock = settings.node_name, host.SystemClock()
     kube = Once(connect, what="the cluster")
     return Facts(
-        settings=chosen,
+        settings=settings,
         # Two workers: a hanging one must not delay the other.
         gpus=Once(lambda: worker().observe(), what="the GPUs"),
         inspection=Once(lambda: worker().inspect(), what="the GPU processes"),
@@ -182,5 +186,5 @@ def facts(chosen: doctor_settings.DoctorSettings) -> Facts:
             lambda: kube_claims.KubeSlices(api_of_node(), node_name=name).list(),
             what="the ResourceSlices of the node",
         ),
-        own_pod_uid=procfs.own_pod_uid(chosen.own_pod_uid, _MOUNTS),
+        own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
     )

@@ -81,7 +81,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
             if gpu.virtualization is model.Virtualization.PASSTHROUGH:
                 remedy = "Reboot the virtual machine: it cannot reset the GPU."
             yield warn(f"GPU {gpu.index}: {modes}", remedy)
-    yield from _grouped((gpu for gpu in gpus if not gpu.has_pending_mode), _mode)
+    yield from _describe_groups((gpu for gpu in gpus if not gpu.has_pending_mode), _mode)
 
 
 def _mode(gpu: model.Gpu) -> str:
@@ -96,10 +96,10 @@ def _mode(gpu: model.Gpu) -> str:
 @_check("gpu-recovery", "Follow NVIDIA's guide 'GPU Memory Error Management' for this GPU.")
 def _gpu_recovery(facts: Facts) -> Iterator[Finding]:
     """No GPU has a fault that needs a recovery action, according to the driver."""
-    gpus = facts.gpus.needed()
+    gpus = facts.gpus.require()
     for gpu in gpus:
-        if found := gpu_recovery.fault(gpu):
-            yield fail(found, gpu_recovery.remedy(gpu))
+        if fault := gpu_recovery.fault(gpu):
+            yield fail(fault, gpu_recovery.remedy(gpu))
     if not any(gpu.recovery_action for gpu in gpus):
         yield skipped("the driver reports no recovery actions")
     elif healthy := [gpu for gpu in gpus if gpu.recovery_action and not gpu.needs_recovery]:
@@ -109,7 +109,7 @@ def _gpu_recovery(facts: Facts) -> Iterator[Finding]:
 @_check("virtualization", "Change the MIG mode on the host of the virtual machine.")
 def _virtualization(facts: Facts) -> Iterator[Finding]:
     """This machine controls every GPU's MIG mode, and shares no GPU with virtual machines."""
-    gpus = facts.gpus.needed()
+    gpus = facts.gpus.require()
     if not gpus:
         yield skipped("no GPU")
     bound = [
@@ -118,8 +118,8 @@ def _virtualization(facts: Facts) -> Iterator[Finding]:
         if gpu.virtualization in (model.Virtualization.VGPU, model.Virtualization.HOST)
         or (gpu.virtualization is model.Virtualization.PASSTHROUGH and gpu.mode_change_needs_reset)
     ]
-    own = (gpu for gpu in gpus if gpu not in bound)
-    yield from _grouped(own, lambda gpu: _OWN_GPUS[gpu.virtualization])
+    own_gpus = (gpu for gpu in gpus if gpu not in bound)
+    yield from _describe_groups(own_gpus, lambda gpu: _OWN_GPUS[gpu.virtualization])
     for gpu in bound:
         if gpu.virtualization is model.Virtualization.VGPU:
             yield fail(f"GPU {gpu.index} is a vGPU: its host controls MIG")
@@ -141,7 +141,7 @@ def _virtualization(facts: Facts) -> Iterator[Finding]:
 @_check("instances", "Apply a layout ('mig-manager apply'): it removes unusable instances.")
 def _instances(facts: Facts) -> Iterator[Finding]:
     """Every GPU instance has a compute instance."""
-    instances = [(gpu, gi) for gpu in facts.gpus.needed() for gi in gpu.gpu_instances]
+    instances = [(gpu, gi) for gpu in facts.gpus.require() for gi in gpu.gpu_instances]
     unusable = [(gpu, gi) for gpu, gi in instances if not gi.compute_instances]
     for gpu, gi in unusable:
         yield warn(
@@ -155,8 +155,8 @@ def _instances(facts: Facts) -> Iterator[Finding]:
 @_check("gpu-processes", "Stop this process; a GPU in use cannot be reset.")
 def _gpu_processes(facts: Facts) -> Iterator[Finding]:
     """No process uses a GPU that waits for a reset; lists the processes of every GPU."""
-    by_uuid = dict(facts.inspection.needed().processes)
-    listed = [gpu for gpu in facts.gpus.needed() if gpu.uuid in by_uuid]
+    by_uuid = dict(facts.inspection.require().processes)
+    listed = [gpu for gpu in facts.gpus.require() if gpu.uuid in by_uuid]
     if not listed:
         yield skipped("NVML lists no processes of any GPU")
     free = [gpu for gpu in listed if not by_uuid[gpu.uuid]]
@@ -173,13 +173,13 @@ def _gpu_processes(facts: Facts) -> Iterator[Finding]:
 @_check("privileges", "Run as root, with the capabilities SYS_ADMIN and MKNOD.")
 def _privileges(facts: Facts) -> Iterator[Finding]:
     """This user has the privileges to change the GPUs."""
-    own = procfs.privileges(facts.proc)
-    if own is None:
+    privileges = procfs.privileges(facts.proc)
+    if privileges is None:
         raise NotAskedError(f"{facts.proc}/self/status does not list capabilities")
-    capabilities = {"SYS_ADMIN": own.has_sys_admin, "MKNOD": own.has_mknod}
+    capabilities = {"SYS_ADMIN": privileges.has_sys_admin, "MKNOD": privileges.has_mknod}
     missing = [name for name, is_present in capabilities.items() if not is_present]
-    who = f"user id {own.user_id}"
-    is_root = own.user_id == 0
+    who = f"user id {privileges.user_id}"
+    is_root = privileges.user_id == 0
     # In a container's own /dev, NVIDIA's container toolkit makes the device nodes on the host.
     if is_root and missing == ["MKNOD"] and procfs.is_own_dev(facts.proc, facts.settings.dev):
         what = "the container toolkit makes the device nodes of instances"
@@ -198,8 +198,8 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
 def _mig_config_right(facts: Facts) -> Iterator[Finding]:
     """The driver lets this process change MIG instances."""
     right = procfs.config_right(facts.proc, facts.settings.dev)
-    own = procfs.privileges(facts.proc)
-    if own is not None and own.has_sys_admin:
+    privileges = procfs.privileges(facts.proc)
+    if privileges is not None and privileges.has_sys_admin:
         note = f" ({right.path}: {right.why_not})" if right.path and right.why_not else ""
         yield ok(f"SYS_ADMIN is enough for the driver{note}")
     elif right.path is None:
@@ -307,7 +307,9 @@ def _record(
         raise errors.ConfigError(f"{path}: {error}") from error
 
 
-def _grouped(gpus: Iterable[model.Gpu], describe: Callable[[model.Gpu], str]) -> Iterator[Finding]:
+def _describe_groups(
+    gpus: Iterable[model.Gpu], describe: Callable[[model.Gpu], str]
+) -> Iterator[Finding]:
     """Describe GPUs, grouped by description."""
     groups: dict[str, list[model.Gpu]] = collections.defaultdict(list)
     for gpu in gpus:

@@ -92,8 +92,8 @@ def table(report: DoctorReport, *, style: bar.Style) -> str:
     rows: list[tables.Row] = []
     for check, finding in report.findings:
         # Names from the API and from processes must not control the terminal.
-        found, remedy = (messages.printable(text, " ") for text in (finding.text, finding.remedy))
-        rows.append((check, (finding.verdict.value, _TONES[finding.verdict]), found))
+        text, remedy = (messages.printable(each, " ") for each in (finding.text, finding.remedy))
+        rows.append((check, (finding.verdict.value, _TONES[finding.verdict]), text))
         rows += [("", "", f"remedy: {remedy}")] if remedy else []
     lines = tables.columns(("CHECK", "VERDICT", "FOUND"), rows, style=style)
     counts = [f"{n} {verdict.value}" for verdict in CheckResult if (n := report.count(verdict))]

@@ -5,14 +5,14 @@ from typing import Any
 
 from mig_manager.agent import settings as agent_settings
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import settings
+from mig_manager.cli.toolkit import command_settings
 from mig_manager.core import host_settings, node_settings, options
 
 _PROC = pathlib.Path("/proc")
 
 
 class DoctorSettings(
-    settings.AnswerSettings,
+    command_settings.AnswerSettings,
     node_settings.LocalSettings,
     takes="node-name kubeconfig config-file pod-resources-socket timeout-s pod-uid lenient "
     f"lock-file journal-file verified-layout-file {gpu_settings.GPUS} "

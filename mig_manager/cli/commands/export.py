@@ -1,7 +1,7 @@
 """``mig-manager export``."""
 
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import node_settings, options
 
 ABOUT = """
@@ -31,25 +31,25 @@ class Settings(
         "write each instance's placement, as in 1g.5gb@4, which nvidia-mig-parted cannot read",
         name="placements",
     )
-    output_format: node_settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = command_settings.output_format(
         "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Write the GPUs' state as a config document."""
     from mig_manager.cli.commands import gpus
     from mig_manager.core.layout import layouts
 
-    here = gpus.GpuCommand(chosen, terminal)
-    observed = here.observed
+    command = gpus.GpuCommand(settings, terminal)
+    observed = command.observed
     layout = layouts.export(
         observed,
-        name=chosen.config_label,
-        has_placements=chosen.has_placements,
+        name=settings.config_label,
+        has_placements=settings.has_placements,
         is_complete=not observed.unreachable,
     )
-    here.warn_unreachable(observed.unreachable, "it is not in the document")
+    command.warn_unreachable(observed.unreachable, "it is not in the document")
     document = layouts.render([layout])
-    terminal.say(console.rendered(document, chosen.output_format))
+    terminal.say(console.render(document, settings.output_format))
     return console.DONE

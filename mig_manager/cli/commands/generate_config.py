@@ -3,7 +3,7 @@
 import pathlib
 
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import node_settings, options
 
 ABOUT = """
@@ -38,27 +38,27 @@ class Settings(
         default_text="standard output",
     )
     has_all_maximal: bool = options.switch("add every maximal mixed layout", name="all-maximal")
-    output_format: node_settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = command_settings.output_format(
         "yaml json", variable="MIG_PARTED_OUTPUT_FORMAT"
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Write a config document with the layouts that GPUs support."""
     from mig_manager.adapters.host import files
     from mig_manager.catalogue import hardware
     from mig_manager.cli.commands import gpus
     from mig_manager.core.layout import generator, layouts
 
-    here = gpus.GpuCommand(chosen, terminal)
-    if chosen.products:
-        kinds = hardware.kinds(chosen.products, warn=terminal.note)
+    command = gpus.GpuCommand(settings, terminal)
+    if settings.products:
+        kinds = hardware.kinds(settings.products, warn=terminal.note)
     else:
-        kinds = generator.kinds_of(here.observed)
-    generated = generator.layouts_of(kinds, has_all_maximal=chosen.has_all_maximal)
-    text = console.rendered(layouts.render(generated.values()), chosen.output_format)
-    if chosen.output_file is None or chosen.output_file == console.STANDARD_OUTPUT:
+        kinds = generator.kinds_of(command.observed)
+    generated = generator.layouts_of(kinds, has_all_maximal=settings.has_all_maximal)
+    text = console.render(layouts.render(generated.values()), settings.output_format)
+    if settings.output_file is None or settings.output_file == console.STANDARD_OUTPUT:
         terminal.say(text)
     else:
-        files.write_output(chosen.output_file, text)
+        files.write_output(settings.output_file, text)
     return console.DONE

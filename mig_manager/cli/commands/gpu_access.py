@@ -27,10 +27,10 @@ class CommandAdapters:
         ConfigError: The file of a capture cannot be read.
     """
 
-    def __init__(self, chosen: gpu_settings.GpuSettings, terminal: console.Console) -> None:
-        self.settings = chosen
+    def __init__(self, settings: gpu_settings.GpuSettings, terminal: console.Console) -> None:
+        self.settings = settings
         self._terminal = terminal
-        prepare_simulation(chosen.gpus, terminal.note)
+        prepare_simulation(settings.gpus, terminal.note)
 
     @functools.cached_property
     def _gpus(self) -> ports.Gpus:
@@ -77,70 +77,70 @@ class CommandAdapters:
         from mig_manager.adapters.nvml import client as nvml_worker
         from mig_manager.sandbox.driver import worker as simulated_worker
 
-        chosen = self.settings
+        settings = self.settings
         command = nvml_worker.worker_command(
-            library_path=chosen.gpus.library_path,
-            driver_roots=chosen.gpus.driver_roots,
-            program=simulated_worker.program(chosen.gpus.simulate_state),
-            in_use_timeout_s=chosen.in_use_timeout_s,
+            library_path=settings.gpus.library_path,
+            driver_roots=settings.gpus.driver_roots,
+            program=simulated_worker.program(settings.gpus.simulate_state),
+            in_use_timeout_s=settings.in_use_timeout_s,
         )
         columns = self._terminal.remark_columns
         gpus = nvml_worker.WorkerGpus(
             command=(*command, nvml_worker.REPORTS_STEPS) if columns else command,
-            timeout_s=chosen.gpu_timeout_s,
+            timeout_s=settings.gpu_timeout_s,
             telemetry=progress.Progress(self._terminal.remarks, columns or 0),
         )
         dependencies = local.LocalDependencies(
             gpus=gpus,
             processes=gpus.processes,
             lock=lock_file.LockFile(
-                chosen.lock_file,
-                program=f"mig-manager {chosen.command}",
+                settings.lock_file,
+                program=f"mig-manager {settings.command}",
                 clock=host.SystemClock(),
                 is_required=True,
             ),
-            journal=files.JournalFile(chosen.journal_file),
-            boot_layout=files.VerifiedLayoutFile(chosen.verified_layout_file),
+            journal=files.JournalFile(settings.journal_file),
+            boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
             clock=host.SystemClock(),
-            boot_id=boot_id(chosen.gpus),
-            lock_timeout_s=chosen.lock_timeout_s,
+            boot_id=boot_id(settings.gpus),
+            lock_timeout_s=settings.lock_timeout_s,
             notify=self._terminal.note,
-            idle_timeout_s=chosen.idle_timeout_s,
+            idle_timeout_s=settings.idle_timeout_s,
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
             pods=self.pods,
         )
-        if chosen.hooks_file and hook_variables is not None:
+        if settings.hooks_file and hook_variables is not None:
             from mig_manager.adapters.host import hooks
 
             dependencies = dataclasses.replace(
                 dependencies,
                 hooks=hooks.HookPrograms(
-                    chosen.hooks_file,
+                    settings.hooks_file,
                     variables={
-                        "MIG_PARTED_MODE_CHANGE_ONLY": str(chosen.is_mode_only).lower(),
+                        "MIG_PARTED_MODE_CHANGE_ONLY": str(settings.is_mode_only).lower(),
                         **hook_variables,
                     },
-                    search_path=chosen.search_path,
-                    timeout_s=chosen.hook_timeout_s,
+                    search_path=settings.search_path,
+                    timeout_s=settings.hook_timeout_s,
                 ),
             )
-        if chosen.gpus.simulate_state is not None:
+        if settings.gpus.simulate_state is not None:
             from mig_manager.sandbox.driver import resets, state_file
 
             # Simulated GPUs must not change the real machine.
-            state = state_file.SharedState(chosen.gpus.simulate_state)
+            state = state_file.SharedState(settings.gpus.simulate_state)
             return dataclasses.replace(dependencies, reset=resets.SimulatedReset(state))
         from mig_manager.adapters.host import device_nodes, gpu_reset, programs
 
         installed = programs.Programs(
-            gpu_reset.roots(chosen.roots),
-            search_path=chosen.search_path,
-            loader_variables=chosen.gpus.loader_variables,
+            gpu_reset.roots(settings.roots),
+            search_path=settings.search_path,
+            loader_variables=settings.gpus.loader_variables,
         )
         return dataclasses.replace(
             dependencies,
             reset=gpu_reset.SmiReset(installed),
-            refresh_files=functools.partial(device_nodes.refresh_files, chosen.roots),
+            refresh_files=functools.partial(device_nodes.refresh_files, settings.roots),
         )
 
     @functools.cached_property
@@ -153,17 +153,17 @@ class CommandAdapters:
 
         None for a kubelet that has not started, and for simulated GPUs without a named socket.
         """
-        chosen = self.settings
-        named = chosen.pod_resources_socket
-        if named is None and chosen.gpus.is_simulated:
+        settings = self.settings
+        named = settings.pod_resources_socket
+        if named is None and settings.gpus.is_simulated:
             return None
         from mig_manager.adapters import pod_resources
 
         kubelet = pod_resources.PodResources(
-            str(named or chosen.usual_socket), timeout_s=_KUBELET_TIMEOUT_S
+            str(named or settings.usual_socket), timeout_s=_KUBELET_TIMEOUT_S
         )
         # The boot unit starts before kubelet.
-        is_required = named is not None and chosen.command != "boot"
+        is_required = named is not None and settings.command != "boot"
         return kubelet if is_required or kubelet.has_started() else None
 
     @functools.cached_property
@@ -214,8 +214,8 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
                 # A mistyped path must not remove a file that is not ours.
                 state.read()
                 path.unlink()
-            own = node_settings.JOURNAL_SUFFIX, node_settings.LAYOUT_SUFFIX, "request.json"
-            for suffix in own:
+            suffixes = node_settings.JOURNAL_SUFFIX, node_settings.LAYOUT_SUFFIX, "request.json"
+            for suffix in suffixes:
                 path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
         if access.simulate_spec:
             node = replay.node(access.simulate_spec)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.agent import settings as agent_settings
-from mig_manager.cli.toolkit import settings
+from mig_manager.cli.toolkit import command_settings
 from mig_manager.core import host_settings, node_settings, options
 
 PODS = "pod-resources-socket ignore-pods"
@@ -26,7 +26,7 @@ _SELECTED_CONFIG = options.Option(
 )
 
 
-class GpuSettings(settings.AnswerSettings, node_settings.LocalSettings):
+class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
     """Settings of a command on this machine's GPUs, which takes a part of the options."""
 
     command: str

@@ -17,11 +17,11 @@ _MAX_NAMED = 6  # layouts that an error names before it counts the rest
 class GpuCommand(gpu_access.CommandAdapters):
     """A command on this machine's GPUs, with its adapters."""
 
-    def __init__(self, chosen: gpu_settings.GpuSettings, terminal: console.Console) -> None:
-        super().__init__(chosen, terminal)
-        terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
-        self.style = terminal.style(chosen.colour)
-        self.is_wide = chosen.output_format is node_settings.OutputFormat.WIDE
+    def __init__(self, settings: gpu_settings.GpuSettings, terminal: console.Console) -> None:
+        super().__init__(settings, terminal)
+        terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=settings.is_debug)
+        self.style = terminal.style(settings.colour)
+        self.is_wide = settings.output_format is node_settings.OutputFormat.WIDE
 
     def answer(
         self,
@@ -41,22 +41,22 @@ class GpuCommand(gpu_access.CommandAdapters):
             LayoutError: The name is unknown (UNKNOWN_CONFIG).
             UsageError: No layout is named, and the document has several.
         """
-        chosen = self.settings
-        if chosen.pods_layouts and chosen.layouts:
+        settings = self.settings
+        if settings.pods_layouts and settings.layouts:
             layout, warnings = served_layouts.find(
-                chosen.layouts[0],
-                files.ConfigFile(str(chosen.config_file)),
-                chosen.pods_layouts,
+                settings.layouts[0],
+                files.ConfigFile(str(settings.config_file)),
+                settings.pods_layouts,
                 lambda: self.observed,
             )
             self.warn(warnings)
             return layout
-        source = self.read(chosen.config_file)
+        source = self.read(settings.config_file)
         self.warn(source.warnings)
-        if chosen.layouts:
-            name = chosen.layouts[0]
-            if chosen.config_file is None and name not in source.layouts:
-                return self._generated(name, source)
+        if settings.layouts:
+            name = settings.layouts[0]
+            if settings.config_file is None and name not in source.layouts:
+                return self._generate(name, source)
             return source.layout(name)
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
@@ -66,7 +66,7 @@ class GpuCommand(gpu_access.CommandAdapters):
             remedy="'mig-manager validate' shows which ones fit.",
         )
 
-    def _generated(self, name: str, source: layouts.Document) -> layouts.Layout:
+    def _generate(self, name: str, source: layouts.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
         try:
             gpus = self.observed

@@ -2,7 +2,7 @@
 
 from mig_manager.cli.toolkit import console
 from mig_manager.core import node_settings
-from mig_manager.partitioner import settings
+from mig_manager.partitioner import settings as partitioner_settings
 
 ABOUT = """
 One Deployment for the cluster. It watches pods that wait for nvidia.com/mig-* resources,
@@ -22,18 +22,18 @@ Print what it would do, for files from 'kubectl get -o json'.
 $ mig-manager partitioner --simulate nodes.json pods.json --replay
 Replay the last week's pods with it, and without it on the present layouts.
 """
-Settings = settings.PartitionerSettings
+Settings = partitioner_settings.PartitionerSettings
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Run the partitioner until SIGTERM, or simulate it once; return the exit status."""
-    if chosen.simulated_nodes and chosen.simulated_pods:
+    if settings.simulated_nodes and settings.simulated_pods:
         from mig_manager.adapters import host
         from mig_manager.cli.commands import simulation
 
-        return simulation.run(chosen, terminal, host.SystemClock())
+        return simulation.run(settings, terminal, host.SystemClock())
     from mig_manager.partitioner import main
 
-    is_json = chosen.log_format is node_settings.LogFormat.JSON
-    terminal.configure_log(chosen.log_level, is_debug=chosen.is_debug, is_json=is_json)
-    return main.run(chosen)
+    is_json = settings.log_format is node_settings.LogFormat.JSON
+    terminal.configure_log(settings.log_level, is_debug=settings.is_debug, is_json=is_json)
+    return main.run(settings)

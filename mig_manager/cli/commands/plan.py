@@ -2,7 +2,7 @@
 
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import node_settings
 
 ABOUT = """
@@ -24,33 +24,34 @@ class Settings(
 ):
     """Settings of ``plan``."""
 
-    output_format: node_settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = command_settings.output_format(
         "text wide json yaml", default_text="text; wide lists every instance"
     )
 
 
-def run(chosen: gpu_settings.GpuSettings, terminal: console.Console) -> int:
+def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
     """Show what a layout would change."""
     from mig_manager.cli.commands import gpus
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    here = gpus.GpuCommand(chosen, terminal)
-    layout = here.layout()
-    observed = here.observe()
+    command = gpus.GpuCommand(settings, terminal)
+    layout = command.layout()
+    observed = command.observe()
     result = plans.plan(
         observed,
         layout,
-        is_mode_only=chosen.is_mode_only,
-        users=here.pods.by_device,
-        processes=here.processes,
+        is_mode_only=settings.is_mode_only,
+        users=command.pods.by_device,
+        processes=command.processes,
     )
-    status = here.answer(
-        result.to_data, lambda: gpu_report.plan(result, is_wide=here.is_wide, style=here.style)
+    status = command.answer(
+        result.to_data,
+        lambda: gpu_report.plan(result, is_wide=command.is_wide, style=command.style),
     )
-    here.warn(result.warnings)
+    command.warn(result.warnings)
     try:
-        here.pods.require_unused(result.affected)
+        command.pods.require_unused(result.affected)
     except errors.GpuInUseError as error:
         terminal.note(f"'apply' would refuse: {error.message}", remedy=error.own_remedy)
     return status

@@ -125,7 +125,7 @@ _MIN_LETTERS = 6
 """Shorter secrets are not searched for: they would match ordinary text."""
 
 
-def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """Replace known secrets and text that looks like a credential; JSON stays valid."""
     # Longest first: one secret may be part of another.
     for secret in sorted(set(secrets), key=len, reverse=True):

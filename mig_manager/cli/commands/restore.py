@@ -27,20 +27,20 @@ class Settings(
     """Settings of ``restore``."""
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Restore the instances of a checkpoint."""
     from mig_manager.adapters.host import files
     from mig_manager.change import apply
     from mig_manager.cli.commands import gpus
 
-    here = gpus.GpuCommand(chosen, terminal)
-    file = here.checkpoint_file()
+    command = gpus.GpuCommand(settings, terminal)
+    file = command.checkpoint_file()
     source = files.ConfigFile(file)
-    dependencies = here.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
-    result = apply.restore(dependencies, source, is_mode_only=chosen.is_mode_only)
-    status = here.answer(result.to_data, lambda: "MIG configuration restored successfully")
-    here.warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
-    here.note_changes(result.rounds)
+    dependencies = command.dependencies({"MIG_PARTED_CHECKPOINT_FILE": file})
+    result = apply.restore(dependencies, source, is_mode_only=settings.is_mode_only)
+    status = command.answer(result.to_data, lambda: "MIG configuration restored successfully")
+    command.warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
+    command.note_changes(result.rounds)
     if not result.is_changed:
         terminal.note(f"{source.name} is already active; nothing to do")
     return status

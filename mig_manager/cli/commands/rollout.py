@@ -24,8 +24,8 @@ exit 1: a node does not have it; with --dry-run: cannot have it, or that is unkn
 Settings = rollout_settings.RolloutSettings
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it."""
     from mig_manager.cli.commands import rollout_course
 
-    return rollout_course.run(chosen, terminal)
+    return rollout_course.run(settings, terminal)

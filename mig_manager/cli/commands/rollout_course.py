@@ -22,7 +22,7 @@ _POLL_S = 0.5
 _DRAW_S = 0.2
 
 
-def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
+def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
     """Roll out a layout, or preview it.
 
     Returns:
@@ -31,56 +31,56 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
     Raises:
         MigManagerError: The rollout cannot start or continue.
     """
-    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
-    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(chosen.kubeconfig))) as kube:
-        selected = fleet.Fleet(kube, selector=chosen.selector)
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
+    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(settings.kubeconfig))) as kube:
+        selected = fleet.Fleet(kube, selector=settings.selector)
         selected.start()
         with contextlib.closing(selected):
-            if not any(map(chosen.goal.includes, selected.nodes())):
-                if chosen.goal.layout is None:
+            if not any(map(settings.goal.includes, selected.nodes())):
+                if settings.goal.layout is None:
                     raise errors.UsageError(
-                        f"no node selected by {chosen.selector!r} was labelled by a rollout",
+                        f"no node selected by {settings.selector!r} was labelled by a rollout",
                         remedy="Nothing to undo here: check the selector.",
                     )
                 raise errors.UsageError(
-                    f"{chosen.selector!r} selects no node",
+                    f"{settings.selector!r} selects no node",
                     remedy="See all labels with 'kubectl get nodes --show-labels'.",
                 )
             reader = cluster_reader.ClusterReader(kube.get)
-            if chosen.is_dry_run:
-                return _preview(chosen, terminal, reader, selected.nodes())
+            if settings.is_dry_run:
+                return _preview(settings, terminal, reader, selected.nodes())
             # A rollout needs no right to read the agents' layout file.
             with contextlib.suppress(errors.ClusterError):
-                _refuse_unknown_layout(chosen, terminal, reader, selected.nodes())
-            return _roll_out(chosen, terminal, selected)
+                _refuse_unknown_layout(settings, terminal, reader, selected.nodes())
+            return _roll_out(settings, terminal, selected)
 
 
 def _refuse_unknown_layout(
-    chosen: rollout_settings.RolloutSettings,
+    settings: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
 ) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) for a layout that no node can have."""
-    if chosen.goal.layout is None:
+    if settings.goal.layout is None:
         return
-    document = _document(chosen, terminal, reader, listed_layouts.NO_FILE)
+    document = _document(settings, terminal, reader, listed_layouts.NO_FILE)
     # The agents may use another document than the presumed one.
     if not document.is_presumed or all(node.lists_every_layout for node in nodes):
-        listed_layouts.require_layout(nodes, document, chosen.goal.layout)
+        listed_layouts.require_layout(nodes, document, settings.goal.layout)
 
 
 def _preview(
-    chosen: rollout_settings.RolloutSettings,
+    settings: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
 ) -> int:
-    goal = chosen.goal
+    goal = settings.goal
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
     targets = filter(None, map(goal.target, nodes))
     is_listed = all(listed_layouts.is_listed(nodes, target) for target in targets)
-    document = _document(chosen, terminal, reader, listed_layouts.NO_FILE if is_listed else None)
+    document = _document(settings, terminal, reader, listed_layouts.NO_FILE if is_listed else None)
     if goal.layout is not None:
         listed_layouts.require_layout(nodes, document, goal.layout)
     pods = reader.gpu_pods([node.name for node in nodes])
@@ -88,21 +88,21 @@ def _preview(
         preview.of_rollout(goal, node, document, pods.get(node.name, ())) for node in nodes
     ]
     return terminal.answer(
-        chosen.output_format,
+        settings.output_format,
         lambda: {
             "kind": "RolloutPreview",
             "layout": goal.layout,
             "nodes": [each.to_data() for each in previews],
         },
-        lambda: rollout_report.previewed(
-            previews, _title(chosen), style=terminal.style(chosen.colour)
+        lambda: rollout_report.preview_table(
+            previews, _title(settings), style=terminal.style(settings.colour)
         ),
         is_good=all(each.feasibility.fits for each in previews),
     )
 
 
 def _document(
-    chosen: rollout_settings.RolloutSettings,
+    settings: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     default: layouts.Document | None,
@@ -110,22 +110,22 @@ def _document(
     return documents.document(
         terminal,
         reader,
-        file=str(chosen.config_file) if chosen.config_file else None,
-        config_map=chosen.config_map,
+        file=str(settings.config_file) if settings.config_file else None,
+        config_map=settings.config_map,
         default=default,
-        is_lenient=chosen.is_lenient,
+        is_lenient=settings.is_lenient,
     )
 
 
-def _title(chosen: rollout_settings.RolloutSettings) -> str:
-    layout = chosen.goal.layout
+def _title(settings: rollout_settings.RolloutSettings) -> str:
+    layout = settings.goal.layout
     return "undo of the rollout" if layout is None else f"layout {layout}"
 
 
 def _roll_out(
-    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+    settings: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> int:
-    display, decisions = _Display(chosen, terminal), _decisions(chosen, terminal, selected)
+    display, decisions = _Display(settings, terminal), _decisions(settings, terminal, selected)
     decision = next(decisions)  # an interrupt before this has no outcome to show
     try:
         display.show(decision)
@@ -136,10 +136,10 @@ def _roll_out(
         is_interrupted = True
     display.clear()
     status = terminal.answer(
-        chosen.output_format,
-        lambda: rollout_report.data(decision, chosen.goal),
+        settings.output_format,
+        lambda: rollout_report.data(decision, settings.goal),
         lambda: rollout_report.outcome(
-            decision, _title(chosen), style=terminal.style(chosen.colour)
+            decision, _title(settings), style=terminal.style(settings.colour)
         ),
         is_good=decision.phase is rollout.RolloutPhase.DONE,
     )
@@ -147,15 +147,15 @@ def _roll_out(
 
 
 def _decisions(
-    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+    settings: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> Iterator[rollout.RolloutDecision]:
     """Yield every decision, then execute it, until the rollout is over.
 
     Raises:
         ClusterError: The API refused a request.
     """
-    goal = chosen.goal
-    decider = rollout.Rollout(goal, chosen.limits)
+    goal = settings.goal
+    decider = rollout.Rollout(goal, settings.limits)
     clock = host.SystemClock()
     noted = ""
     while True:
@@ -203,12 +203,12 @@ class _Display:
     """Shows decisions: in a live table, as a line for every change of a node, or not at all."""
 
     def __init__(
-        self, chosen: rollout_settings.RolloutSettings, terminal: console.Console
+        self, settings: rollout_settings.RolloutSettings, terminal: console.Console
     ) -> None:
         self._terminal = terminal
-        self._title = _title(chosen)
-        self._style = terminal.style(chosen.colour)
-        self._is_text = chosen.output_format is node_settings.OutputFormat.TEXT
+        self._title = _title(settings)
+        self._style = terminal.style(settings.colour)
+        self._is_text = settings.output_format is node_settings.OutputFormat.TEXT
         self._is_live = terminal.can_redraw
         self._before: dict[str, rollout.NodeProgressState] = {}
         self._clock = host.SystemClock()

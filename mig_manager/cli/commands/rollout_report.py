@@ -92,7 +92,7 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) 
         )
     ]
     if decision.phase is rollout.RolloutPhase.STALLED:
-        lines.append(style.fitted(f"  unavailable: {_named(decision.unavailable)}"))
+        lines.append(style.fitted(f"  unavailable: {_list_names(decision.unavailable)}"))
     head = (_counts(decision, title), f"The rollout {_OUTCOMES[decision.phase]}.")
     return "\n".join([*map(style.fitted, head), *lines])
 
@@ -128,15 +128,15 @@ def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "answers.Rollou
     }
 
 
-def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
+def preview_table(previews: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
     """Return the previews of a dry run, a line for every node, and explanations below."""
     # The title has the layout of a rollout; an undo has one for every node.
     is_undo = len({node.layout for node in previews}) > 1
     rows, notes = [], []
     for node in previews:
         plain = node.to_data()
-        evicted = [_named(node.evicted)] if node.evicted else []
-        evicted += [f"possibly {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
+        evicted = [_list_names(node.evicted)] if node.evicted else []
+        evicted += [f"possibly {_list_names(node.maybe_evicted)}"] if node.maybe_evicted else []
         rows.append(
             (
                 node.name,
@@ -175,9 +175,9 @@ def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
 
 def _without(node: rollout.NodeProgress) -> str:
     """Name the GPUs on which the layout is not active."""
-    names = messages.printable(_named(node.unreachable), " ")
+    names = messages.printable(_list_names(node.unreachable), " ")
     return f" without unreachable {names}" if names else ""
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return messages.listed(names, limit=messages.MAX_AT_A_TERMINAL)

@@ -4,13 +4,13 @@ import pathlib
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import settings
+from mig_manager.cli.toolkit import command_settings
 from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import goals, rollout
 from mig_manager.core.node import well_known
 
 
-class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
+class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSettings):
     """Settings of one rollout."""
 
     layout_operand: str | None = options.text(
@@ -43,7 +43,7 @@ class RolloutSettings(settings.AnswerSettings, node_settings.DocumentSettings):
     config_file: pathlib.Path | None = options.path(
         "config document to plan with", short="f", default_text="from the ConfigMap"
     )
-    config_map: tuple[str, str] | None = options.declared(settings.CONFIG_MAP)
+    config_map: tuple[str, str] | None = options.declared(command_settings.CONFIG_MAP)
     kubeconfig: pathlib.Path = options.path(
         "credentials for the cluster", variable="KUBECONFIG", default_text="~/.kube/config"
     )

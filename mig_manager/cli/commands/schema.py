@@ -4,7 +4,7 @@ import pathlib
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import messages, options
 
 ABOUT = """
@@ -25,7 +25,7 @@ _FOLDER = pathlib.Path(mig_manager.__file__).parent / "schemas"
 KINDS = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
-class Settings(settings.DebugSettings):
+class Settings(command_settings.DebugSettings):
     """Settings of ``schema``."""
 
     schema: str | None = options.text(
@@ -37,9 +37,9 @@ class Settings(settings.DebugSettings):
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Print a schema, or the names of all; UsageError if the name is unknown."""
-    name = chosen.schema
+    name = settings.schema
     if not KINDS:
         raise errors.UsageError(
             "this source has no schemas; installing generates them", remedy="pip install -e ."

@@ -9,7 +9,8 @@ from mig_manager.adapters.host import files
 from mig_manager.cli.toolkit import console
 from mig_manager.core import timing
 from mig_manager.core.partitioning import past_pods
-from mig_manager.partitioner import replay, replay_report, settings, simulation
+from mig_manager.partitioner import replay, replay_report, simulation
+from mig_manager.partitioner import settings as partitioner_settings
 
 _MAX_BYTES = 1 << 30  # of a file with the objects of a cluster
 _DAY_S = 86400.0
@@ -17,38 +18,40 @@ _REPORT_EVERY_S = 10.0
 
 
 def run(
-    chosen: settings.PartitionerSettings, terminal: console.Console, clock: timing.Clock
+    settings: partitioner_settings.PartitionerSettings,
+    terminal: console.Console,
+    clock: timing.Clock,
 ) -> int:
     """Print the answer about two files; return the exit status."""
-    nodes, pods = (_read(path) for path in (chosen.simulated_nodes, chosen.simulated_pods))
-    known = simulation.nodes_of(nodes, chosen.selects)
+    nodes, pods = (_read(path) for path in (settings.simulated_nodes, settings.simulated_pods))
+    selected_nodes = simulation.nodes_of(nodes, settings.selects)
     items = simulation.items(pods, "Pod")
     now = dt.datetime.fromtimestamp(clock.unix_s(), tz=dt.UTC)
     report: simulation.DecisionReport | replay_report.ReplayReport
-    if chosen.is_replay:
+    if settings.is_replay:
         document = None
-        if chosen.base_layout and chosen.config_file:
-            document = terminal.layout_file(str(chosen.config_file))
-            document.layout(chosen.base_layout)
+        if settings.base_layout and settings.config_file:
+            document = terminal.layout_file(str(settings.config_file))
+            document.layout(settings.base_layout)
         report = replay.replay(
-            known,
+            selected_nodes,
             [pod for pod in map(past_pods.parse, items) if pod],
-            past_pods.parse_prometheus(_answers(chosen, clock.unix_s(), terminal.note)),
+            past_pods.parse_prometheus(_answers(settings, clock.unix_s(), terminal.note)),
             replay.Replayed(
-                limits=chosen.limits,
-                scheduler=chosen.scheduler,
-                days=chosen.replay_days,
-                quiet_s=chosen.quiet_s,
-                longest_wait_s=chosen.longest_wait_s,
-                base_layout=chosen.base_layout,
+                limits=settings.limits,
+                scheduler=settings.scheduler,
+                days=settings.replay_days,
+                quiet_s=settings.quiet_s,
+                longest_wait_s=settings.longest_wait_s,
+                base_layout=settings.base_layout,
                 document=document,
             ),
-            _ReplayProgress(terminal.note, clock, chosen.replay_limit_s).proceed,
+            _ReplayProgress(terminal.note, clock, settings.replay_limit_s).proceed,
         )
     else:
-        report = simulation.simulate(known, items, chosen.limits, now=now)
-    style = terminal.style(chosen.colour)
-    return terminal.answer(chosen.output_format, report.to_data, lambda: report.text(style))
+        report = simulation.simulate(selected_nodes, items, settings.limits, now=now)
+    style = terminal.style(settings.colour)
+    return terminal.answer(settings.output_format, report.to_data, lambda: report.text(style))
 
 
 class _ReplayProgress:
@@ -73,17 +76,17 @@ def _read(path: pathlib.Path | None) -> str:
 
 
 def _answers(
-    chosen: settings.PartitionerSettings, now_s: float, note: Callable[[str], None]
+    settings: partitioner_settings.PartitionerSettings, now_s: float, note: Callable[[str], None]
 ) -> Iterator[str]:
     """Yield the answers of Prometheus: from files, or by queries."""
-    for source in chosen.prometheus:
+    for source in settings.prometheus:
         if not source.startswith(("http://", "https://")):
             yield _read(pathlib.Path(source))
             continue
-        note(f"querying {source} about {chosen.replay_days} days")
+        note(f"querying {source} about {settings.replay_days} days")
         yield from prometheus.query_range(
             source,
             past_pods.QUERY,
-            begin_s=now_s - chosen.replay_days * _DAY_S,
+            begin_s=now_s - settings.replay_days * _DAY_S,
             end_s=now_s,
         )

@@ -3,7 +3,7 @@
 import dataclasses
 
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import node_settings, options
 
 ABOUT = """
@@ -29,7 +29,7 @@ class Settings(
 ):
     """Settings of ``status``."""
 
-    is_watched: bool = options.declared(settings.WATCH)
+    is_watched: bool = options.declared(command_settings.WATCH)
     simulated_event: str | None = options.text(
         "first let this happen to the simulated GPUs: reboot, INDEX=lost, or INDEX=ACTION for a "
         "fault that needs this recovery action, such as 0=gpu-reset; INDEX=none ends it",
@@ -38,45 +38,45 @@ class Settings(
         group="GPUs",
         has_variable=False,
     )
-    output_format: node_settings.OutputFormat = settings.output_format(
+    output_format: node_settings.OutputFormat = command_settings.output_format(
         "text wide json yaml",
         default_text="text; wide adds ids, UUIDs and the pods and processes using the GPUs",
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Show the GPUs, once or until q is pressed."""
     from mig_manager.cli.commands import gpus
     from mig_manager.cli.toolkit import gpu_report
     from mig_manager.core.layout import plans
 
-    here = gpus.GpuCommand(chosen, terminal)
-    if chosen.simulated_event:
+    command = gpus.GpuCommand(settings, terminal)
+    if settings.simulated_event:
         from mig_manager.sandbox.driver import events
 
-        events.play(chosen.simulated_event, chosen.gpus.simulate_state)
-    if not chosen.is_watched:
-        result = plans.GpuStatus(gpus=here.observe())
-        if chosen.output_format is not node_settings.OutputFormat.TEXT:
-            result = dataclasses.replace(result, processes=here.processes())
-        return here.answer(
+        events.play(settings.simulated_event, settings.gpus.simulate_state)
+    if not settings.is_watched:
+        result = plans.GpuStatus(gpus=command.observe())
+        if settings.output_format is not node_settings.OutputFormat.TEXT:
+            result = dataclasses.replace(result, processes=command.processes())
+        return command.answer(
             result.to_data,
-            lambda: gpu_report.status(result, is_wide=here.is_wide, style=here.style),
+            lambda: gpu_report.status(result, is_wide=command.is_wide, style=command.style),
         )
     from mig_manager.adapters.host import lock_file
     from mig_manager.cli.toolkit import live
     from mig_manager.core.node import pod_object
 
-    live.require_text(chosen.output_format)
-    kubelet = here.kubelet() if chosen.pod_resources_socket else None
+    live.require_text(settings.output_format)
+    kubelet = command.kubelet() if settings.pod_resources_socket else None
 
     def refresh() -> live.View:
         text, lines = gpu_report.live_status(
-            plans.GpuStatus(gpus=here.observe(), processes=here.processes()),
+            plans.GpuStatus(gpus=command.observe(), processes=command.processes()),
             pods=pod_object.by_device(kubelet.assigned() if kubelet else ()),
-            changed_by=lock_file.owner(chosen.lock_file),
-            is_wide=here.is_wide,
-            style=terminal.style(chosen.colour),
+            changed_by=lock_file.owner(settings.lock_file),
+            is_wide=command.is_wide,
+            style=terminal.style(settings.colour),
         )
         return live.View(text, lines)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.cli.commands import doctor_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import host_settings, messages, node_settings, options
 
 ABOUT = """
@@ -30,7 +30,7 @@ exit 0: the archive is written, even if it is incomplete
 """
 
 
-class Settings(settings.TerminalSettings):
+class Settings(command_settings.TerminalSettings):
     """Settings of ``support-bundle``."""
 
     output_file: pathlib.Path | None = options.path(
@@ -41,7 +41,7 @@ class Settings(settings.TerminalSettings):
         tuple(
             each
             for each in options.of(doctor_settings.DoctorSettings)
-            if each.group != settings.OUTPUT
+            if each.group != command_settings.OUTPUT
         )
     )
     roots: host_settings.HostRoots  # where the machine's programs are
@@ -59,7 +59,7 @@ class Settings(settings.TerminalSettings):
         return super().values(source) | {"doctor": doctor, "roots": roots}
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Collect the files, write the archive, and summarize it.
 
     Raises:
@@ -71,19 +71,19 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     from mig_manager.adapters.host import files
     from mig_manager.cli.commands import bundle_content, gpu_access
 
-    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
-    gpu_access.prepare_simulation(chosen.doctor.gpus, terminal.note)
-    if chosen.output_file == console.STANDARD_OUTPUT and terminal.stdout.isatty():
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=settings.is_debug)
+    gpu_access.prepare_simulation(settings.doctor.gpus, terminal.note)
+    if settings.output_file == console.STANDARD_OUTPUT and terminal.stdout.isatty():
         raise errors.UsageError("the archive is not for a terminal: redirect it to a file")
     now = dt.datetime.now(tz=dt.UTC)
     # The name is not validated: a slash would name another folder.
-    node = messages.printable(chosen.doctor.node_name or platform.node(), "_").replace("/", "_")
+    node = messages.printable(settings.doctor.node_name or platform.node(), "_").replace("/", "_")
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
     members, missing = bundle_content.collect(
-        chosen.doctor, chosen.roots, terminal.environ, now=now
+        settings.doctor, settings.roots, terminal.environ, now=now
     )
     content = bundle_content.archive(members, folder=name, now=now)
-    path = chosen.output_file or pathlib.Path(f"{name}.tar.gz")
+    path = settings.output_file or pathlib.Path(f"{name}.tar.gz")
     is_written = path == console.STANDARD_OUTPUT
     if is_written:
         terminal.write(content)
@@ -94,7 +94,7 @@ def run(chosen: Settings, terminal: console.Console) -> int:
     if missing:
         lines.append(f"not in it: {messages.by_cause(missing.items())}")
     lines.append("It names nodes and pods. Review it before you share it.")
-    style = terminal.style(chosen.colour)
+    style = terminal.style(settings.colour)
     for line in lines:
         if is_written:
             terminal.note(line)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
-from mig_manager.cli.toolkit import console, settings
+from mig_manager.cli.toolkit import command_settings, console
 from mig_manager.core import options
 
 ABOUT = """
@@ -41,7 +41,7 @@ class Settings(
             ),
         )
     )
-    must_fit: bool = options.declared(settings.MUST_FIT)
+    must_fit: bool = options.declared(command_settings.MUST_FIT)
     is_portable: bool = options.switch(
         "fail if nvidia-mig-parted does not understand the file, and show where; checks only GPUs "
         "named with --gpu",
@@ -52,57 +52,59 @@ class Settings(
     )
 
 
-def run(chosen: Settings, terminal: console.Console) -> int:
+def run(settings: Settings, terminal: console.Console) -> int:
     """Check layouts of one file, or with ``--files`` all layouts of several."""
     from mig_manager.catalogue import hardware
     from mig_manager.cli.commands import gpus
     from mig_manager.cli.toolkit import validation
     from mig_manager.core.layout import validate
 
-    here = gpus.GpuCommand(chosen, terminal)
-    templates = functools.cache(lambda: hardware.templates(chosen.products, warn=terminal.note))
+    command = gpus.GpuCommand(settings, terminal)
+    templates = functools.cache(lambda: hardware.templates(settings.products, warn=terminal.note))
 
-    def validated(file: str | None, names: Sequence[str]) -> validation.ValidatedFile:
+    def validate_file(file: str | None, names: Sequence[str]) -> validation.ValidatedFile:
         """Compare layouts with the named products, or else with this machine's GPUs."""
-        document = here.read(file)
+        document = command.read(file)
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             terminal.note(f"warning: {diagnostic}")
         selected = document.selected(names)
         # Named layouts must fit these GPUs; the others may be for other known products.
-        others = None if names or chosen.must_fit else hardware.known_gpus
+        others = None if names or settings.must_fit else hardware.known_gpus
         source, fits = document.source, None
-        if chosen.products:
+        if settings.products:
             fits = validate.against_products(
                 selected, source=source, templates=templates(), others=others
             )
-        elif not chosen.is_portable:
+        elif not settings.is_portable:
             fits = validate.against_node(
-                selected, source=source, gpus=here.observed, others=others
+                selected, source=source, gpus=command.observed, others=others
             )
         return validation.ValidatedFile(
-            document=document, fits=fits, checks_portability=chosen.is_portable
+            document=document, fits=fits, checks_portability=settings.is_portable
         )
 
-    if not chosen.has_files:
-        result = validated(chosen.config_file, chosen.layouts)
-        return here.answer(result.to_data, lambda: result.text(here.style), is_good=result.is_good)
-    if not chosen.layouts:
+    if not settings.has_files:
+        result = validate_file(settings.config_file, settings.layouts)
+        return command.answer(
+            result.to_data, lambda: result.text(command.style), is_good=result.is_good
+        )
+    if not settings.layouts:
         raise errors.UsageError("--files: name the layout files to check")
     results = []
-    for file in chosen.layouts:
+    for file in settings.layouts:
         try:
-            results.append(validated(file, ()))
+            results.append(validate_file(file, ()))
         except errors.ConfigError as error:
             terminal.note_error(error, error.own_remedy)
-    is_good = len(results) == len(chosen.layouts) and all(each.is_good for each in results)
-    return here.answer(
+    is_good = len(results) == len(settings.layouts) and all(each.is_good for each in results)
+    return command.answer(
         lambda: {
             "kind": "Validations",
             "is_valid": is_good,
             "files": [each.to_data() for each in results],
         },
         lambda: "\n\n".join(
-            f"{here.style.fitted(each.document.source)}\n{each.text(here.style)}"
+            f"{command.style.fitted(each.document.source)}\n{each.text(command.style)}"
             for each in results
         ),
         is_good=is_good,

@@ -28,7 +28,7 @@ class Line:
     operands: tuple[str, ...]
     values: Mapping[str, object]  # of options, by their names
     option: options.Option | None  # whose value the last word is
-    known: Mapping[str, options.Option]  # by flag
+    by_flag: Mapping[str, options.Option]
 
 
 Values = Callable[[options.Option, Line], Iterable[str]]
@@ -44,7 +44,7 @@ def answer(of: program.CommandLine, words: Sequence[str], values: Values) -> str
     option = line.option
     if option is None and word.startswith("--") and "=" in word:
         flag, _, word = word.partition("=")
-        option, lead = line.known.get(flag), f"{flag}="
+        option, lead = line.by_flag.get(flag), f"{flag}="
     elif option is None and line.command and not word.startswith("-"):
         option = _operand(of, line)
     directive = _NOTHING
@@ -53,7 +53,7 @@ def answer(of: program.CommandLine, words: Sequence[str], values: Values) -> str
         directive = {options.FILE: _FILES, options.FOLDER: _FOLDERS}.get(option.metavar, _NOTHING)
         candidates = _of_option(option, word, line, values)
     elif word.startswith("-"):
-        flags = line.known.items()
+        flags = line.by_flag.items()
         candidates = ((flag, each.help) for flag, each in flags if flag.startswith(word))
     elif not line.command:
         rows = (row for row in of.rows if row.name.startswith(word))
@@ -63,14 +63,14 @@ def answer(of: program.CommandLine, words: Sequence[str], values: Values) -> str
 
 
 def _line(of: program.CommandLine, before: Sequence[str]) -> Line:
-    known = {flag: each for each in (*of.flagged(), *of.anywhere) for flag in each.flags}
+    by_flag = {flag: each for each in (*of.flag_options_of(), *of.anywhere) for flag in each.flags}
     command, operands, values, option = "", [], dict[str, object](), None
     for word in before:
         if option is not None:
             values[option.key], option = word, None
         elif word.startswith("-"):
             flag, equals, value = word.partition("=")
-            declared = known.get(flag)
+            declared = by_flag.get(flag)
             if declared and equals:
                 values[declared.key] = value
             elif declared and declared.metavar and not declared.is_value_optional:
@@ -79,9 +79,9 @@ def _line(of: program.CommandLine, before: Sequence[str]) -> Line:
             operands.append(word)
         elif word in of.commands:
             command = word
-            known = {flag: each for each in of.flagged(word) for flag in each.flags}
+            by_flag = {flag: each for each in of.flag_options_of(word) for flag in each.flags}
     return Line(
-        command=command, operands=tuple(operands), values=values, option=option, known=known
+        command=command, operands=tuple(operands), values=values, option=option, by_flag=by_flag
     )
 
 

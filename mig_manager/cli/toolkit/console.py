@@ -144,7 +144,7 @@ class Console:
             BrokenPipeError: The reader has ended.
         """
         if output_format.is_data:
-            self.say(answered(data(), output_format))
+            self.say(render_answer(data(), output_format))
         else:
             self.say(bar.harmless(text()))
         return DONE if is_good else FAILED
@@ -204,7 +204,7 @@ class Console:
         level = node_settings.LogLevel.DEBUG if is_debug else level
         log.configure(level=level.value, is_json=is_json, stream=self.remarks)
 
-    def parsed(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
+    def parse_command_line(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
         """Parse a command line; None if it requests help, which argparse prints.
 
         Raises:
@@ -272,15 +272,15 @@ def _encodable(stream: TextIO, text: str) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def answered(
+def render_answer(
     data: Mapping[str, object],
     output_format: node_settings.OutputFormat = node_settings.OutputFormat.JSON,
 ) -> str:
     """Return an answer for machines, with the version of its schema."""
-    return rendered({"apiVersion": API_VERSION, **data}, output_format)
+    return render({"apiVersion": API_VERSION, **data}, output_format)
 
 
-def rendered(data: Mapping[str, object], output_format: node_settings.OutputFormat) -> str:
+def render(data: Mapping[str, object], output_format: node_settings.OutputFormat) -> str:
     """Return an answer as JSON or YAML."""
     if output_format is node_settings.OutputFormat.JSON:
         return json.dumps(data, indent=2) + "\n"

@@ -100,7 +100,7 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
             for step in gpu_plan.steps
         ]
         blocks.append("\n".join(rows))
-    lines = [_affected(result, style)]
+    lines = [_disruption(result, style)]
     if result.origin:
         lines.append(style.paint(style.wrapped(f"Origin: {result.origin}"), bar.Tone.FAINT))
     if result.plan.is_empty:
@@ -175,7 +175,7 @@ def difference(result: plans.Planned) -> str:
     return sentence
 
 
-def _affected(result: plans.Planned, style: bar.Style) -> str:
+def _disruption(result: plans.Planned, style: bar.Style) -> str:
     """Say which pods would be evicted, or else which devices must be idle."""
     if result.evicted:
         return tables.listing("Pods that would be evicted", result.evicted, style)

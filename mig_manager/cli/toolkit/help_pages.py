@@ -12,24 +12,24 @@ _INDENT = "  "
 
 def page(of: program.CommandLine, command: str) -> tuple[str, str, str]:
     """Return usage, description and epilog of a command's help, or of the program's."""
-    own = of.text(command)
+    help_text = of.text(command)
     examples = [
-        f"{_INDENT}{each.line}\n{wrapped(each.meaning, _INDENT * 3)}" for each in own.examples
+        f"{_INDENT}{each.line}\n{wrap(each.meaning, _INDENT * 3)}" for each in help_text.examples
     ]
     meanings = [
-        wrapped(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
+        wrap(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
         for status, meaning in statuses(of, command).items()
     ]
     if not command and of.other_statuses:
-        meanings.append(wrapped(of.other_statuses, _INDENT))
-    commands = [wrapped(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in of.rows]
+        meanings.append(wrap(of.other_statuses, _INDENT))
+    commands = [wrap(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in of.rows]
     blocks = {
         "commands": [] if command else commands,
         "examples": examples,
-        "environment": [wrapped(of.environment, _INDENT)] if of.environment else [],
+        "environment": [wrap(of.environment, _INDENT)] if of.environment else [],
         "exit status": meanings,
     }
-    description = "\n\n".join(map(wrapped, own.paragraphs))
+    description = "\n\n".join(map(wrap, help_text.paragraphs))
     epilog = "\n\n".join(f"{title}:\n" + "\n".join(b) for title, b in blocks.items() if b)
     return usage(of, command), description, epilog
 
@@ -51,7 +51,7 @@ def usage(of: program.CommandLine, command: str) -> str:
     return " ".join(filter(None, (of.name, command, "[OPTION]...", operands)))
 
 
-def wrapped(paragraph: str, indent: str = "", *, further: str | None = None) -> str:
+def wrap(paragraph: str, indent: str = "", *, further: str | None = None) -> str:
     """Wrap a paragraph to the terminal, at most 79 columns."""
     return textwrap.fill(
         paragraph,

@@ -22,7 +22,7 @@ def run(of: program.CommandLine, argv: Sequence[str], terminal: console.Console)
     Raises:
         MigManagerError: The command line is invalid, or the command failed.
     """
-    parsed = terminal.parsed(lambda: parse(of, argv))
+    parsed = terminal.parse_command_line(lambda: parse(of, argv))
     if parsed is None:
         return console.DONE
     if parsed["command"] is None:
@@ -37,8 +37,8 @@ def run(of: program.CommandLine, argv: Sequence[str], terminal: console.Console)
     if command.name == program.VERSION.name:
         terminal.say(of.version)
         return console.DONE
-    chosen = of.settings(parsed, terminal.environ)
-    status: int = of.module(command.name).run(chosen, terminal)
+    settings = of.settings(parsed, terminal.environ)
+    status: int = of.module(command.name).run(settings, terminal)
     return status
 
 
@@ -64,10 +64,10 @@ def parse(of: program.CommandLine, argv: Sequence[str]) -> dict[str, object]:
     _refuse_early(of, argv[:at])
     if at < len(argv):
         of.command(name)
-    before = _parsed(of, "", argv[:at])
-    own = _parsed(of, name, argv[at + 1 :]) if name else {}
-    present = {key: value for key, value in own.items() if value is not None}
-    return {**own, **before, **present, **anywhere, "command": name or None}
+    before = _parse_words(of, "", argv[:at])
+    after = _parse_words(of, name, argv[at + 1 :]) if name else {}
+    present = {key: value for key, value in after.items() if value is not None}
+    return {**after, **before, **present, **anywhere, "command": name or None}
 
 
 def _refuse_early(of: program.CommandLine, before: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ def _refuse_early(of: program.CommandLine, before: Sequence[str]) -> None:
             raise errors.UsageError(f"{flag} belongs after the command: {of.name} COMMAND {flag}")
 
 
-def _parsed(of: program.CommandLine, command: str, argv: Sequence[str]) -> dict[str, object]:
+def _parse_words(of: program.CommandLine, command: str, argv: Sequence[str]) -> dict[str, object]:
     words, values = of.respell(command, argv) if of.respell else (argv, {})
     # Options may stand between operands.
     return vars(build(of, command).parse_intermixed_args(words)) | values

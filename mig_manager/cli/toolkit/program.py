@@ -74,7 +74,7 @@ def parse_text(text: str) -> Text:
     A block that begins with ``$`` is an example. A block that begins with ``exit N:`` overrides
     the meaning of an exit status. Other blocks are paragraphs; the first is the summary.
     """
-    paragraphs, examples, own = [], [], {}
+    paragraphs, examples, statuses = [], [], {}
     for block in textwrap.dedent(text).strip().split("\n\n"):
         words = " ".join(block.split("\n"))
         if block.startswith("$ "):
@@ -82,10 +82,10 @@ def parse_text(text: str) -> Text:
             examples.append(Example(line=line, meaning=meaning))
         elif block.startswith("exit "):
             status, _, meaning = words.removeprefix("exit ").partition(": ")
-            own[status] = meaning
+            statuses[status] = meaning
         else:
             paragraphs.append(words)
-    return Text(paragraphs=tuple(paragraphs), examples=tuple(examples), own_statuses=own)
+    return Text(paragraphs=tuple(paragraphs), examples=tuple(examples), own_statuses=statuses)
 
 
 class Command(NamedTuple):
@@ -134,11 +134,11 @@ class CommandLine:
 
     def command(self, name: str) -> Command:
         """Return a command; UnknownCommandError if the name is unknown."""
-        known = self.commands
-        if name not in known:
-            hint = messages.did_you_mean(name, known, limit=1)
+        commands = self.commands
+        if name not in commands:
+            hint = messages.did_you_mean(name, commands, limit=1)
             raise errors.UnknownCommandError(f"unknown command {name!r}{hint}")
-        return known[name]
+        return commands[name]
 
     def module(self, command: str) -> ModuleType:
         """Load the module of a command."""
@@ -158,12 +158,12 @@ class CommandLine:
 
     def options_of(self, command: str = "") -> tuple[options.Option, ...]:
         """Return the options and operands of a command, or those allowed before a command."""
-        declared = self._declared(command) if command else self.leading
+        declared = self._command_options(command) if command else self.leading
         last = len(_FIRST_GROUPS)
         rank = {name: number for number, name in enumerate(_FIRST_GROUPS)} | {"output": last + 1}
         return tuple(sorted((HELP, *declared), key=lambda each: rank.get(each.group, last)))
 
-    def _declared(self, command: str) -> tuple[options.Option, ...]:
+    def _command_options(self, command: str) -> tuple[options.Option, ...]:
         if self.commands[command].module:
             return options.of(self.module(command).Settings)
         topic = dataclasses.replace(_TOPIC, words=tuple(self.commands))
@@ -173,7 +173,7 @@ class CommandLine:
         """Return the operands of a command."""
         return tuple(each for each in self.options_of(command) if each.is_operand)
 
-    def flagged(self, command: str = "") -> tuple[options.Option, ...]:
+    def flag_options_of(self, command: str = "") -> tuple[options.Option, ...]:
         """Return the options of a command that have a flag."""
         return tuple(each for each in self.options_of(command) if each.flags)
 
@@ -196,12 +196,12 @@ class CommandLine:
             for name, value in environ.items()
             if name.startswith(options.PREFIX) and not _OF_A_SERVICE.search(f"{name}={value}")
         }
-        known = set(_OTHER_VARIABLES)
+        variables = set(_OTHER_VARIABLES)
         for name in (command, "", *self.commands):
-            if prefixed <= known:
+            if prefixed <= variables:
                 return {}
-            known.update(each for option in self.options_of(name) for each in option.variables)
+            variables.update(each for option in self.options_of(name) for each in option.variables)
         return {
-            name: "".join(messages.similar(name, sorted(known), limit=1))
-            for name in sorted(prefixed - known)
+            name: "".join(messages.similar(name, sorted(variables), limit=1))
+            for name in sorted(prefixed - variables)
         }

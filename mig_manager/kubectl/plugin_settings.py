@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mig_manager.cli.toolkit import program, settings
+from mig_manager.cli.toolkit import command_settings, program
 from mig_manager.core import node_settings, options
 
 KUBECTL_OPTIONS = tuple(
@@ -44,10 +44,10 @@ LAYOUT = options.Option(
 def drawn_output() -> Any:
     """Declare the format of an answer that can draw every node."""
     drawn = "text; wide draws each of several nodes"
-    return settings.output_format("text wide json yaml", name="output", default_text=drawn)
+    return command_settings.output_format("text wide json yaml", name="output", default_text=drawn)
 
 
-class PluginSettings(settings.TerminalSettings):
+class PluginSettings(command_settings.TerminalSettings):
     """Settings of a command, which takes a part of the options."""
 
     selector: str | None = options.text(
@@ -56,8 +56,8 @@ class PluginSettings(settings.TerminalSettings):
     filename: str | None = options.text(
         "config document, '-' for standard input", short="f", metavar=options.FILE
     )
-    config_map: tuple[str, str] | None = options.declared(settings.CONFIG_MAP)
-    output_format: node_settings.OutputFormat = settings.output_format(
+    config_map: tuple[str, str] | None = options.declared(command_settings.CONFIG_MAP)
+    output_format: node_settings.OutputFormat = command_settings.output_format(
         "text json yaml", name="output"
     )
     kubectl: tuple[str, ...] = options.nested(KUBECTL_OPTIONS)
