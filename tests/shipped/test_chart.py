@@ -95,6 +95,7 @@ def test_image_can_come_from_anywhere(chart: pathlib.Path, image: Object, expect
 
 def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None:
     env = {"MIG_MANAGER_SIMULATE": "4xA30", "MIG_MANAGER_LOG_LEVEL": "debug"}
+    volume, mount = {"name": "hooks"}, {"name": "hooks", "mountPath": "/etc/hooks"}
     shipped = pod_template(render(chart, mode="simulated"))
     changed = pod_template(
         render(
@@ -104,6 +105,8 @@ def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None
             tolerations=[{"key": "dedicated", "operator": "Exists"}],
             podAnnotations={"a": "b"},
             runtimeClassName="nvidia",
+            volumes=[volume],
+            volumeMounts=[mount],
             imagePullSecrets=[{"name": "registry"}],
             resources={"requests": {"cpu": "20m"}},
             env=env,
@@ -115,6 +118,9 @@ def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None
     assert now["tolerations"] == [*was["tolerations"], {"key": "dedicated", "operator": "Exists"}]
     assert changed["metadata"]["annotations"] == {"a": "b"}
     assert now["runtimeClassName"] == "nvidia"
+    assert now["volumes"] == [*was["volumes"], volume]
+    mounts = was["containers"][0]["volumeMounts"]
+    assert now["containers"][0]["volumeMounts"] == [*mounts, mount]
     assert now["imagePullSecrets"] == [{"name": "registry"}]
     assert now["containers"][0]["resources"] == {"requests": {"cpu": "20m"}}
     before = {each["name"]: each for each in was["containers"][0]["env"]}

@@ -44,6 +44,12 @@
 {{- with $values.podAnnotations }}
 {{- $_ := set $.template.metadata "annotations" (merge . ($.template.metadata.annotations | default dict)) }}
 {{- end }}
+{{- with $values.volumes }}
+{{- $_ := set $pod "volumes" (concat $pod.volumes .) }}
+{{- end }}
+{{- with $values.volumeMounts }}
+{{- $_ := set $container "volumeMounts" (concat $container.volumeMounts .) }}
+{{- end }}
 {{- with $values.runtimeClassName }}
 {{- $_ := set $pod "runtimeClassName" . }}
 {{- end }}
