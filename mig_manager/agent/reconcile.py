@@ -157,7 +157,7 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
-            recovery.resume_unlisted(self._shared, self._deps.node.latest())
+            self._resume_unlisted()
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is model.State.FAILED
@@ -172,6 +172,9 @@ class Reconciler:
                 repairing.begin(job, repair)
                 return drift.Action.REPAIR
             return action
+
+    def _resume_unlisted(self) -> None:
+        recovery.resume_unlisted(self._shared, self._watched_node or self._deps.node.latest())
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
@@ -215,7 +218,7 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        recovery.resume_unlisted(self._shared, self._deps.node.latest())
+        self._resume_unlisted()
         if self.faults.is_on:
             gpus, _ = resting.observe(self._shared, self.faults)
             self.capacity.note_gpus(gpus)

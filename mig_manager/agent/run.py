@@ -91,7 +91,9 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
             return outcome
         # From now on the hardware decides when to try again.
         gpus = resolving.observe_at_end(job)
-        return dataclasses.replace(outcome, gpus_after_failure=gpus)
+        return dataclasses.replace(
+            verification.verify_restored(job, gpus, outcome), gpus_after_failure=gpus
+        )
     except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
         _log.exception("run_crashed")
         problem = f"{type(error).__name__}: {error}"

@@ -57,6 +57,28 @@ def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | No
     scenes.assert_restored(rig)
 
 
+@pytest.mark.parametrize("is_broken", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_final_failure_says_if_the_plugin_is_not_back(*, gated: bool, is_broken: bool) -> None:
+    rig = scenes.node(layout="all-balanced", gated=gated)
+    before = rig.gpus
+
+    def refuse(_step: steps.Step) -> Exception | None:
+        rig.driver.step_error = lambda _step: None
+        rig.plugin.is_broken = is_broken
+        return errors.HardwareError("no", reason=Reason.NOT_SUPPORTED)
+
+    rig.driver.step_error = refuse
+
+    outcome = scenes.run(rig)
+
+    assert outcome.reason is Reason.NOT_SUPPORTED
+    assert not outcome.should_retry
+    assert scenes.is_as_before(rig, before)
+    assert ("no new device plugin pod is ready" in outcome.message) is is_broken
+    assert rig.labels.get(well_known.APPLIED_LABEL) == (None if is_broken else "all-balanced")
+
+
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
 def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
     rig, _ = unlucky_node()

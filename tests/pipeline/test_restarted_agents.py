@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients
+from mig_manager.core.node import clients, well_known
 from mig_manager.errors import Reason
 from tests.node import fake_host, fakes, gpu_values, scenes
 
@@ -157,10 +157,11 @@ def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
     assert "training" not in rig.pod_names
 
 
-@pytest.mark.parametrize("is_back", [True, False])
+@pytest.mark.parametrize("end", ["is back", "is removed"])
+@pytest.mark.parametrize("attempts", [0, 3])
 @pytest.mark.parametrize("then", ["one-slice-changed", "all-balanced"])
-def test_a_plugin_deleted_in_a_failed_run_is_awaited_after_a_restart(
-    then: str, *, is_back: bool
+def test_a_plugin_deleted_in_a_failed_run_is_awaited_until_it_is_back_or_removed(
+    then: str, attempts: int, end: str
 ) -> None:
     rig = scenes.node(layout="all-balanced", gated=False)
     refused = scenes.refuse(steps.CreateGpuInstance, times=1)
@@ -173,13 +174,16 @@ def test_a_plugin_deleted_in_a_failed_run_is_awaited_after_a_restart(
     rig.driver.step_error = refuse
     assert scenes.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
     assert not any(map(clients.is_device_plugin, rig.pods.values()))
-    if is_back:
+    for _ in range(attempts):
+        assert start(rig, scenes.CONFIG, layout=then) is Reason.PLUGIN_NOT_READY
+        # Kubelet forgets a stopped plugin after five minutes.
+        rig.schedulable = {}
+    if end == "is back":
         rig.clock.on_wait.append(lambda: setattr(rig.plugin, "is_gated", False))
+    else:
+        rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "false"
 
     reason = start(rig, scenes.CONFIG, layout=then)
 
-    if not is_back:
-        assert reason is Reason.PLUGIN_NOT_READY
-        return
     assert reason in {Reason.APPLIED, Reason.ALREADY_APPLIED}
-    assert any(map(clients.is_device_plugin, rig.pods.values()))
+    assert any(map(clients.is_device_plugin, rig.pods.values())) is (end == "is back")

@@ -33,9 +33,13 @@ class Advertiser(Protocol):
         """Check whether it served the node before it was paused."""
 
     def is_awaited(self, job: jobs.Job) -> bool:
-        """Check whether it must serve the node again, even without a pod now."""
+        """Check whether it must serve the node again, even without a pod now.
+
+        With its deploy label the owner can say that it must not.
+        """
         journal = job.journal
-        return self.was_paused(journal.entries) or self.deploy_label in journal.record.awaited
+        is_owed = self.was_paused(journal.entries) or self.deploy_label in journal.record.awaited
+        return is_owed and job.deps.node.latest().labels.get(self.deploy_label) != "false"
 
     def withdraw(self, job: jobs.Job) -> None:
         """Hide the advertised devices from pods until new ones are advertised."""

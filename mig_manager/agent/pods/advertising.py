@@ -77,6 +77,19 @@ def find_awaited(job: jobs.Job) -> _Advertisers:
     return _with_replaced(job, frozenset(each for each in ALL if each.is_awaited(job)))
 
 
+def find_resumed(job: jobs.Job) -> _Advertisers:
+    """Return the advertisers that were paused for a change, and may run again."""
+    entries = job.journal.entries
+    return frozenset(
+        each
+        for each in ALL
+        if each.is_awaited(job)
+        and each.was_paused(entries)
+        and not entries.hold_taint
+        and each.deploy_label not in entries.paused_labels
+    )
+
+
 def find(job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu]) -> _Advertisers:
     """Return the programs that advertise the node's devices, or must do so again.
 
@@ -184,8 +197,6 @@ def wait_schedulable(job: jobs.Job, paused: Paused, gpus: Sequence[model.Gpu]) -
     missing = job.until_solved(
         lambda pods: report.note(_missing(job, paused, gpus, pods)), timeout_s
     )
-    # By the deadline the owner may have removed it.
-    job.journal.note_awaited(frozenset())
     if missing:
         raise errors.NotReadyError(
             f"{missing.message} (waited {timeout_s:g} s)", reason=missing.reason

@@ -3,12 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 
+import structlog
+
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, run_status
 from mig_manager.agent.pods import advertising, resuming
 from mig_manager.agent.steps import host, resolving
-from mig_manager.core import model
+from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
+
+_log = structlog.get_logger()
 
 
 def resume_and_verify(
@@ -89,6 +93,28 @@ def verify_unchanged(
         gpus=gpus,
         is_from_owner=is_from_owner,
     )
+
+
+def verify_restored(
+    job: jobs.Job, gpus: model.ObservedGpus, outcome: outcomes.Outcome
+) -> outcomes.Outcome:
+    """Verify that the former devices are schedulable, if the failed run paused their advertisers.
+
+    No attempt follows that would report it, so the outcome does, and the label of the applied
+    layout is not restored. A newer request, or the end of the agent, ends the wait.
+    """
+    programs = advertising.find_resumed(job)
+    if not (programs and gpus):
+        return outcome
+    try:
+        advertising.wait_schedulable(job, advertising.Paused(programs=programs), gpus)
+    except errors.Superseded as end:
+        _log.info("former_devices_not_verified", why=end.why)
+    except (errors.ClusterError, errors.NotReadyError) as error:
+        job.journal.note(applied="")
+        description = messages.join(outcome.description, error.message)
+        return dataclasses.replace(outcome, description=description)
+    return outcome
 
 
 def _wait_schedulable(
