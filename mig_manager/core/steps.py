@@ -1,7 +1,7 @@
 """A plan as data: the steps of each GPU, in order, and the instances afterwards."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from mig_manager.core import model
@@ -273,6 +273,19 @@ class Inspection:
 def is_releasing_daemon(user: GpuProcess) -> bool:
     """Return whether a process is among ``RELEASING_DAEMONS``."""
     return user.name[:_COMM] in RELEASING_DAEMONS
+
+
+def ids_in_use(
+    gpus: Iterable[model.Gpu], processes: Mapping[str, Iterable[GpuProcess]]
+) -> Iterator[str]:
+    """Yield the UUIDs of MIG devices that processes use, or may use."""
+    for gpu in gpus:
+        for user in processes.get(gpu.uuid, ()):
+            known = user.compute_instances
+            for gi in gpu.gpu_instances:
+                for ci in gi.compute_instances if gi.instance_id in user.gpu_instances else ():
+                    if ci.uuid and (not known or (gi.instance_id, ci.instance_id) in known):
+                        yield ci.uuid
 
 
 def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:

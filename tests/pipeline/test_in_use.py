@@ -10,6 +10,7 @@ from mig_manager.core import steps
 from mig_manager.core.node import policies
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
+from tests.pipeline.custom_requests import ON, document, requested, run
 from tests.pipeline.gpu_processes import WHOLE, of_pods, outdated_node, process
 from tests.unit import machine
 
@@ -143,6 +144,29 @@ def test_a_process_on_a_gpu_does_not_keep_further_instances_out(
     processes = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
     agent = scenes.reconciler(rig, text, **processes)
     scenes.assert_ends(rig, Reason.APPLIED, layout=layout, by=agent)
+
+
+@pytest.mark.parametrize("is_on_demand", [False, True])
+def test_an_instance_of_a_process_stays_if_another_of_its_profile_is_free(
+    *, is_on_demand: bool
+) -> None:
+    rules = "  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 1, 3g.20gb: 1}}\n"
+    wanted = requested(document(rules), is_on_demand=is_on_demand)
+    undisturbed = scenes.node(layout="all-balanced")
+    run(undisturbed, wanted)
+    (kept,) = (gi for gi in undisturbed.gpus[0].gpu_instances if str(gi.profile) == "1g.5gb")
+    rig = scenes.node(layout="all-balanced")
+    before = rig.gpus[0].gpu_instances
+    (used,) = (
+        gi for gi in before if gi.profile == kept.profile and gi.placement != kept.placement
+    )
+    users = {rig.gpus[0].uuid: (process("unit train.service", used.instance_id),)}
+    agent = scenes.reconciler(rig, limits=ON, processes=lambda: users)
+
+    outcome = run(rig, wanted, by=agent)
+
+    assert outcome.reason is Reason.APPLIED, outcome.message
+    assert used in rig.gpus[0].gpu_instances
 
 
 def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:

@@ -148,18 +148,34 @@ def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
 
 def _require_unhindered(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     """Return the change, or fail if pods, processes or services of the node rule it out."""
+    try:
+        _require_idle(job, change, timing.Wait(clock=job.deps.clock))
+    except errors.GpuInUseError:
+        change = _avoid_processes(job, change)
+        _require_idle(job, change, idle_wait(job))
+    # Ask before pods are evicted: a silent init system could not stop services later.
+    host.running_services(job, change.services, change.plan)
+    change.order.require_allowed(change.usage.named(change.affected_pods))
+    return change
+
+
+def _require_idle(job: jobs.Job, change: PlannedChange, wait: timing.Wait) -> None:
     survey.require_idle(
         job.deps,
         change.plan,
         change.order,
         change.usage,
         services=change.services,
-        wait=idle_wait(job),
+        wait=wait,
     )
-    # Ask before pods are evicted: a silent init system could not stop services later.
-    host.running_services(job, change.services, change.plan)
-    change.order.require_allowed(change.usage.named(change.affected_pods))
-    return change
+
+
+def _avoid_processes(job: jobs.Job, change: PlannedChange) -> PlannedChange:
+    """Plan again so that instances that processes use stay, unless that affects other pods."""
+    processes = job.deps.processes() if job.deps.processes else None
+    other = _plan(job, change, used_ids=frozenset(steps.ids_in_use(change.gpus, processes or {})))
+    before, after = ({pod.key for pod in each.affected_pods} for each in (change, other))
+    return other if after <= before else change
 
 
 def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan) -> None:
@@ -243,16 +259,24 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
 
 
 def _plan_for_usage(job: jobs.Job, change: PlannedChange) -> PlannedChange:
-    before = change.order
-    usage = survey.wait_for_usage(job.deps, change.gpus, before.undecided_pods, job.cancel)
+    undecided = change.order.undecided_pods
+    usage = survey.wait_for_usage(job.deps, change.gpus, undecided, job.cancel)
+    return _plan(job, dataclasses.replace(change, usage=usage))
+
+
+def _plan(
+    job: jobs.Job, change: PlannedChange, *, used_ids: frozenset[str] = frozenset()
+) -> PlannedChange:
+    """Plan for the use of devices; ``used_ids`` are in use without a pod."""
     plan = change.target.plan(
         change.gpus,
         restoring=change.restoring,
-        busy=usage.device_ids,
-        ending=usage.ending_ids,
+        busy=change.usage.device_ids | used_ids,
+        ending=change.usage.ending_ids - used_ids,
     )
+    before = change.order
     order = _order(job, change.gpus, plan, before.rights, before.extra_clients)
-    return dataclasses.replace(change, usage=usage, plan=plan, order=order)
+    return dataclasses.replace(change, plan=plan, order=order)
 
 
 def idle_wait(job: jobs.Job) -> timing.Wait:

@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from mig_manager.core import gpu_answers, model, steps, yaml_tree
@@ -186,7 +186,7 @@ def plan(
         changes = planner.plan(observed, changed)
         if changes.destroyed_uuids:
             pods = users() or {}
-            busy = frozenset((*pods, *_in_use(observed, processes() or {})))
+            busy = frozenset((*pods, *steps.ids_in_use(observed, processes() or {})))
             if busy & changes.destroyed_uuids:
                 changes = planner.plan(observed, changed, busy=busy)
         changes = planner.combined(changes, planner.restore(observed, cancelled))
@@ -199,14 +199,3 @@ def plan(
         overlooked=layouts.lenient_warnings(layout, observed),
         origin=layout.origin,
     )
-
-
-def _in_use(gpus: model.ObservedGpus, processes: Processes) -> Iterator[str]:
-    """Yield the UUIDs of MIG devices that processes use, or may use."""
-    for gpu in gpus:
-        for user in processes.get(gpu.uuid, ()):
-            known = user.compute_instances
-            for gi in gpu.gpu_instances:
-                for ci in gi.compute_instances if gi.instance_id in user.gpu_instances else ():
-                    if ci.uuid and (not known or (gi.instance_id, ci.instance_id) in known):
-                        yield ci.uuid
