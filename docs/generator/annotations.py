@@ -177,6 +177,13 @@ class FailedChanges(TypedDict):
     count: int
 
 
+class AppliedLayout(TypedDict):
+    """The GPUs as they had the applied layout."""
+
+    bootId: str
+    gpus: dict[str, str]  # UUID -> fingerprint of its mode and instances
+
+
 class RequestAnnotation(TypedDict):
     """Value of the annotation 'mig-manager.io/request': what decides whether a run may evict."""
 
@@ -190,7 +197,7 @@ class RequestAnnotation(TypedDict):
     rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
     rebootedFrom: NotRequired[str]  # the boot in which it was asked to
     awaited: NotRequired[list[str]]  # deploy labels of deleted device plugins and DRA drivers
-    partial: NotRequired[list[str]]  # UUIDs of GPUs that have the applied layout, if not all have
+    applied: NotRequired[AppliedLayout]  # what the label mig-manager.io/applied is about
     failedChanges: NotRequired[FailedChanges]  # after three the request evicts no more pods
     repairs: NotRequired[list[Repair]]  # the agent's own requests to reset GPUs
 

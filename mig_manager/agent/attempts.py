@@ -55,7 +55,7 @@ class Attempts:
         before = self.record
         repairs = gpu_repair.postponed(before.repairs, self._shared.deps.clock.unix_s())
         self._record = dataclasses.replace(
-            requests.NONE, awaited=before.awaited, partial=before.partial, repairs=repairs
+            requests.NONE, awaited=before.awaited, applied=before.applied, repairs=repairs
         )
         self._save_on_host()
 

@@ -7,7 +7,6 @@ it sends no request.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 import structlog
 
@@ -49,13 +48,11 @@ class CapacityReport:
 
     # -- at the end of a run ----------------------------------------------------------------------
 
-    def annotations(
-        self, gpus: model.ObservedGpus, present: Mapping[str, str] | None = None
-    ) -> dict[str, str | None]:
+    def annotations(self, gpus: model.ObservedGpus, present: str = "") -> dict[str, str | None]:
         """Observe the use, and return the annotation to write with these GPUs.
 
-        An unknown use removes the annotation. Without GPUs, or if the facts in the node's
-        annotations ``present`` are the same, it stays.
+        An unknown use removes the annotation. Without GPUs, or if the node's annotation
+        ``present`` has the same facts, it stays.
         """
         if not gpus:
             return {}
@@ -69,9 +66,8 @@ class CapacityReport:
         except Exception:  # noqa: BLE001 - a bug in a report must not fail a run
             _log.exception("capacity_error")
         self._retry = self._next_retry(is_stable=is_stable)
-        old = (present or {}).get(well_known.CAPACITY_ANNOTATION, "")
-        if capacity.has_same_facts(old, text):
-            text = old
+        if capacity.has_same_facts(present, text):
+            text = present
         return {well_known.CAPACITY_ANNOTATION: text or None}
 
     # -- at rest ----------------------------------------------------------------------------------

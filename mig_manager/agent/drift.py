@@ -39,27 +39,25 @@ class Observation:
 
     gpus: model.ObservedGpus
     plan: steps.Plan | None
-    """The changes that the layout needs; None: the check failed."""
+    """The changes that the layout needs; None: it could not be planned."""
     error: errors.Reason | None = None
     message: str = ""  # of the error
+    is_unchanged: bool | None = None
+    """Without a plan: whether the GPUs have the instances that they were verified with; None:
+    unknown, or no GPU was observed."""
     is_file_unusable: bool = False
     """Whether the file is unusable or lacks the layout, which was verified before."""
     is_from_owner: bool = False  # whether the owner wrote the layout
     missing: tuple[str, ...] = ()
     """Names of the GPUs that the driver listed when the layout was verified, and no longer."""
 
-    def is_active(self, outcome: outcomes.Outcome) -> bool | None:
-        """Return whether the layout of a run is active; None: unknown."""
+    @property
+    def is_active(self) -> bool | None:
+        """Whether the layout is active; None: unknown."""
         if self.missing:
             return False
-        if self.plan is not None:
-            return self.plan.is_empty
-        if not self.is_file_unusable:
-            return None
-        # Without the layout, every difference from the verified GPUs is a drift.
-        before = outcome.verified_gpus.only(gpu.uuid for gpu in self.gpus)
-        now = self.gpus.only(gpu.uuid for gpu in before)
-        return requests.fingerprint(now) == requests.fingerprint(before)
+        # Without a plan, every difference from the verified GPUs is a drift.
+        return self.is_unchanged if self.plan is None else self.plan.is_empty
 
 
 def observe(job: jobs.Job) -> Observation:
@@ -82,11 +80,13 @@ def observe(job: jobs.Job) -> Observation:
         raise
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
+        gpus, applied = job.status.gpus, job.journal.record.applied
         failed = Observation(
-            gpus=job.status.gpus,
+            gpus=gpus,
             plan=None,
             error=error.reason,
             message=error.message,
+            is_unchanged=not applied.differs(gpus) if gpus and applied else None,
             missing=resolving.absent_gpus(job),
         )
         verified = job.journal.record.verified
@@ -142,7 +142,7 @@ def act(
         _log.info("hardware_changed", config=job.request.config)
         # A GPU that is back must not cause evictions on another GPU.
         return (Action.HEAL if is_success else Action.RUN), memory
-    is_active = observation.is_active(outcome)
+    is_active = observation.is_active
     if is_active is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
         return Action.REST, _count_failure(job, memory, observation, is_success=is_success)
     was_drifted = memory.is_drifted
@@ -155,8 +155,8 @@ def act(
     # Another program may have destroyed instances and created equal ones.
     has_others = device_ids.of_gpus(observation.gpus) != device_ids.of_gpus(outcome.verified_gpus)
     lacks_devices = node is not None and schedulable.has_too_few(observation.gpus, node)
-    # Without the layout, a run can verify only what the last one did.
-    may_run = not (differs and observation.is_file_unusable)
+    # Without a plan, a run can verify only what the last one did.
+    may_run = observation.plan is not None or (observation.is_file_unusable and not differs)
     is_suspect = was_drifted or (is_success and (differs or has_others or lacks_devices))
     if (may_run and is_suspect) and advertising.find_stale(
         job, job.deps.workloads.present(), observation.gpus
@@ -220,7 +220,7 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
         message = (
             outcomes.missing_message(job.status.title, missing)
             if missing
-            else outcomes.drift_message(job.status.title, affected)
+            else outcomes.drift_message(job.status.title, affected, observation.message)
         )
         job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return Action.REST

@@ -6,10 +6,8 @@ from collections.abc import Collection, Iterable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import publish
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import well_known
-from mig_manager.core.records import gpu_codec, gpu_recovery
+from mig_manager.core.records import gpu_recovery
 
 _XID_PAUSE_S = 3600.0
 """After this time the same Xid of a GPU gets another Event: a GPU may repeat it every second."""
@@ -24,11 +22,8 @@ _log = structlog.get_logger()
 class FaultReport:
     """Publishes what changes of the GPUs' faults; the layout's outcome does not depend on it."""
 
-    def __init__(
-        self, deps: ports.Dependencies, publisher: publish.Publisher, *, is_on: bool
-    ) -> None:
+    def __init__(self, deps: ports.Dependencies, *, is_on: bool) -> None:
         self._deps = deps
-        self._publisher = publisher
         self.is_on = is_on
         self._faults: frozenset[tuple[str, model.RecoveryAction | None]] = frozenset()
         # A deque is safe to append to from another thread.
@@ -57,9 +52,6 @@ class FaultReport:
         """Publish the faults of observed GPUs; do nothing for an empty observation.
 
         ``note`` and ``resetting`` are as in ``gpu_recovery.condition``.
-
-        Raises:
-            ClusterError: The API refused or does not answer; the next call tries again.
         """
         if not self.is_on or not (gpus or gpus.unreachable):
             return
@@ -70,7 +62,6 @@ class FaultReport:
         faults = frozenset((gpu.uuid, gpu.recovery_action) for gpu in faulty)
         if faults == self._faults:
             return
-        self._publisher.annotate({well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)})
         self._faults = faults
         if faults:
             named = [

@@ -188,7 +188,7 @@ class Agent:
         """Check whether the GPUs have the layout, act, and return the outcome of the last run."""
         try:
             if request.name is None:
-                self._reconciler.check_faults()
+                self._reconciler.check_without_request()
             if request.name is None or outcome is None:
                 return outcome
             action = self._reconciler.check_drift(request.name, outcome, request.custom)

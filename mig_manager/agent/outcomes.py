@@ -56,10 +56,11 @@ def failure(
     )
 
 
-def drift_message(name: str, pods: str) -> str:
-    """Say that the GPUs no longer have the applied layout, and which pods block restoring it."""
-    why = f"; it is not restored while pods use devices that would be removed: {pods}"
-    why = why if pods else ""
+def drift_message(name: str, pods: str, problem: str = "") -> str:
+    """Say that the GPUs no longer have the applied layout, and what blocks restoring it."""
+    why = f"; it cannot be restored: {problem}" if problem else ""
+    if pods:
+        why = f"; it is not restored while pods use devices that would be removed: {pods}"
     return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
 
 

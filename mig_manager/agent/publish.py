@@ -103,7 +103,8 @@ class Publisher:
 
 def of_record(record: requests.RequestRecord) -> dict[str, str | None]:
     """Return the annotation with the record of a request; an empty record removes it."""
-    return {well_known.REQUEST_ANNOTATION: record.to_json() if record.config else None}
+    has_any = record.config or record.applied
+    return {well_known.REQUEST_ANNOTATION: record.to_json() if has_any else None}
 
 
 def _steady(view: node_object.NodeView) -> dict[str, str | None]:

@@ -53,7 +53,7 @@ class Reconciler:
         self.capacity = capacity.CapacityReport(self._shared)
         self._attempts = attempts.Attempts(self._shared, self.capacity.note_gpus)
         is_reported = limits.repair is not settings.RepairPolicy.OFF
-        self.faults = faults.FaultReport(deps, self._shared.publisher, is_on=is_reported)
+        self.faults = faults.FaultReport(deps, is_on=is_reported)
 
     def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
@@ -117,12 +117,7 @@ class Reconciler:
         # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         if job.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
-            try:
-                self.faults.publish(job.status.gpus, decision.why_not, decision.uuids)
-            except errors.ClusterError as error:
-                # The outcome is published, and the next check tries again.
-                reason = error.reason.value
-                _log.warning("faults_not_published", reason=reason, error=error.message)
+            self.faults.publish(job.status.gpus, decision.why_not, decision.uuids)
         return outcome
 
     def repair(
@@ -144,7 +139,7 @@ class Reconciler:
     def check_drift(
         self, name: str, outcome: outcomes.Outcome, custom: custom_layouts.Custom | None = None
     ) -> drift.Action:
-        """Compare the GPUs at rest with the layout, and publish a drift.
+        """Compare the GPUs at rest with the layout, and publish a drift and changed GPUs.
 
         Raises:
             ClusterError: The API refused or does not answer.
@@ -158,11 +153,13 @@ class Reconciler:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
             self._resume_unlisted()
+            # Before a drift is published, with the GPUs and without their use.
+            is_news = not resting.is_published(self._shared, observation.gpus)
             repair = repairing.NOTHING
             if not self.faults.publish_failure(observation.error, observation.message):
                 has_failed = outcome.state is model.State.FAILED
                 may_differ = has_failed and outcome.reason is not errors.Reason.DRIFTED
-                is_drifted = observation.is_active(outcome) is False and not may_differ
+                is_drifted = observation.is_active is False and not may_differ
                 why = repairing.DRIFTED if is_drifted else ""
                 repair = self._publish_faults(observation.gpus, why=why)
             action, self._drift = drift.act(
@@ -171,7 +168,10 @@ class Reconciler:
             if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
                 repairing.begin(job, repair)
                 return drift.Action.REPAIR
-            return action
+        # A run publishes them itself.
+        if action is drift.Action.REST and is_news:
+            resting.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)
+        return action
 
     def _resume_unlisted(self) -> None:
         recovery.resume_unlisted(self._shared, self._watched_node or self._deps.node.latest())
@@ -207,22 +207,30 @@ class Reconciler:
         if self._deps.slots is not None:
             self._deps.slots.release()
         gpus, must_retry = resting.observe(self._shared, self.faults)
-        resting.publish_gpus(self._shared, gpus, self._layouts, self.capacity, view)
-        self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
+        self._publish_without_request(gpus, view)
         self._deps.telemetry.nothing_requested()
         return must_retry or not self._attempts.journal.is_empty
 
-    def check_faults(self) -> None:
-        """Observe the GPUs of a node without a request, and report their faults.
+    def check_without_request(self) -> None:
+        """Observe the GPUs of a node without a request; publish changes and faults.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
         self._resume_unlisted()
-        if self.faults.is_on:
-            gpus, _ = resting.observe(self._shared, self.faults)
-            self.capacity.note_gpus(gpus)
-            self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
+        gpus, _ = resting.observe(self._shared, self.faults)
+        is_news = not resting.is_published(self._shared, gpus)
+        self._publish_without_request(gpus, self._shared.publisher.read() if is_news else None)
+
+    def _publish_without_request(
+        self, gpus: model.ObservedGpus, view: node_object.NodeView | None
+    ) -> None:
+        """Publish the faults of GPUs, and the GPUs unless ``view`` is None."""
+        self.capacity.note_gpus(gpus)
+        if view is not None:
+            change = resting.without_request(self._shared, self._attempts.record, gpus, view)
+            resting.publish_gpus(self._shared, gpus, self._layouts, self.capacity, change)
+        self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
 
     def stop(self) -> None:
         """End a run that was left to the next attempt, and its taint; call when the agent stops.

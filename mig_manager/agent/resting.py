@@ -1,5 +1,7 @@
 """Publish GPUs and layouts of a node without a request, and admit workloads."""
 
+import dataclasses
+
 import structlog
 
 from mig_manager import errors
@@ -38,23 +40,47 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
         return model.NO_GPUS, error.reason.is_transient
 
 
+def without_request(
+    shared: jobs.Shared,
+    record: requests.RequestRecord,
+    gpus: model.ObservedGpus,
+    view: node_object.NodeView,
+) -> node_object.NodePatch:
+    """Return the patch with the record, and without the label of a layout that is gone."""
+    is_outdated = record.is_label_outdated(gpus, shared.deps.boot_id)
+    keys = {well_known.APPLIED_LABEL} & view.labels.keys() if is_outdated else ()
+    return node_object.NodePatch(labels=dict.fromkeys(keys), annotations=publish.of_record(record))
+
+
+def is_published(shared: jobs.Shared, gpus: model.ObservedGpus) -> bool:
+    """Return whether the node shows these GPUs; true if none could be observed."""
+    is_known = gpus is not model.NO_GPUS
+    text = shared.publisher.written(well_known.GPUS_ANNOTATION)
+    return not is_known or text == gpu_codec.to_json(gpus)
+
+
 def publish_gpus(
     shared: jobs.Shared,
     gpus: model.ObservedGpus,
     layouts: served_layouts.LayoutList,
     report: capacity.CapacityReport,
-    view: node_object.NodeView,
+    change: node_object.NodePatch | None = None,
 ) -> None:
-    """Publish the GPUs and their layouts, for requests that are planned before a label is set.
+    """Publish the GPUs, their use and layouts: requests are planned before a label is set.
+
+    ``change`` goes in the same patch.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    annotations = publish.of_record(requests.NONE)
+    change = change or node_object.NodePatch()
+    annotations = dict(change.annotations)
     fitting = layouts.fitting(gpus)
     if gpus is not model.NO_GPUS:
         annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
     annotations |= layouts.annotations(fitting)
-    annotations |= report.annotations(gpus, view.annotations)
-    shared.publisher.annotate(annotations)
+    annotations |= report.annotations(
+        gpus, shared.publisher.written(well_known.CAPACITY_ANNOTATION)
+    )
+    shared.publisher.patch(dataclasses.replace(change, annotations=annotations))
     layouts.write(fitting)

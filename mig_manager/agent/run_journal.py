@@ -99,6 +99,10 @@ class RunJournal:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)
 
+    def note_gpus(self, gpus: model.ObservedGpus) -> None:
+        """Note the GPUs as last observed; the next patch publishes them."""
+        self.note_status(gpus=gpus)
+
     def note_record(self, record: requests.RequestRecord) -> None:
         """Replace the record of the request; the next patch publishes it."""
         self.record = record
@@ -276,17 +280,14 @@ class RunJournal:
             verified = run_status.verification(
                 self.status, self._deps.boot_id, is_from_owner=outcome.is_from_owner
             )
-            is_partial = bool(self.status.gpus.unreachable)
             self.record = dataclasses.replace(
                 self.record,
                 verified=verified,
                 awaited=frozenset(),
                 failed_changes=None,
-                partial=frozenset(verified.listed if is_partial else ()),
+                applied=requests.Applied.of(self.status.gpus, self._deps.boot_id),
             )
-        elif outcome.reason is errors.Reason.DRIFTED or self.record.is_label_outdated(
-            self.status.gpus
-        ):
+        elif outcome.reason is errors.Reason.DRIFTED:
             labels[well_known.APPLIED_LABEL] = None
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
@@ -315,10 +316,7 @@ class RunJournal:
         undone, kept = self._to_undo_and_keep(kept)
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            change = journals.restore_patch(undone, view)
-            annotations = {**change.annotations, **self._annotation(kept)}
-            annotations |= publish.of_record(self.record)
-            return dataclasses.replace(change, annotations=annotations)
+            return self._with_record(journals.restore_patch(undone, view), kept)
 
         self._end_phase()
         self._publisher.update(patch)
@@ -347,15 +345,25 @@ class RunJournal:
     def _complete(
         self, change: node_object.NodePatch, journal: journals.Journal
     ) -> node_object.NodePatch:
-        """Add the status, the record of the request and the journal to a patch."""
+        """Add the status, the GPUs, the record of the request and the journal to a patch."""
         self.record = self.record.with_status(self.status, self._deps.boot_id)
         published = run_status.patch(self.status)
-        annotations = {**change.annotations, **publish.of_record(self.record)}
-        annotations |= published.annotations
-        annotations |= self._annotation(journal)
+        annotations = {**change.annotations, **published.annotations}
         if self.status.gpus is not model.NO_GPUS:
             annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self.status.gpus)
         labels = {**change.labels, **published.labels}
+        change = dataclasses.replace(change, labels=labels, annotations=annotations)
+        return self._with_record(change, journal)
+
+    def _with_record(
+        self, change: node_object.NodePatch, journal: journals.Journal
+    ) -> node_object.NodePatch:
+        """Add the record of the request and the journal; no layout is labelled that is gone."""
+        annotations = {**change.annotations, **publish.of_record(self.record)}
+        annotations |= self._annotation(journal)
+        is_outdated = self.record.is_label_outdated(self.status.gpus, self._deps.boot_id)
+        gone = {well_known.APPLIED_LABEL: None} if is_outdated else {}
+        labels = {**change.labels, **gone}
         return dataclasses.replace(change, labels=labels, annotations=annotations)
 
     def _annotation(self, journal: journals.Journal) -> dict[str, str | None]:

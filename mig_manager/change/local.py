@@ -135,6 +135,9 @@ class LocalJournal:
     def begin_rollback(self) -> None:
         """Report nothing: the outcome of the change includes the rollback's."""
 
+    def note_gpus(self, gpus: model.ObservedGpus) -> None:
+        """Note nothing: the file has no GPUs as observed."""
+
     def note(self, **entries: Unpack[journals.Changes]) -> None:
         """Change entries, and write the file or remove it.
 

@@ -46,6 +46,9 @@ class ChangeJournal(Protocol):
     def begin_rollback(self) -> object:
         """Report that a rollback begins; must not raise ``MigManagerError``."""
 
+    def note_gpus(self, gpus: Observed) -> object:
+        """Note the GPUs after a rollback."""
+
     def note(self, **entries: Unpack[journals.Changes]) -> object:
         """Change entries; a file is written at once, and the Node with its next patch.
 
@@ -199,6 +202,8 @@ class Transaction:
             requires_idle=requires_idle,
         )
         result = restore.run()
+        if result.gpus:
+            self.journal.note_gpus(result.gpus)
         if restore.is_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.

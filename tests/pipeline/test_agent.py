@@ -98,7 +98,7 @@ class Pipeline(reconcile.Reconciler):
             self.has_rested.set()
         return self.restless >= 0
 
-    def check_faults(self) -> None:
+    def check_without_request(self) -> None:
         self.looks += 1
 
     def forget_node(self) -> None:

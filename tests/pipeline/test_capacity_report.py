@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import reconcile
+from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import well_known
+from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import gpu_codec
-from tests.node import fakes, scenes
+from tests import changes
+from tests.node import fakes, gpu_values, scenes
 
 GPU_0 = 0
 
@@ -283,6 +284,33 @@ def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) ->
     inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert len(inventory[0].gpu_instances) == len(kept)
     assert published(rig) == [[[0, 2]], [[4, 4]]]
+
+
+@pytest.mark.parametrize("layout", [None, "first", "all-balanced"])
+def test_gpus_changed_at_rest_are_published_with_their_use(
+    rig: fakes.NodeRig, layout: str | None
+) -> None:
+    first = changes.entry("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
+    agent = scenes.reconciler(rig, f"{scenes.CONFIG}  first:\n{first}\n")
+    ended = scenes.run(rig, layout, by=agent) if layout else agent.rest()
+
+    def check() -> None:
+        if layout and isinstance(ended, outcomes.Outcome):
+            assert agent.check_drift(layout, ended) is drift.Action.REST
+        else:
+            agent.check_without_request()
+
+    rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=()))
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "spared"}
+    check()
+    before = patches(rig)
+    check()
+
+    assert patches(rig) == before
+    inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
+    assert gpu_values.geometry(inventory) == gpu_values.geometry(rig.gpus)
+    assert published(rig) == [[[0, 2]], []]
 
 
 def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) -> None:

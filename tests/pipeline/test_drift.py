@@ -521,6 +521,53 @@ def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals:
     assert record["verified"] == verified
 
 
+IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
+    "profile": lambda gpu: dataclasses.replace(
+        gpu, profiles=tuple(each for each in gpu.profiles or () if str(each.profile) != "3g.20gb")
+    ),
+    "mode": lambda gpu: dataclasses.replace(
+        gpu, current_mode=None, pending_mode=None, profiles=()
+    ),
+    "host": lambda gpu: dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU),
+}
+
+
+@pytest.mark.parametrize("lost", IMPOSSIBLE_NOW)
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_drift_that_cannot_be_planned_is_published(lost: str, *, heals: bool) -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT, heals_drift=heals)
+    before = rig.gpus
+    rig.gpus = tuple(
+        IMPOSSIBLE_NOW[lost](dataclasses.replace(gpu, gpu_instances=())) for gpu in rig.gpus
+    )
+
+    for _ in range(2):
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
+    assert well_known.APPLIED_LABEL not in rig.labels
+    assert "it cannot be restored" in rig.statuses[-1]
+    rig.gpus = before
+    agent.check_drift(LAYOUT, ended)
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_layout_without_a_request_is_labelled_until_it_is_gone(*, is_restarted: bool) -> None:
+    rig, agent, _ = scenes.at_rest(LAYOUT)
+    agent.rest()
+    agent.check_without_request()
+    assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
+    tamper(rig)
+
+    if is_restarted:
+        scenes.undo(rig)
+    else:
+        agent.check_without_request()
+
+    assert well_known.APPLIED_LABEL not in rig.labels
+
+
 def test_a_gpu_lost_while_the_file_is_unusable_starts_no_run() -> None:
     rig, agent, ended = node_without_file()
     rig.driver.lost.add(rig.gpus[1].uuid)

@@ -366,6 +366,6 @@ def test_a_node_without_a_request_only_reports() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
     agent.rest()
-    agent.check_faults()
+    agent.check_without_request()
     assert repairs.resets(rig) == 0
     assert "no layout is requested" in repairs.message(rig)

@@ -110,7 +110,7 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
     agent.recover(layout)
     if layout is None:
         agent.rest()
-        agent.check_faults()
+        agent.check_without_request()
     else:
         outcome = scenes.run(rig, layout, by=agent)
         assert outcome.state is model.State.FAILED

@@ -117,6 +117,32 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
     assert rig.host.reboots == 1
 
 
+@pytest.mark.parametrize(
+    ("obstacle", "reason"),
+    [
+        ("driver", Reason.DRIVER_NOT_LOADED),
+        ("manager", Reason.FOREIGN_MANAGER),
+        ("hook", Reason.HOOK_FAILED),
+    ],
+)
+def test_a_layout_that_a_reboot_took_is_not_labelled_until_it_is_back(
+    obstacle: str, reason: Reason
+) -> None:
+    rig, _, _ = scenes.at_rest(LAYOUT)
+    rig.restart_machine()
+    if obstacle == "driver":
+        error = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
+        rig.refusing["gpus.observe"] = error
+    elif obstacle == "manager":
+        rig.add_pod("m", labels={"app": "nvidia-mig-manager"}, owner_kind="DaemonSet")
+    else:
+        rig.hooks.text, rig.hooks.broken = scenes.HOOKS, {"start"}
+
+    assert scenes.resume(rig, LAYOUT).reason is reason
+
+    assert well_known.APPLIED_LABEL not in rig.labels
+
+
 def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     """Kubelet registers the node again after the reboot, with the label from its flags."""
     rig = rebooting_node()

@@ -180,12 +180,27 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwh
         rig.labels |= dict.fromkeys(paused, well_known.PAUSED_VALUE)
         written_back += bool(paused)
         if meanwhile == "rest":
-            agent.check_faults()
+            agent.check_without_request()
         else:
             assert scenes.run(rig, by=agent, attempt=2).state is model.State.SUCCESS, index
             assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
         scenes.assert_restored(rig)
     assert written_back > 5
+
+
+@pytest.mark.parametrize("wanted", [None, *IMPOSSIBLE])
+def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | None) -> None:
+    undone = 0
+    for _, rig, _ in scenes.kills(scenes.busy_node, lambda rig: scenes.resume(rig, LAYOUT)):
+        rig.restart_machine()
+        if wanted is None:
+            scenes.undo(rig)
+        else:
+            scenes.resume(rig, wanted)
+        undone += bool(rig.gpus[0].gpu_instances)
+        scenes.assert_restored(rig)
+        assert_says_the_truth(rig)
+    assert undone
 
 
 @pytest.mark.parametrize("wanted", [pytest.param(LAYOUT, marks=pytest.mark.slow), None])

@@ -32,6 +32,7 @@ REQUEST = requests.RequestRecord(
         listed={"GPU-1": "GPU 0 (A100, GPU-1)"},
     ),
     rebooted_hash="h",
+    applied=requests.Applied(boot_id="boot-1", gpus={"GPU-1": "f"}),
 )
 REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
 AT = "2026-03-01T12:00:00+00:00"
@@ -110,6 +111,9 @@ MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
         request_with(origin="another"),
         request_with(verified=1),
         request_with(verified={}),
+        request_with(applied=1),
+        request_with(applied={}),
+        request_with(applied={"bootId": "b", "gpus": 1}),
         request_with(repairs=[REPAIR | {"next": float("inf")}]),
     ),
     capacity.from_json: (
@@ -283,6 +287,31 @@ def test_same_request_keeps_what_it_has_reached(
     is_kept = asked.config == known.config
     kept = (known.rebooted_hash, known.rebooted_from) if is_kept else (None, "")
     assert (begun.rebooted_hash, begun.rebooted_from) == kept
+
+
+SECOND = samples.gpu(samples.A100, "7g.40gb@0", index=1)
+CHANGED = samples.gpu(samples.A100, "1g.5gb@0")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "boot_id", "is_outdated"),
+    [
+        ((GPU, SECOND), "b", False),
+        ((GPU, SECOND), "next", False),
+        ((), "b", False),
+        ((), "next", True),
+        ((GPU,), "b", False),
+        ((GPU,), "next", True),
+        ((CHANGED, SECOND), "b", True),
+        ((CHANGED,), "b", True),
+        ((GPU, SECOND, samples.gpu(samples.A100, index=2)), "b", True),
+    ],
+)
+def test_label_is_outdated_unless_the_gpus_have_or_may_have_the_layout(
+    gpus: tuple[model.Gpu, ...], boot_id: str, *, is_outdated: bool
+) -> None:
+    applied = requests.Applied.of(model.ObservedGpus((GPU, SECOND)), "b")
+    assert applied.is_outdated(gpus, boot_id) is is_outdated
 
 
 FAILED = requests.FailedChanges(

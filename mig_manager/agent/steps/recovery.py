@@ -236,8 +236,6 @@ def roll_back(job: jobs.Job) -> str:
             with contextlib.suppress(errors.ConfigError, errors.HostError):
                 host.stop_services(job, job.deps.service_names(), plan)
             result = change.roll_back(snapshot, requires_idle=True)
-            if result.is_complete:
-                job.journal.note_status(gpus=job.deps.gpus.observe())
         finally:
             # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):

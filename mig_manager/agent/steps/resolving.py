@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.agent import jobs, remembering, served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
-from mig_manager.core.node import well_known
 from mig_manager.core.planner import planner
 from mig_manager.core.records import requests
 
@@ -208,7 +207,6 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
         The GPUs, and whether the owner wrote the layout.
 
     Raises:
-        ClusterError: The label of a layout that is not active could not be removed.
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
     verified = job.journal.record.verified
@@ -221,23 +219,12 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
         raise error
     gpus = observe(job)
     if requests.fingerprint(gpus) != verified.gpus:
-        if not gpus.unreachable:
-            _remove_applied_label(job)
         raise error
     job.journal.note_status(config_hash=verified.config_hash, config_problem=error.message)
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
     message = f"{messages.with_full_stop(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
     return gpus, verified.is_from_owner
-
-
-def _remove_applied_label(job: jobs.Job) -> None:
-    """Remove the label of the applied layout, which a reboot may have taken from the GPUs."""
-    if well_known.APPLIED_LABEL not in job.deps.node.latest().labels:
-        return
-    message = f"the GPUs no longer have layout {job.status.title}"
-    labels = {well_known.APPLIED_LABEL: None}
-    job.journal.enter(model.Phase.RESOLVE, message, labels=labels)
 
 
 def observe_once(job: jobs.Job, target: Target) -> model.ObservedGpus:

@@ -60,6 +60,34 @@ class Verified:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The GPUs as they had the layout in the label ``mig-manager.io/applied``."""
+
+    boot_id: str
+    gpus: Mapping[str, str]
+    """UUID -> fingerprint of mode and instances, of the GPUs that were reachable then."""
+
+    @staticmethod
+    def of(gpus: model.ObservedGpus, boot_id: str) -> "Applied":
+        """Return the record of GPUs whose layout was verified."""
+        return Applied(boot_id=boot_id, gpus={gpu.uuid: fingerprint([gpu]) for gpu in gpus})
+
+    def differs(self, gpus: Iterable[model.Gpu]) -> bool:
+        """Return whether one of these GPUs that had the layout has other instances now."""
+        return any(
+            gpu.uuid in self.gpus and self.gpus[gpu.uuid] != fingerprint([gpu]) for gpu in gpus
+        )
+
+    def is_outdated(self, gpus: Iterable[model.Gpu], boot_id: str) -> bool:
+        """Return whether a GPU lacks the layout, or may lack it: instances survive no reboot."""
+        now = tuple(gpus)
+        uuids = {gpu.uuid for gpu in now}
+        has_returned = not uuids <= self.gpus.keys()
+        is_unknown = boot_id != self.boot_id and uuids != self.gpus.keys()
+        return has_returned or is_unknown or self.differs(now)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FailedChanges:
     """The changes to a layout that failed after they had evicted pods."""
 
@@ -94,9 +122,9 @@ class RequestRecord:
     """Deploy labels of device plugin and DRA driver, if their pods were deleted and new ones have
     not served the node yet. If a run ends before that, and no label deploys them, only this entry
     shows that they belong on the node."""
-    partial: frozenset[str] = frozenset()
-    """UUIDs of the GPUs that got the layout in the label ``mig-manager.io/applied``, if others
-    were unreachable; empty: all did, or unknown."""
+    applied: Applied | None = None
+    """What the label ``mig-manager.io/applied`` is about, whatever is requested now; None:
+    unknown, or no layout was applied."""
     failed_changes: FailedChanges | None = None
     repairs: gpu_repair.Repairs = ()
     """The agent's own request beside this one: GPUs to reset, whatever the origin of the layout
@@ -131,7 +159,7 @@ class RequestRecord:
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
-            partial=self.partial,
+            applied=self.applied,
             repairs=gpu_repair.postponed(self.repairs, now_s),
         )
 
@@ -172,13 +200,16 @@ class RequestRecord:
             failed = dataclasses.replace(failed, count=last.count + 1)
         return dataclasses.replace(self, failed_changes=failed)
 
-    def is_label_outdated(self, gpus: Iterable[model.Gpu]) -> bool:
-        """Return whether a GPU is back that lacks, or may lack, the layout labelled as applied."""
-        return bool(self.partial) and any(gpu.uuid not in self.partial for gpu in gpus)
+    def is_label_outdated(self, gpus: model.ObservedGpus, boot_id: str) -> bool:
+        """Return whether to remove the label of the applied layout, given the GPUs now.
+
+        ``gpus`` is empty if none could be observed.
+        """
+        return self.applied is not None and self.applied.is_outdated(gpus, boot_id)
 
     def to_json(self) -> str:
         """Return the text to keep; older versions ignore members they do not know."""
-        verified, failed = self.verified, self.failed_changes
+        verified, applied, failed = self.verified, self.applied, self.failed_changes
         data = {
             "version": VERSION,
             "config": self.config,
@@ -197,7 +228,7 @@ class RequestRecord:
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
-            "partial": sorted(self.partial) or None,
+            "applied": applied and {"bootId": applied.boot_id, "gpus": dict(applied.gpus)},
             "failedChanges": failed
             and {
                 "configHash": failed.config_hash,
@@ -218,7 +249,7 @@ class RequestRecord:
             if data["version"] != VERSION:
                 raise ValueError("not a request kept by a version this agent knows")
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
-            failed = data.get("failedChanges")
+            applied, failed = data.get("applied"), data.get("failedChanges")
             # A newer version may know further reasons.
             if failed and failed["reason"] not in {reason.value for reason in errors.Reason}:
                 failed = None
@@ -243,7 +274,12 @@ class RequestRecord:
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
-                partial=frozenset(map(str, data.get("partial", ()))),
+                applied=None
+                if applied is None
+                else Applied(
+                    boot_id=str(applied["bootId"]),
+                    gpus={str(uuid): str(text) for uuid, text in applied["gpus"].items()},
+                ),
                 failed_changes=None
                 if failed is None
                 else FailedChanges(
@@ -312,7 +348,8 @@ def infer(
     has_failed_early = (
         published.state is model.State.FAILED
         and published.phase == model.Phase.RESOLVE.value
-        and published.config == labels.get(well_known.APPLIED_LABEL)
+        # A label that is gone shows nothing: a run after a reboot removes it.
+        and labels.get(well_known.APPLIED_LABEL) in (None, published.config)
     )
     is_verified = status.was_active(published) or has_failed_early
     if not journal.has_at_most_snapshot:
