@@ -223,6 +223,7 @@ class Validation(TypedDict):
         list[str]
     ]  # what nvidia-mig-parted cannot read; not in kubectl mig's answer
     warnings: NotRequired[list[str]]  # not in kubectl mig's answer
+    error: NotRequired[str]  # why a file of '--files' is invalid; it then has no verdicts
 
 
 class Validations(TypedDict):
@@ -230,7 +231,7 @@ class Validations(TypedDict):
 
     kind: Literal["Validations"]
     is_valid: bool
-    files: list[Validation]  # readable files
+    files: list[Validation]
 
 
 DoctorVerdict = Annotated[str, "cli.commands.doctor_report.CheckResult"]

@@ -35,6 +35,8 @@ SOME_ELSEWHERE = (
 EVERY = "Every layout fits the GPUs that it selects."
 SEVEN = instances("1g.5gb: 7")
 EIGHT = instances("1g.5gb: 8")
+BY_INDEX = SEVEN.replace("all", "[2, 7]")
+NOT_CHECKED = "Device indices were not checked: layouts are compared with products"
 NOWHERE = instances("1g.7gb: 1")
 FOR_A30 = f'device-filter: "0x20B710DE", {SEVEN}'
 FOR_H100 = f'device-filter: "*H100*", {SEVEN}'
@@ -55,7 +57,8 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
         ("T4", SEVEN, 0, SOME_ELSEWHERE),
         ("T4 x", SEVEN, 1, "T4"),
         ("T4", REPLACED, 0, EVERY),
-        ("A30", NOWHERE, 1, "NVIDIA A30 has no profile 1g.7gb: did you mean 1g.6gb?"),
+        ("A100-SXM4-40GB", BY_INDEX, 0, NOT_CHECKED),
+        ("A30", NOWHERE, 1, "NVIDIA A30 has no profile 1g.7gb; did you mean 1g.6gb?"),
         ("A30", EIGHT, 1, "NVIDIA A30 has no profile 1g.5gb"),
         ("A30", FOR_A30, 1, "NVIDIA A30 has no profile 1g.5gb"),
         ("A30", FOR_H100, 0, "selects other GPUs"),
@@ -81,10 +84,11 @@ def test_a_layout_fails_where_it_is_meant_to_fit_or_fits_nowhere(
 
     assert answer.status == status
     assert message in re.sub(r"\s+", " ", answer.out)
+    assert (NOT_CHECKED in re.sub(r"\s+", " ", answer.out)) == ("devices: [" in rule)
 
 
 def test_a_node_distinguishes_layouts_that_fit_other_gpus(shell: Shell) -> None:
-    file = shell.file(layouts(seven=SEVEN, eight=EIGHT, a30=FOR_A30))
+    file = shell.file(layouts(seven=SEVEN, eight=EIGHT, a30=FOR_A30, third=BY_INDEX))
 
     answer = shell("validate", "-f", file, "--simulate", "1xA30", "-o", "json")
 
@@ -93,7 +97,9 @@ def test_a_node_distinguishes_layouts_that_fit_other_gpus(shell: Shell) -> None:
         "seven": "elsewhere",
         "eight": "does-not-fit",
         "a30": "does-not-fit",
+        "third": "does-not-fit",
     }
+    assert verdicts["third"]["why"].startswith("layout 'third' names GPU 2, and this node has 1")
     assert verdicts["a30"]["place"] == f"{file}:8:5"
     assert answer.status == 1
 
@@ -137,7 +143,10 @@ def test_the_table_is_followed_by_why_layouts_fit_other_gpus_only(shell: Shell) 
 
 def test_layouts_for_other_gpus_are_counted_once(shell: Shell) -> None:
     text = shell("validate", "-f", SHIPPED, "--gpu", "A30").out
+    without_mig = shell("validate", "-f", SHIPPED, "--gpu", "T4").out
 
+    assert "Without MIG: Tesla T4" in without_mig.splitlines()
+    assert "Without MIG" not in text
     numbers = [line for line in text.splitlines() if re.search(r"\d+ (more )?layout", line)]
     others = len(config.parse(pathlib.Path(SHIPPED).read_text(), source="f").layouts) - 8
     assert numbers == [f"{others} more layouts for other GPUs; -o json has the reasons"]
@@ -148,6 +157,16 @@ def test_layouts_for_other_gpus_are_counted_once(shell: Shell) -> None:
     assert (
         "The layouts shown fit; use --must-fit to treat those for other GPUs as an error." in text
     )
+
+
+def test_a_config_map_is_refused_with_how_to_extract_its_file(shell: Shell) -> None:
+    manifest = "apiVersion: v1\ndata:\n  config.yaml: |\n    version: v1\nkind: ConfigMap\n"
+
+    answer = shell("validate", "-f", shell.file(manifest), "--gpu", "A30")
+
+    command = "kubectl get configmap NAME -n NAMESPACE -o jsonpath='{.data.config\\.yaml}' | mig-"
+    assert answer.status == 2
+    assert command in " ".join(answer.err.split())
 
 
 @pytest.mark.parametrize("content", ["", "# none\n", "version: v1\n"])
@@ -207,10 +226,20 @@ def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
     broken = shell.file("version: v2\n", "broken.yaml")
 
     answer = shell("validate", "--files", "--gpu", "*", good, broken, misfit)
+    alone = shell("validate", "--files", "--gpu", "A30", broken)
+    data = shell("validate", "--files", "--portable", "-o", "json", good, broken).data
     none = shell("validate", "--files")
 
-    assert answer.status == 1
+    assert (answer.status, alone.status) == (2, 2)
     assert f"{broken}:1:10: version must be the text v1" in answer.err
+    assert "remedy: Correct the file at the named line" in answer.err
+    assert answer.out.splitlines()[-1] == "1 of 3 files is invalid."
+    assert alone.out == "1 of 1 file is invalid.\n"
+    assert [(each["source"], each["is_valid"]) for each in data["files"]] == [
+        (good, True),
+        (broken, False),
+    ]
+    assert data["files"][1]["error"].startswith(f"{broken}:1:10: version must be")
     assert "1g.7gb" in answer.out
     assert good in answer.out
     assert shell("validate", "--files", "--gpu", "*", good).status == 0

@@ -44,6 +44,10 @@ REFUSED = [
     ("unexpected key 'Version'; did you mean 'version'?", "Version: v1"),
     ("unexpected key 'bogus' (known here: version, mig-configs)", "version: v1\nbogus: 1"),
     ("did you mean 'mig-configs'?", "version: v1\nmig-config: {}"),
+    ("this is a Kubernetes ConfigMap, not a layout file", "apiVersion: v1\nkind: ConfigMap"),
+    ("this is a Kubernetes object, not a layout file", "apiVersion: v1\nkind: []"),
+    ("this is a GPU clients file (--gpu-clients-file)", "version: v1\nsystemd-services: []"),
+    ("this is a hooks file (--hooks-file), not a layout", "version: v1\nhooks: {}"),
     (f"{NO_CONFIGS}, not nothing", "version: v1\nmig-configs:"),
     (f"{NO_CONFIGS}, not an empty mapping", "version: v1\nmig-configs: {}"),
     (f"{NO_CONFIGS}, not a list", "version: v1\nmig-configs: [x]"),
@@ -260,7 +264,7 @@ def test_an_unknown_layout_is_answered_with_close_ones_and_their_number() -> Non
     assert str(caught.value) == (
         "f.yaml has no layout 'all-1g.6gb' among its 2; did you mean 'all-1g.5gb'?"
     )
-    with pytest.raises(errors.LayoutError, match=r"has no layout 'x' among its 0$"):
+    with pytest.raises(errors.LayoutError, match=r"^f.yaml has no layouts$"):
         parse("").layout("x")
 
 

@@ -273,8 +273,8 @@ def test_a_missing_gpu_and_one_without_mig_are_errors() -> None:
 @pytest.mark.parametrize(
     ("devices", "says"),
     [
-        ({"1g.6gb": 1}, "no profile 1g.6gb: did you mean 1g.5gb?"),
-        ({"1g.5gb": 7, "99g.999gb": 1}, "it has 7g.40gb, 4g.20gb, 3g.20gb"),
+        ({"1g.6gb": 1}, "no profile 1g.6gb; did you mean 1g.5gb? Its profiles: 1g.5gb, "),
+        ({"1g.5gb": 7, "99g.999gb": 1}, "no profile 99g.999gb; its profiles: 1g.5gb, 1g.5gb+me, "),
         ({"3c.4g.20gb": 1}, "4g.20gb has compute instances of 4, 2, 1 slices"),
         ({"9c.1g.5gb": 1}, "1g.5gb has compute instances of 1 slices"),
         ({"1g.6gb@0": 1}, ""),

@@ -67,7 +67,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
         document = command.read(file)
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             terminal.note(f"warning: {diagnostic}")
-        selected = document.selected(names)
+        with gpus.forgotten_option(names):
+            selected = document.selected(names)
         # Named layouts must fit these GPUs; the others may be for other known products.
         others = None if names or settings.must_fit else hardware.known_gpus
         source, fits = document.source, None
@@ -90,22 +91,22 @@ def run(settings: Settings, terminal: console.Console) -> int:
         )
     if not settings.layouts:
         raise errors.UsageError("--files: name the layout files to check")
-    results = []
+    results: list[validation.ValidatedFile | validation.InvalidFile] = []
     for file in settings.layouts:
         try:
             results.append(validate_file(file, ()))
         except errors.ConfigError as error:
-            terminal.note_error(error, error.own_remedy)
-    is_good = len(results) == len(settings.layouts) and all(each.is_good for each in results)
-    return command.answer(
+            terminal.note_error(error, error.own_remedy or error.reason.remedy_at_shell)
+            results.append(validation.InvalidFile(source=file, error=error))
+    is_good = all(each.is_good for each in results)
+    status = command.answer(
         lambda: {
             "kind": "Validations",
             "is_valid": is_good,
             "files": [each.to_data() for each in results],
         },
-        lambda: "\n\n".join(
-            f"{command.style.fitted(each.document.source)}\n{each.text(command.style)}"
-            for each in results
-        ),
+        lambda: validation.files_text(results, command.style),
         is_good=is_good,
     )
+    is_invalid = any(isinstance(each, validation.InvalidFile) for each in results)
+    return console.UNUSABLE if is_invalid else status

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from mig_manager import errors
 from mig_manager.core import bar, messages, tables, yaml_tree
 from mig_manager.core.layout import gpu_selectors, layouts, validate
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 _MAX_EXPLAINED = 12
 _MAX_COLUMNS = 16
 _MAX_ROWS = 24  # a longer table has no layouts for other GPUs
+_UNCHECKED_INDICES = (
+    "Device indices were not checked: layouts are compared with products, not with a node."
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,36 @@ class ValidatedFile:
         if self.checks_portability:
             parts.append(_portability(self.document, style=style))
         return "\n".join(parts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidFile:
+    """A file that cannot be read or parsed."""
+
+    source: str
+    error: errors.ConfigError
+    is_good: bool = dataclasses.field(default=False, init=False)
+
+    def to_data(self) -> "answers.Validation":
+        """Return plain data for JSON and YAML."""
+        return {
+            "kind": "Validation",
+            "source": self.source,
+            "verdicts": [],
+            "is_valid": False,
+            "error": "; ".join((self.error.message, *self.error.others)),
+        }
+
+
+def files_text(results: Sequence[ValidatedFile | InvalidFile], style: bar.Style) -> str:
+    """Return the verdicts on several files for people, and the number of invalid files."""
+    valid = [each for each in results if isinstance(each, ValidatedFile)]
+    blocks = [f"{style.fitted(each.document.source)}\n{each.text(style)}" for each in valid]
+    if number := len(results) - len(valid):
+        verb = "is" if number == 1 else "are"
+        total = f"{number} of {messages.count(len(results), 'file')} {verb} invalid."
+        blocks.append(style.paint(total, bar.Tone.BAD))
+    return "\n\n".join(blocks)
 
 
 def unknown_names(source: layouts.Document) -> Sequence[yaml_tree.Diagnostic]:
@@ -98,6 +132,8 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
     if hidden := len(result.layouts) - len(drawn.layouts):
         more = messages.count(hidden, "more layout")
         lines.append(style.fitted(f"{more} for other GPUs; -o json has the reasons"))
+        if result.without_mig:
+            lines.append(style.fitted(f"Without MIG: {messages.listed(result.without_mig)}"))
     else:
         lines += _elsewhere(result, style)
     for verdict in explained[:_MAX_EXPLAINED]:
@@ -109,6 +145,8 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
         tables.listing(f"Not for MIG strategy {strategy.value}", names, style)
         for strategy, names in result.unserved.items()
     ]
+    if result.has_unchecked_indices:
+        lines.append(style.wrapped(_UNCHECKED_INDICES))
     lines.append(_summed_up(result, drawn, style))
     return "\n".join(lines)
 

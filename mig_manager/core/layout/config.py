@@ -24,6 +24,15 @@ from mig_manager.core.layout import gpu_selectors, layouts
 
 DOCUMENT_KEYS = ("version", "mig-configs")
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
+_OTHER_FILES = {
+    "systemd-services": "a GPU clients file (--gpu-clients-file)",
+    "hooks": "a hooks file (--hooks-file)",
+}
+"""By the key that only such a file has."""
+_EXTRACT = (
+    "Extract the file from its data: kubectl get configmap NAME -n NAMESPACE "
+    r"-o jsonpath='{.data.config\.yaml}' | mig-manager validate -f -"
+)
 
 
 def parse(text: str, *, source: str, is_lenient: bool = False) -> layouts.Document:
@@ -54,6 +63,7 @@ def _layouts(
         fields.fail(
             root, f"expected a mapping with 'version: {layouts.VERSION}' and 'mig-configs'"
         )
+    _check_kind(root)
     with diagnostics.continuing():
         fields.check_keys(root, DOCUMENT_KEYS)
         version = fields.required(root, "version", example=layouts.VERSION)
@@ -69,6 +79,22 @@ def _layouts(
         with diagnostics.continuing():
             parsed[entry.key] = _layout(entry, diagnostics)
     return parsed
+
+
+def _check_kind(root: yaml_tree.Mapping) -> None:
+    """Raise a ConfigError if the document is of another kind than its user thinks."""
+    kind = root.get("kind")
+    if kind is not None and root.get("apiVersion") is not None:
+        what = kind.text[:60] if isinstance(kind, yaml_tree.Scalar) else "object"
+        raise errors.ConfigError(
+            f"this is a Kubernetes {what}, not a layout file",
+            location=root.location,
+            remedy=_EXTRACT if what == "ConfigMap" else "",
+        )
+    for entry in root.entries:
+        if entry.key in _OTHER_FILES:
+            problem = f"this is {_OTHER_FILES[entry.key]}, not a layout file"
+            raise errors.ConfigError(problem, location=entry.location)
 
 
 def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layouts.Layout:

@@ -11,6 +11,7 @@ from mig_manager.core import messages, model, yaml_tree
 from mig_manager.core.layout import gpu_selectors
 
 VERSION = "v1"  # of the document
+_NAME_ANOTHER_FILE = "Name another file, or add layouts to it."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,12 @@ class Document:
         """
         if name in self.layouts:
             return self.layouts[name]
+        if not self.layouts and not self.is_presumed:
+            raise errors.LayoutError(
+                f"{self.source} has no layouts",
+                reason=errors.Reason.UNKNOWN_CONFIG,
+                remedy=_NAME_ANOTHER_FILE,
+            )
         possible = [
             each.name
             for each in self.layouts.values()
@@ -136,7 +143,7 @@ class Document:
         """
         if not self.layouts:
             problem = f"{self.source} has no layouts"
-            raise errors.ConfigError(problem, remedy="Name another file, or add layouts to it.")
+            raise errors.ConfigError(problem, remedy=_NAME_ANOTHER_FILE)
         return [self.layout(name) for name in names or self.layouts]
 
 
@@ -287,6 +294,23 @@ def located(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]:
         raise
 
 
+def missing_gpus(layout: Layout, gpus: Sequence[model.Gpu]) -> Sequence[tuple[Rule, str]]:
+    """Return the indices and PCI addresses that the node lacks, as text, with their rules."""
+    every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable(gpus)]
+    has = f"this node has {len(every)}, counted from 0"
+    missing: list[tuple[Rule, str]] = []
+    for rule in layout.rules:
+        # A rule for another GPU model can have higher indices.
+        if rule.indices is None or not any(rule.filters_match(gpu) for gpu in gpus):
+            continue
+        indices = sorted(set(rule.indices) - {gpu.index for gpu in every})
+        others = set(rule.identities) - {gpu.pci_address for gpu in every}
+        addresses = sorted(each for each in others if not each.startswith("GPU-"))
+        missing += [(rule, f"{each}, and {has}") for each in indices]
+        missing += [(rule, f"{each}, and this node has none there") for each in addresses]
+    return missing
+
+
 def lenient_warnings(
     layout: Layout, gpus: Sequence[model.Gpu]
 ) -> tuple[yaml_tree.Diagnostic, ...]:
@@ -316,19 +340,8 @@ def _problems(
     ) -> errors.LayoutError:
         return errors.LayoutError(f"layout '{layout.name}' {message}", reason=reason)
 
-    every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable(gpus)]
-    has = f"this node has {len(every)}, counted from 0"
-    for rule in layout.rules:
-        # A rule for another GPU model can have higher indices.
-        if rule.indices is None or not any(rule.filters_match(gpu) for gpu in gpus):
-            continue
-        indices = sorted(set(rule.indices) - {gpu.index for gpu in every})
-        missing = set(rule.identities) - {gpu.pci_address for gpu in every}
-        addresses = sorted(each for each in missing if not each.startswith("GPU-"))
-        for what in [f"{each}, and {has}" for each in indices] + [
-            f"{each}, and this node has none there" for each in addresses
-        ]:
-            yield problem(f"names GPU {what}"), rule.location, "it matches no GPU"
+    for rule, what in missing_gpus(layout, gpus):
+        yield problem(f"names GPU {what}"), rule.location, "it matches no GPU"
     if not deciding:
         models = ", ".join(sorted({_product(gpu) for gpu in gpus}))
         none = problem(f"selects none of this node's GPUs: {models or 'it has none'}")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 
+_NO_MIG = "no MIG"
+
+
 class Fit(enum.Enum):
     """Whether a layout fits a product."""
 
@@ -61,11 +64,19 @@ class Validated:
     products: tuple[str, ...]
     verdicts: Mapping[tuple[str, str], ProductFit]
     """By layout and product."""
+    has_unchecked_indices: bool = False
+    """Whether a layout selects GPUs by index, and was compared with products."""
 
     @property
     def misfits(self) -> tuple[ProductFit, ...]:
         """Verdicts that need action."""
         return tuple(v for v in self.verdicts.values() if v.fit is Fit.DOES_NOT_FIT)
+
+    @property
+    def without_mig(self) -> Sequence[str]:
+        """The products that have no MIG, as far as a layout would enable it."""
+        names = [v.product for v in self.verdicts.values() if v.brief == _NO_MIG]
+        return list(dict.fromkeys(names))
 
     @property
     def unserved(self) -> Mapping[strategies.Strategy, Sequence[str]]:
@@ -134,7 +145,13 @@ def against_products(
         for layout in layouts
         for label, template in labelled.items()
     ]
-    return _validated(layouts, source, tuple(labelled), others, cases)
+    has_indices = any(
+        rule.indices and any(map(rule.filters_match, templates))
+        for layout in layouts
+        for rule in layout.rules
+    )
+    result = _validated(layouts, source, tuple(labelled), others, cases)
+    return dataclasses.replace(result, has_unchecked_indices=has_indices)
 
 
 def against_node(
@@ -263,13 +280,16 @@ class _Judge:
         ]
         # Rules that fail only together.
         failing = failing or list(case.rules)
-        why = error.message
+        why = error.text
         if not case.node:
             # The index and UUID of a template mean nothing.
             why = why.replace(str(case.members[0]), case.product)
-        # A rule with a filter, or with the name of a GPU, is meant for that GPU.
-        is_excused = not any(
-            rule.filters or any(map(rule.names, case.members)) for rule in failing
+        is_short_of_gpus = case.node and layouts.missing_gpus(case.layout, case.node)
+        # A rule with a filter, or with the name of a GPU, is meant for that GPU. No other GPU
+        # model gives a node the GPUs that it lacks.
+        is_excused = not (
+            any(rule.filters or any(map(rule.names, case.members)) for rule in failing)
+            or (error.reason is errors.Reason.NO_GPU_MATCHES and is_short_of_gpus)
         ) and all(self._fits_elsewhere(case.layout, rule) for rule in failing)
         verdict = case.verdict(Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT, why)
         return dataclasses.replace(
@@ -303,7 +323,7 @@ def _brief(error: errors.LayoutError) -> str:
         case errors.Reason.UNKNOWN_PROFILE if error.profile:
             return f"no profile {error.profile}"
         case errors.Reason.NOT_MIG_CAPABLE:
-            return "no MIG"
+            return _NO_MIG
         case errors.Reason.DOES_NOT_FIT:
             return "no room for all its instances"
         case _:

@@ -23,16 +23,16 @@ def unknown_profile(
     if spec:
         slices = profile.gpu_slices
         sizes = [s for s in range(slices, 0, -1) if packing.exists(s, slices)]
-        what = f"{profile.gpu_instance} has compute instances of {_join(sizes)} slices"
+        why = f": {profile.gpu_instance} has compute instances of {_join(sizes)} slices"
     elif not capacity.specs:
-        what = "the driver lists no profiles of this GPU"
+        why = ": the driver lists no profiles of this GPU"
     else:
-        known = [str(spec.profile) for spec in capacity.specs]
-        similar = profile_name.suggest(profile, [spec.profile for spec in capacity.specs])
-        hint = f"did you mean {similar[0]}? " if similar else ""
-        what = f"{hint}it has {_join(known)}"
+        known = [spec.profile for spec in capacity.specs]
+        similar = profile_name.suggest(profile, known)
+        hint = f"; did you mean {similar[0]}? Its" if similar else "; its"
+        why = f"{hint} profiles: {_join(reversed(known))}"
     return errors.LayoutError(
-        f"{gpu} has no profile {profile}: {what}",
+        f"{gpu} has no profile {profile}{why}",
         reason=errors.Reason.UNKNOWN_PROFILE,
         gpu_uuid=gpu.uuid,
         profile=str(profile),
