@@ -76,10 +76,6 @@ class Attempts:
         deps, publisher = self._shared.deps, self._shared.publisher
         view = publisher.read()
         saved = recovery.read_saved(deps.request_file, view)
-        saved_journal = requests.saved_journal(saved)
-        if saved_journal and well_known.JOURNAL_ANNOTATION not in view.annotations:
-            publisher.annotate({well_known.JOURNAL_ANNOTATION: saved_journal})
-            view = publisher.read()
         journal = recovery.find_journal(self._shared, view)
         self.journal = journal
         if self._record is None:
@@ -223,7 +219,9 @@ def _new_job(
     def read() -> journals.Journal:
         view = shared.publisher.read()
         recovery.resume_unlisted(shared, view)
-        return resume(recovery.find_journal(shared, view))
+        # Without an interrupted run, a copy on the host is outdated.
+        has_any = not journal.is_empty or well_known.JOURNAL_ANNOTATION in view.annotations
+        return resume(recovery.find_journal(shared, view) if has_any else journal)
 
     return jobs.Job(
         deps=deps,

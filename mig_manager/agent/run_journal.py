@@ -378,4 +378,5 @@ class RunJournal:
         self._deps.telemetry.state_published(self.status.state)
 
     def _save_on_host(self) -> None:
-        self._publisher.save_on_host(self.record, self.entries)
+        if self._is_taken_over:
+            self._publisher.save_on_host(self.record, self.entries)

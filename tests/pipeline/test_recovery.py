@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -203,11 +203,35 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | 
     assert undone
 
 
+def lose_journal(rig: fakes.NodeRig) -> None:
+    rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
+
+
+def spoil_journal(rig: fakes.NodeRig) -> None:
+    if well_known.JOURNAL_ANNOTATION in rig.annotations:
+        rig.annotations[well_known.JOURNAL_ANNOTATION] = "{"
+
+
+def register_again(rig: fakes.NodeRig) -> None:
+    """Delete the Node, and let kubelet and the operator write what they know of it."""
+    rig.annotations.clear()
+    for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
+        rig.labels.pop(key, None)
+    rig.labels |= {
+        key: "true" for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE
+    }
+    rig.has_hold_taint = False
+    rig.live()
+
+
+@pytest.mark.parametrize("lose", [register_again, lose_journal, spoil_journal])
 @pytest.mark.parametrize("wanted", [pytest.param(LAYOUT, marks=pytest.mark.slow), None])
-def test_run_killed_before_the_node_registers_again_is_undone(wanted: str | None) -> None:
-    """The journal goes with the Node object: what concerns the host is also saved there."""
+def test_run_killed_before_its_journal_is_lost_is_undone(
+    wanted: str | None, lose: Callable[[fakes.NodeRig], None]
+) -> None:
+    """What concerns the host is also saved there."""
     for index, rig, before in kills("hooks"):
-        register_again(rig)
+        lose(rig)
 
         if wanted:
             assert scenes.resume(rig, wanted).state is model.State.SUCCESS, index
@@ -245,18 +269,6 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
 
     assert scenes.run(rig, by=agent, attempt=2).reason is Reason.APPLIED
     scenes.assert_restored(rig)
-
-
-def register_again(rig: fakes.NodeRig) -> None:
-    """Delete the Node, and let kubelet and the operator write what they know of it."""
-    rig.annotations.clear()
-    for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
-        rig.labels.pop(key, None)
-    rig.labels |= {
-        key: "true" for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE
-    }
-    rig.has_hold_taint = False
-    rig.live()
 
 
 def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:

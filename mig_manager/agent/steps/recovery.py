@@ -30,14 +30,23 @@ _log = structlog.get_logger()
 def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
     """Return the journal of an interrupted run.
 
-    A reset waits for no write to the Node, so the GPUs whose persistence mode is off are read from
-    the host as well.
+    If the Node has lost it, or it is invalid, the host has a copy of the entries that no write to
+    the Node restores. Then the taint is recognized by its key, and ``resume_unlisted`` recognizes
+    paused labels by their value; a cordon is left to people. After a success a copy is outdated.
+
+    A reset waits for no write to the Node, so the GPUs whose persistence mode is off are always
+    read from the host as well.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
     journal = _published_journal(shared, view)
     host = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
+    if journal is None:
+        has_success = view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+        lost = host if host and not has_success else journals.NONE
+        has_taint = well_known.HOLD_TAINT in view.taint_keys
+        journal = dataclasses.replace(lost, hold_taint=has_taint)
     if host and host.persistent_gpus and host.boot_id == shared.deps.boot_id:
         uuids = dict.fromkeys((*journal.persistent_gpus, *host.persistent_gpus))
         boot_id = journal.boot_id or host.boot_id
@@ -45,11 +54,8 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
     return journal
 
 
-def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
-    """Return the journal on the Node, as ``find_journal``.
-
-    An invalid journal is set aside. Without a valid journal, the taint is recognized by its key,
-    and ``resume_unlisted`` recognizes paused labels by their value. A cordon is left to people.
+def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal | None:
+    """Return the journal on the Node; None if it has none, or after an invalid one is set aside.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -69,11 +75,11 @@ def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journ
             shared.deps.node.emit(
                 reason="JournalUnreadable",
                 message=f"the journal of an interrupted run is invalid ({error}): labels and "
-                "taint that are marked as ours are restored; the text is kept in the annotation "
-                f"{well_known.UNREADABLE_JOURNAL_ANNOTATION}",
+                "taint that are marked as ours are restored, and what the host has a copy of; the "
+                f"text is kept in the annotation {well_known.UNREADABLE_JOURNAL_ANNOTATION}",
                 is_warning=True,
             )
-    return journals.Journal(config="", hold_taint=well_known.HOLD_TAINT in view.taint_keys)
+    return None
 
 
 def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> None:
