@@ -17,6 +17,9 @@ from mig_manager.core.records import readiness, requests
 _MAX_FAILED_CHECKS = 3
 """So often in a row the driver may be away, as during its upgrade, before that is published."""
 
+_DRIVER_AWAY = (errors.Reason.DRIVER_NOT_LOADED, errors.Reason.DRIVER_LIBRARY_MISMATCH)
+"""The driver is unloaded, or was upgraded on the host and must be reloaded."""
+
 _log = structlog.get_logger()
 
 
@@ -111,6 +114,7 @@ class DriftMemory:
     outcome: outcomes.Outcome | None = None
     baseline: Hashable = None
     failed_checks: int = 0  # in a row: no GPU could be observed
+    was_driver_away: bool = False  # in one of these checks
     is_drifted: bool = False
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
@@ -147,9 +151,14 @@ def act(
         return Action.REST, _count_failure(job, memory, observation, is_success=is_success)
     was_drifted = memory.is_drifted
     was_unknown = memory.failed_checks >= _MAX_FAILED_CHECKS and not memory.has_phantoms
-    memory = dataclasses.replace(memory, is_drifted=not is_active, failed_checks=0)
+    was_reloaded = memory.was_driver_away and not was_drifted and _is_empty(observation)
+    memory = dataclasses.replace(
+        memory, is_drifted=not is_active, failed_checks=0, was_driver_away=False
+    )
     if memory.is_drifted:
-        return _handle_drift(job, observation, is_new=not was_drifted), memory
+        # After a reload the layout is restored as after a reboot.
+        is_healed = was_reloaded or _handle_drift(job, observation, is_new=not was_drifted)
+        return (Action.HEAL if is_healed else Action.REST), memory
     # A GPU that the layout does not name, or another place of the same instances.
     differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
     # Another program may have destroyed instances and created equal ones.
@@ -187,6 +196,12 @@ def _has_changed(
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
+def _is_empty(observation: Observation) -> bool:
+    """Check whether all GPUs lack instances and can get the layout, as after a reboot."""
+    can_restore = observation.plan is not None and not observation.missing
+    return can_restore and not any(gpu.gpu_instances for gpu in observation.gpus)
+
+
 def _count_failure(
     job: jobs.Job, memory: DriftMemory, observation: Observation, *, is_success: bool
 ) -> DriftMemory:
@@ -200,10 +215,12 @@ def _count_failure(
         condition = readiness.unknown(name, reason, observation.message)
         job.deps.node.set_condition(condition)
         job.deps.node.emit(reason=reason.value, message=condition.message, is_warning=True)
-    return dataclasses.replace(memory, failed_checks=failed_checks)
+    was_away = memory.was_driver_away or observation.error in _DRIVER_AWAY
+    return dataclasses.replace(memory, failed_checks=failed_checks, was_driver_away=was_away)
 
 
-def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
+def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> bool:
+    """Return whether to restore the layout on request; else publish the drift."""
     affected, plan, missing = "", observation.plan, observation.missing
     if job.limits.heals_drift and plan is not None and not missing:
         try:
@@ -213,7 +230,7 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
                 raise
             affected = error.message
         if not affected:
-            return Action.HEAL
+            return True
     if is_new:
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
@@ -223,7 +240,7 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> A
             else outcomes.drift_message(job.status.title, affected, observation.message)
         )
         job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
-    return Action.REST
+    return False
 
 
 def _withdraw_phantoms(

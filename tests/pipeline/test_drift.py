@@ -337,6 +337,52 @@ def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     assert rig.labels[well_known.STATE_LABEL] == "failed"
 
 
+@pytest.mark.parametrize("use", ["idle", "pod", "plugin"])
+@pytest.mark.parametrize("mode", [model.MigMode.ENABLED, model.MigMode.DISABLED])
+def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
+    use: str, mode: model.MigMode
+) -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    served = len(rig.schedulable["nvidia.com/gpu"])
+    rig.refusing = {"gpus.observe": NO_DRIVER}
+    agent.check_drift(LAYOUT, ended)
+    rig.refusing = {}
+    rig.gpus = tuple(
+        dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=())
+        for gpu in rig.gpus
+    )
+    if use == "plugin":
+        rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    elif use == "pod":
+        rig.add_pod("training", devices=frozenset({rig.gpus[0].uuid}))
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    rig.events.clear()
+    ended = scenes.run(rig, LAYOUT, by=agent, may_evict=False)
+
+    assert "workloads.evict" not in rig.log
+    if use == "pod" and mode is model.MigMode.DISABLED:
+        assert (ended.reason, "training" in ended.message) == (Reason.DRIFTED, True)
+        assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
+    else:
+        assert scenes.has_layout(rig, LAYOUT)
+        assert len(rig.schedulable["nvidia.com/gpu"]) == served
+
+
+@pytest.mark.parametrize("driver", ["stayed", "was away before"])
+def test_instances_that_a_person_removed_are_not_restored(driver: str) -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    if driver != "stayed":
+        rig.failing = {len(rig.log): NO_DRIVER}
+        for _ in range(2):
+            agent.check_drift(LAYOUT, ended)
+    rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
+
+    assert [agent.check_drift(LAYOUT, ended) for _ in range(2)] == [drift.Action.REST] * 2
+
+    assert (rig.labels[well_known.STATE_LABEL], rig.events) == ("failed", ["Drifted"])
+
+
 def test_single_failed_checks_between_good_ones_do_not_add_up() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
     for _ in range(4):
