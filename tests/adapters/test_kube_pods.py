@@ -58,6 +58,7 @@ def test_a_terminating_bare_pod_is_marked_as_such() -> None:
     }
     del thing["status"]["startTime"]
     pod = pod_object.parse_pod(thing)
+    assert pod.ends_by_s == 1767323045
     assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
     assert (pod.is_ready, pod.is_kept, pod.is_admitted) == (False, False, False)
 

@@ -187,9 +187,11 @@ mig-configs:
 """
 
 
-@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(
+    ("is_reversed", "is_stuck"), [(False, False), (True, False), (False, True)]
+)
 def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
-    *, is_reversed: bool
+    *, is_reversed: bool, is_stuck: bool
 ) -> None:
     rig = scenes.node(layout="all-balanced")
     devices = [
@@ -199,14 +201,17 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
         if str(gi.profile) == "1g.5gb"
     ]
     first, second = reversed(devices) if is_reversed else devices
-    ending = rig.add_pod("ending", devices=frozenset({first}), is_terminating=True)
-    rig.kubelet.ends_from_s[ending] = 8.0
+    ends_by_s = rig.clock.unix_s() - 300 * is_stuck
+    ending = rig.add_pod(
+        "ending", devices=frozenset({first}), is_terminating=True, ends_by_s=ends_by_s
+    )
+    rig.kubelet.ends_from_s[ending] = math.inf if is_stuck else 8.0
     rig.add_pod("running", devices=frozenset({second}))
 
     assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=scenes.reconciler(rig, ONE_OF_TWO))
 
-    assert "workloads.evict" not in rig.log
-    assert "running" in rig.pod_names
+    assert rig.log.count("workloads.evict") == is_stuck
+    assert ("running" in rig.pod_names) is not is_stuck
 
 
 @pytest.mark.parametrize("when", ["hooks.run", "node.patch"])

@@ -272,7 +272,7 @@ def _plan(
         change.gpus,
         restoring=change.restoring,
         busy=change.usage.device_ids | used_ids,
-        ending=change.usage.ending_ids - used_ids,
+        ending=change.usage.ending_ids(job.deps.clock.unix_s()) - used_ids,
     )
     before = change.order
     order = _order(job, change.gpus, plan, before.rights, before.extra_clients)

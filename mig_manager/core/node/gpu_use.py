@@ -23,6 +23,9 @@ from mig_manager.core.node import (
     well_known,
 )
 
+_STUCK_AFTER_S = 120.0
+"""More than kubelet needs after the grace period, and than clocks of nodes differ."""
+
 Processes = Mapping[str, Sequence[steps.GpuProcess]]
 """The processes that use GPUs, by UUID; a GPU that does not answer is missing."""
 
@@ -126,15 +129,19 @@ class Usage:
         by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
         return frozenset().union(*by_kubelet, *by_claim)
 
-    @property
-    def ending_ids(self) -> frozenset[str]:
-        """The devices that only terminating pods are known to have."""
+    def ending_ids(self, now_s: float) -> frozenset[str]:
+        """Return the devices that only terminating pods are known to have.
+
+        A pod that has not ended long after its grace period is stuck, and does not count.
+        ``now_s`` is in Unix time.
+        """
         allocations = self._allocations()
         by_ending: dict[bool, set[str]] = {True: set(), False: set()}
         for pod in self.pods:
             if not pod.is_finished:
                 allocated = _of(pod, allocations)
-                ids = by_ending[pod.is_terminating]
+                is_stuck = now_s > pod.ends_by_s + _STUCK_AFTER_S
+                ids = by_ending[pod.is_terminating and not is_stuck]
                 ids.update(pod.claimed_ids or (), allocated.device_ids if allocated else ())
         return frozenset(by_ending[True] - by_ending[False])
 

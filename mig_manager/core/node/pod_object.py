@@ -2,11 +2,12 @@
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mig_manager.core import messages
+from mig_manager.core import messages, timestamps
 from mig_manager.core.node import api_values, well_known
 
 
@@ -37,6 +38,8 @@ class Pod:
     is_mirror: bool = False  # A static pod's shadow: the API cannot evict it
     is_ready: bool = False
     is_terminating: bool = False
+    ends_by_s: float = math.inf
+    """When a terminating pod's grace period ends, in Unix time by the API server's clock."""
     is_admitted: bool = True
     """Whether kubelet has reported that it admitted it. Before, it has no device."""
     gpu_resources: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -138,6 +141,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     claims = _claims(spec, status)
     grace = spec.get("terminationGracePeriodSeconds")
     owners = metadata.get("ownerReferences") or ()
+    ends_by = timestamps.parse(metadata.get("deletionTimestamp"))
     owner = next((each for each in owners if each.get("controller")), None)
     extended = status.get("extendedResourceClaimStatus") or {}
     claimed = frozenset(
@@ -167,6 +171,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         is_mirror=_MIRROR_ANNOTATION in annotations,
         is_ready=api_values.is_ready(status),
         is_terminating=bool(metadata.get("deletionTimestamp")),
+        ends_by_s=ends_by.timestamp() if ends_by else math.inf,
         is_admitted=bool(status.get("startTime")),
         gpu_resources=resources,
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
