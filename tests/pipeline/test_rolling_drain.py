@@ -206,6 +206,52 @@ def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     scenes.assert_restored(rig)
 
 
+def add_foreign_manager(rig: fakes.NodeRig) -> None:
+    rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
+
+
+def unload_driver(rig: fakes.NodeRig) -> None:
+    rig.refusing["gpus.observe"] = errors.HardwareError("", reason=Reason.DRIVER_NOT_LOADED)
+
+
+def silence_kubelet(rig: fakes.NodeRig) -> None:
+    rig.refusing["allocations.assigned"] = scenes.BROKEN["allocations"]
+
+
+def silence_api(rig: fakes.NodeRig) -> None:
+    rig.refusing["workloads.list"] = scenes.BROKEN["node"]
+
+
+@pytest.mark.parametrize(
+    ("disturb", "reason"),
+    [
+        (add_foreign_manager, Reason.FOREIGN_MANAGER),
+        (unload_driver, Reason.DRIVER_NOT_LOADED),
+        (silence_kubelet, Reason.POD_RESOURCES_UNAVAILABLE),
+        (silence_api, Reason.API_UNAVAILABLE),
+    ],
+)
+def test_a_failure_before_the_drain_goes_on_reopens_the_node(
+    disturb: Callable[[fakes.NodeRig], None], reason: Reason
+) -> None:
+    rig, serving = node_with(room_elsewhere=1)
+    agent = Agent(rig)
+    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    disturb(rig)
+
+    ended = [agent.try_once() for _ in range(2)]
+
+    assert {outcome.reason for outcome in ended} == {reason}
+    assert all(outcome.should_retry for outcome in ended)
+    # A silent API would not even remove the taint.
+    assert is_closed(rig) is (reason is Reason.API_UNAVAILABLE)
+    rig.refusing.clear()
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
+    serving.room_elsewhere = 3
+    assert agent.try_once().state is model.State.SUCCESS
+    scenes.assert_restored(rig)
+
+
 def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails() -> None:
     rig = scenes.node(layout="all-1g.5gb")
     late: list[Deployment] = []
