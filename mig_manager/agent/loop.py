@@ -123,6 +123,8 @@ class Agent:
                 outcome, must_retry = self._try(request, attempt, delay_s, may_evict=may_evict)
             if not must_retry:
                 return outcome
+            if outcome:
+                delay_s = outcome.retry_after_s(attempt, delay_s)
             _log.info("retry_scheduled", attempt=attempt, delay_s=round(delay_s, 2))
             self._telemetry.retry_scheduled(delay_s)
             self._idle(delay_s, request.generation)

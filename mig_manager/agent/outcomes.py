@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from mig_manager import errors
 from mig_manager.core import messages, model
 
+_MAX_DRIVER_PAUSE_S = 15.0
+_MAX_QUICK_ATTEMPTS = 40
+"""For ten minutes, in which a driver container may compile the driver: until the layout is back
+after a reboot, pods may get whole GPUs. After that each attempt costs too many requests."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -32,6 +37,12 @@ class Outcome:
         """The description with the remedy, as it is published."""
         text = f"{messages.with_full_stop(self.description)} {self.remedy}".rstrip()
         return messages.fit(text, messages.MAX_BYTES)
+
+    def retry_after_s(self, attempt: int, backoff_s: float) -> float:
+        """Return the pause before the next attempt: a short one while the driver is loading."""
+        is_loading = self.reason is errors.Reason.DRIVER_NOT_LOADED
+        is_quick = is_loading and attempt <= _MAX_QUICK_ATTEMPTS
+        return min(backoff_s, _MAX_DRIVER_PAUSE_S) if is_quick else backoff_s
 
 
 def failure(

@@ -34,6 +34,7 @@ def with_outcome(
 ) -> status.RunStatus:
     """Return the status with the outcome of the run."""
     is_success = outcome.state is model.State.SUCCESS
+    retry_after_s = outcome.retry_after_s(before.attempt, retry_after_s)
     return dataclasses.replace(
         before,
         state=outcome.state,

@@ -182,6 +182,21 @@ def test_a_request_is_tried_again_until_all_is_done_after(
     assert all(0 < delay <= 0.02 for delay in pipeline.delays_s)
 
 
+def test_a_driver_that_is_loading_is_not_waited_for_with_long_pauses() -> None:
+    pauses_s: list[float] = []
+
+    class Telemetry(ports.Telemetry):
+        def retry_scheduled(self, delay_s: float) -> None:
+            pauses_s.append(delay_s)
+
+    for reason in (Reason.DRIVER_NOT_LOADED, Reason.IN_USE):
+        pipeline = Pipeline("a", reason)
+        loop.Agent(pipeline, pipeline.box, pauses(600), telemetry=Telemetry()).serve()
+
+    assert pauses_s[0] == 15
+    assert pauses_s[1] >= 600
+
+
 def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
     pipeline = Pipeline("a", Reason.DRAIN_TIMEOUT)
 

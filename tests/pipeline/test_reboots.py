@@ -117,6 +117,18 @@ def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> N
     assert rig.host.reboots == 1
 
 
+@pytest.mark.parametrize(("attempt", "after_s"), [(1, 15), (40, 15), (41, 300)])
+def test_status_names_the_retry_while_the_driver_is_loading(attempt: int, after_s: int) -> None:
+    rig = scenes.node()
+    error = errors.HardwareError("no driver", reason=Reason.DRIVER_NOT_LOADED)
+    rig.refusing["gpus.observe"] = error
+
+    scenes.run(rig, LAYOUT, attempt=attempt, retry_after_s=300.0)
+
+    status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
+    assert status["retryAt"] == rig.clock.now_iso(after_s=after_s)
+
+
 @pytest.mark.parametrize(
     ("obstacle", "reason"),
     [

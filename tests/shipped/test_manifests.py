@@ -127,6 +127,19 @@ def test_privileged_container_sees_the_hosts_devices_and_files() -> None:
     assert mount["readOnly"]
 
 
+@pytest.mark.parametrize("name", ["unprivileged", "privileged"])
+def test_agent_ends_before_a_driver_manager_unloads_the_driver(name: str) -> None:
+    required = overlay(name).pod["affinity"]["nodeAffinity"]
+    terms = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+    pause = {
+        "key": "nvidia.com/gpu.deploy.mig-manager",
+        "operator": "NotIn",
+        "values": ["paused-for-driver-upgrade"],
+    }
+    assert all(pause in term["matchExpressions"] for term in terms)
+
+
 def test_the_simulating_container_has_no_power_and_wants_no_gpu() -> None:
     simulated = overlay("simulated")
 
