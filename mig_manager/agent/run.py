@@ -80,6 +80,9 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
             raise
         if isinstance(error, errors.DrainError):
             job.journal.note(draining=error.keeps_taint)
+        elif job.status.phase is not model.Phase.DRAIN and not _is_outage(error):
+            # What keeps a begun drain from going on, such as a foreign manager, may last.
+            job.journal.note(draining=False)
         _count_failure(job, error)
         result = undo(job)
         is_final = _is_final(job, error)
@@ -202,11 +205,14 @@ def _is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
     A rollback would cost a second change of the GPUs, and a failure would be published only to be
     replaced by the next attempt.
     """
-    is_outage = isinstance(error, errors.ClusterError) and (
-        error.reason is errors.Reason.API_UNAVAILABLE
-    )
     has_begun = job.status.phase in _MID_CHANGE
-    return is_outage and has_begun and job.request.attempt == 1
+    return _is_outage(error) and has_begun and job.request.attempt == 1
+
+
+def _is_outage(error: errors.MigManagerError) -> bool:
+    """Check whether the API does not answer."""
+    is_about_api = isinstance(error, errors.ClusterError)
+    return is_about_api and error.reason is errors.Reason.API_UNAVAILABLE
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -22,15 +22,6 @@ from mig_manager.core.records import gpu_codec, journals, readiness, requests, s
 
 _NOT_RETRIED = "Request a layout that keeps what is in use; the agent does not retry."
 
-_ENDS_BETWEEN_EVICTIONS = frozenset(
-    {
-        errors.Reason.DRAIN_TIMEOUT,
-        errors.Reason.DRAIN_STALLED,
-        errors.Reason.API_UNAVAILABLE,
-    }
-)
-"""Reasons after which a drain soon goes on; another one, like a foreign manager, may last."""
-
 _log = structlog.get_logger()
 
 
@@ -255,7 +246,7 @@ class RunJournal:
             messages.join(message, *(gpu.sentence for gpu in lost if gpu.message not in message)),
             should_retry=not is_undone or (reason.is_transient and not is_final),
             # Evicted pods must not start here again before the other pods are gone.
-            keeps_taint=self.entries.draining and reason in _ENDS_BETWEEN_EVICTIONS,
+            keeps_taint=self.entries.draining and reason.is_transient,
             remedy=_NOT_RETRIED if is_final else remedy,
         )
 

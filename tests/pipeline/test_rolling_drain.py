@@ -222,16 +222,23 @@ def silence_api(rig: fakes.NodeRig) -> None:
     rig.refusing["workloads.list"] = scenes.BROKEN["node"]
 
 
+def refuse_evictions(rig: fakes.NodeRig) -> None:
+    rig.disruptions.budgets[0].max_unavailable = 4
+    why = errors.ClusterError("webhook", reason=Reason.API_ERROR, status=500)
+    rig.refusing["workloads.evict"] = why
+
+
 @pytest.mark.parametrize(
     ("disturb", "reason"),
     [
+        (refuse_evictions, Reason.API_ERROR),
         (add_foreign_manager, Reason.FOREIGN_MANAGER),
         (unload_driver, Reason.DRIVER_NOT_LOADED),
         (silence_kubelet, Reason.POD_RESOURCES_UNAVAILABLE),
         (silence_api, Reason.API_UNAVAILABLE),
     ],
 )
-def test_a_failure_before_the_drain_goes_on_reopens_the_node(
+def test_only_a_failure_of_the_drain_itself_keeps_the_node_closed(
     disturb: Callable[[fakes.NodeRig], None], reason: Reason
 ) -> None:
     rig, serving = node_with(room_elsewhere=1)
@@ -244,7 +251,7 @@ def test_a_failure_before_the_drain_goes_on_reopens_the_node(
     assert {outcome.reason for outcome in ended} == {reason}
     assert all(outcome.should_retry for outcome in ended)
     # A silent API would not even remove the taint.
-    assert is_closed(rig) is (reason is Reason.API_UNAVAILABLE)
+    assert is_closed(rig) is (reason in {Reason.API_ERROR, Reason.API_UNAVAILABLE})
     rig.refusing.clear()
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
     serving.room_elsewhere = 3
