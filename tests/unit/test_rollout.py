@@ -25,6 +25,8 @@ from tests.unit.rollouts import (
     states,
 )
 
+NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "status": None}
+
 
 @pytest.mark.parametrize(
     ("there", "most", "start"),
@@ -49,6 +51,18 @@ from tests.unit.rollouts import (
             "1",
             ("a",),
             id="one with published GPUs and no status",
+        ),
+        pytest.param(
+            [*(node(f"cpu-{i}", **NO_GPUS) for i in range(30)), *map(node, "edcba")],
+            "40%",
+            ("a", "b"),
+            id="a percentage of the nodes with an agent",
+        ),
+        pytest.param(
+            [node("cpu", is_cordoned=True, **NO_GPUS), node("z")],
+            "1",
+            ("z",),
+            id="whatever nodes without GPUs do",
         ),
     ],
 )

@@ -119,6 +119,11 @@ class FleetNode:
         )
 
     @property
+    def has_published(self) -> bool:
+        """Whether an agent has ever published a status or GPUs; NVIDIA's sets only the state."""
+        return self.status is not None or bool(self.gpus)
+
+    @property
     def is_unavailable(self) -> bool:
         """Whether no new pod can be scheduled to it: not ready, cordoned or tainted."""
         return (

@@ -56,7 +56,7 @@ class RolloutLimits:
     """Limits of a rollout; seconds."""
 
     max_unavailable: str = "1"
-    """A number of nodes, or a percentage of selected nodes, rounded down and at least one."""
+    """A number of nodes, or a percentage of nodes with an agent, rounded down, at least one."""
     pauses: bool = False  # whether no further node starts after a failure
     node_timeout_s: float = 1800.0  # for one node, without its wait for a slot
     silence_timeout_s: float = 120.0  # for the response of an agent
@@ -203,7 +203,7 @@ class Rollout:
         decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),
-            most=self._limits.most(len(ordered)),
+            most=self._limits.most(sum(node.has_published for node in ordered)),
             failures=tuple(track.failure for track, _ in steps if track.failure),
             withdraw=tuple(
                 node.name
@@ -303,6 +303,8 @@ class Rollout:
         self, track: _Track, node: fleet_nodes.FleetNode, state: NodeProgressState, now_s: float
     ) -> tuple[bool, tuple[str | None, float] | None]:
         """Return whether a node counts as unavailable, and ``_Track.unanswered``."""
+        if not (node.has_published or node.has_gpus):
+            return False, None
         if node.is_unavailable or state in _MOVING:
             return True, None
         if state is NodeProgressState.NO_RESPONSE:
@@ -323,8 +325,7 @@ class Rollout:
         if track.is_withdrawn:
             why = "no agent responded; the previous request is restored"
             return NodeProgressState.NO_RESPONSE, why
-        # NVIDIA's manager sets only the state.
-        if node.status is None and not node.gpus:
+        if not node.has_published:
             return (
                 NodeProgressState.SKIPPED,
                 "no agent has ever published its GPUs; is one running there?",
