@@ -51,7 +51,7 @@ def measure(count: int) -> dict[str, Any]:
         if decision.phase.is_over:
             break
         for name in decision.start:
-            decider.requested(name)
+            decider.record_request(name)
             view = dataclasses.replace(applied.view, name=name)
             mark = marks.Mark(layout=_LAYOUT, before=_FORMER)
             fleet[name] = dataclasses.replace(applied, view=view, mark=mark)
@@ -85,7 +85,7 @@ def _sizes(item: partitioner_scale.Object) -> dict[str, int]:
     """Return the sizes of the agents' largest annotations on one node."""
     annotations = item["metadata"]["annotations"]
     gpus = gpu_codec.from_json(annotations[well_known.GPUS_ANNOTATION])
-    entries = [*map(served.ServedLayout.of, served.generated(gpus).values())]
+    entries = [*map(served.ServedLayout.of, served.generate(gpus).values())]
     annotations[well_known.LAYOUTS_ANNOTATION] = served.to_json(entries, takes_custom=True)
     return {name: len(text) for name, text in annotations.items()}
 

@@ -94,7 +94,7 @@ class ClusterReader:
         """
         if names and selector:
             raise errors.UsageError("name nodes or select them with -l, not both")
-        nodes = [] if names else self.selected(selector)
+        nodes = [] if names else self.select_nodes(selector)
         missing: list[str] = []
         for name in dict.fromkeys(names):
             try:
@@ -120,14 +120,14 @@ class ClusterReader:
     def _remedy(self) -> str:
         """Return the names to choose from, for a node that does not exist."""
         try:
-            names = [node.name for node in self.selected(None)]
+            names = [node.name for node in self.select_nodes(None)]
         except errors.ClusterError:
             names = []
         if not names:
             return "See all nodes with 'kubectl get nodes'."
-        return f"Name a node with NVIDIA GPUs: {messages.listed(names)}."
+        return f"Name a node with NVIDIA GPUs: {messages.list_names(names)}."
 
-    def selected(self, selector: str | None) -> list[fleet_nodes.FleetNode]:
+    def select_nodes(self, selector: str | None) -> list[fleet_nodes.FleetNode]:
         """Return the nodes that a selector matches; None: all nodes with GPUs."""
         query = {"labelSelector": selector} if selector else {}
         nodes = rest.listed(self._get, _NODES, query, fleet_nodes.parse)

@@ -53,7 +53,7 @@ class PodResources:
         self._timeout_s = timeout_s
         self._sleep = sleep or threading.Event().wait
 
-    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
+    def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         """Return which pod has which devices; see ``ports.DeviceAllocations``.
 
         Kubelet reports app containers and sidecars only, not a running init container.
@@ -197,9 +197,9 @@ class WorkerPodResources(standbys.Standby):
         self._timeout_s = _START_S + 2 * timeout_s
         self._worker: _Worker | None = None
 
-    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
+    def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         """Return which pod has which devices, as ``PodResources`` does."""
-        pods: tuple[pod_object.PodDevices, ...] = self._request("assigned")
+        pods: tuple[pod_object.PodDevices, ...] = self._request("assigned_devices")
         return pods
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:

@@ -53,7 +53,7 @@ class Attempts:
     def forget_request(self) -> None:
         """Record that nothing is requested: the next layout is always a new request."""
         before = self.record
-        repairs = gpu_repair.postponed(before.repairs, self._shared.deps.clock.unix_s())
+        repairs = gpu_repair.postpone(before.repairs, self._shared.deps.clock.unix_s())
         self._record = dataclasses.replace(
             requests.NONE, awaited=before.awaited, applied=before.applied, repairs=repairs
         )
@@ -209,7 +209,7 @@ def _new_job(
     )
 
     def resume(journal: journals.Journal) -> journals.Journal:
-        return journal.resumed(
+        return journal.at_start(
             (request.config, annotation_hash),
             boot_id=deps.boot_id,
             # On-demand layouts never evict, so the node must not stay tainted until pods are gone.

@@ -88,6 +88,6 @@ class FaultReport:
         if not new:
             return
         self._published_s |= dict.fromkeys(new, now_s)
-        named = messages.listed([f"Xid {xid} of {uuid}" for uuid, xid in new])
+        named = messages.list_names([f"Xid {xid} of {uuid}" for uuid, xid in new])
         message = f"The driver reports {named}; NVIDIA's Xid catalogue explains each."
         self._deps.node.emit(reason="GpuXid", message=message, is_warning=True)

@@ -163,7 +163,7 @@ class Job(Shared):
         workloads = self.deps.workloads
 
         def find_problem(is_late: bool) -> _Problem:  # noqa: FBT001 - as ``Wait.until`` calls it
-            watched = None if is_late else workloads.watched()
+            watched = None if is_late else workloads.from_watch()
             problem = find(watched) if watched is not None else None
             return problem or find(workloads.list())
 

@@ -172,7 +172,7 @@ class AgentService:
         is_on_demand = view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
         self.reconciler.note_node(view)
         self._inbox.put_on_demand(is_on_demand=is_on_demand)
-        custom = custom_layouts.requested(view) if self._settings.has_custom_layouts else None
+        custom = custom_layouts.of_request(view) if self._settings.has_custom_layouts else None
         self._inbox.put_label(name, node_uid=view.uid, custom=custom)
         # A run may be waiting for this change.
         self._inbox.put_cluster_change()

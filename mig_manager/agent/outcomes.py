@@ -92,6 +92,6 @@ def failed_changes_message(name: str, count: int, problem: str, pods: str) -> st
 def missing_message(name: str, gpus: Sequence[str]) -> str:
     """Say that GPUs are gone, which had the layout when it was verified."""
     return (
-        f"the driver no longer lists {messages.listed(gpus)}, "
+        f"the driver no longer lists {messages.list_names(gpus)}, "
         f"which it listed when layout {name} was verified"
     )

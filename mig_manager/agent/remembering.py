@@ -27,10 +27,10 @@ def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.Obser
     if not any(gpu.requires_reset for gpu in gpus.unreachable):
         return gpus, ""
     if others := [str(gpu) for gpu in gpus.unreachable if not gpu.requires_reset]:
-        return gpus, f"the pods of {messages.listed(others)} are not known either"
+        return gpus, f"the pods of {messages.list_names(others)} are not known either"
     deps, verified = shared.deps, _verified_gpus(shared)
     if unknown := [str(gpu) for gpu in gpus.unreachable if gpu.uuid not in verified]:
-        return gpus, f"no layout was verified for {messages.listed(unknown)} since the boot"
+        return gpus, f"no layout was verified for {messages.list_names(unknown)} since the boot"
     remembered = [
         dataclasses.replace(
             verified[gpu.uuid],
@@ -47,7 +47,7 @@ def remember(shared: jobs.Shared, gpus: model.ObservedGpus) -> tuple[model.Obser
     ids = {uuid for gpu in remembered for uuid in (gpu.uuid, *gpu.mig_uuids)}
     users = usage.users(ids, extra_clients=survey.extra_clients(deps))
     if uncertain := [pod for pod in users if usage.why_uncertain(pod)]:
-        return gpus, f"pods may use it: {usage.named(uncertain)}"
+        return gpus, f"pods may use it: {usage.describe_users(uncertain)}"
     return every, ""
 
 

@@ -92,7 +92,7 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
     if not decision.gpus:
         return outcome, decision
     begin(job, decision)
-    now = f"To be reset by the agent: {messages.listed([*map(str, decision.gpus)])}."
+    now = f"To be reset by the agent: {messages.list_names([*map(str, decision.gpus)])}."
     remedy = f"{now} {decision.why_not}".rstrip()
     return dataclasses.replace(outcome, remedy=remedy, should_retry=True), decision
 
@@ -135,8 +135,8 @@ def decide(
 def begin(job: jobs.Job, decision: Decision) -> None:
     """Record that a repair has begun, for the next run, and report it."""
     record, uuids = job.journal.record, decision.uuids
-    names = messages.listed([*map(str, decision.gpus)])
-    repairs = gpu_repair.begun(record.repairs, uuids, job.deps.clock.unix_s())
+    names = messages.list_names([*map(str, decision.gpus)])
+    repairs = gpu_repair.begin(record.repairs, uuids, job.deps.clock.unix_s())
     _log.warning("gpu_repair_begun", gpus=uuids)
     which = "it" if len(uuids) == 1 else "them"
     message = f"The agent evicts the pods of {names}, and resets {which}."
@@ -153,7 +153,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     record = job.journal.record
     if outcome.reason in _OBSTACLES and not job.journal.entries.has_evicted:
         _log.info("gpu_repair_postponed", reason=outcome.reason.value)
-        repairs = gpu_repair.postponed(record.repairs, job.deps.clock.unix_s())
+        repairs = gpu_repair.postpone(record.repairs, job.deps.clock.unix_s())
         job.journal.note_record(dataclasses.replace(record, repairs=repairs))
         return
     after = {gpu.uuid: gpu for gpu in outcome.verified_gpus}
@@ -165,14 +165,14 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         gpu = after.get(uuid)
         return gpu_recovery.fault(gpu) if gpu else f"GPU {uuid} is unreachable"
 
-    repairs = gpu_repair.ended(record.repairs, problem)
+    repairs = gpu_repair.end(record.repairs, problem)
     names = {gpu.uuid: str(gpu) for gpu in job.status.gpus}
     problems = {uuid: problem(uuid) for uuid in sorted(job.request.repairs)}
     success = "was reset"
     if outcome.reason is errors.Reason.ALREADY_APPLIED and not any(problems.values()):
         # A person reset the GPUs after the drift check.
         success = "no longer needs a reset"
-        repairs = gpu_repair.postponed(record.repairs, job.deps.clock.unix_s())
+        repairs = gpu_repair.postpone(record.repairs, job.deps.clock.unix_s())
     else:
         for why in problems.values():
             job.deps.telemetry.repair_ended(is_good=not why)
@@ -205,5 +205,5 @@ def _left_to_others(shared: jobs.Shared) -> str:
         shared.deps.node.latest(),
         shared.deps.workloads.present(),
         shared.limits.policy.startup_taints,
-        claims.tainted(slices),
+        claims.tainted_devices(slices),
     )

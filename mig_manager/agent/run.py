@@ -166,7 +166,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     host.stop_services(job, change.services, change.plan)
     gpus = execution.execute(job, change, paused)
     forced = drain.evictions.forced
-    notes = [f" Deleted by force: {messages.listed(forced)}."] if forced else []
+    notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []
     notes += [
         f" Note: {messages.with_full_stop(warning)}"
         for warning in vgpus.host_warnings(gpus, change.plan)
@@ -187,7 +187,7 @@ def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> resolving.Resol
         gpus = resolving.observe_once(job, resolved)
         resolved = dataclasses.replace(resolved, observed=gpus)
     job.journal.note_record(
-        job.journal.record.resolved(
+        job.journal.record.with_content(
             resolved.layout.content_hash,
             layouts.goal_hash(resolved.layout, gpus),
             is_from_owner=resolved.is_from_owner,

@@ -61,7 +61,7 @@ def _find_in_file_or_generate(
     try:
         return document.layout(name, (gpus,)), document.warnings
     except errors.LayoutError as error:
-        lost = "; ".join(gpu.sentence for gpu in served.ungenerated(gpus))
+        lost = "; ".join(gpu.sentence for gpu in served.gpus_without_layouts(gpus))
         if not lost:
             raise
         raise errors.LayoutError(
@@ -76,7 +76,7 @@ def _merge(
 ) -> layouts.Document:
     """Return every layout of the file and of the GPUs."""
     has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
-    made = served.generated(gpus) if has_generated else {}
+    made = served.generate(gpus) if has_generated else {}
     try:
         file = _read(source, limits)
     except errors.ConfigError as error:
@@ -86,7 +86,7 @@ def _merge(
         file = layouts.Document(source=source.name, layouts={})
     if made and limits.generated_layouts is settings.GeneratedLayouts.ONLY:
         file = dataclasses.replace(file, layouts={})
-    document = served.merged(file, made, is_default=limits.has_default_layouts)
+    document = served.merge(file, made, is_default=limits.has_default_layouts)
     if not limits.has_custom_layouts:
         return document
     # A layout of this name in the file is unavailable: the name means the node's annotation.

@@ -64,7 +64,7 @@ class Limits:
     heals_drift: bool = options.switch(
         "restore the layout after another program changed it", name="heal-drift"
     )
-    repair: RepairPolicy = options.declared(REPAIR)
+    repair: RepairPolicy = options.declare(REPAIR)
     generated_layouts: GeneratedLayouts = options.choice(
         "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
         metavar="HOW",
@@ -120,7 +120,7 @@ _NOT_NEEDED = tuple(
 class AgentSettings(node_settings.NodeSettings, Limits):
     """Settings of the agent; durations in seconds."""
 
-    is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, short=""))
+    is_debug: bool = options.declare(dataclasses.replace(node_settings.DEBUG, short=""))
     node_name: str = options.text(
         "the node to serve (required)", short="n", variable="NODE_NAME", default=""
     )
@@ -165,7 +165,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         default="",
         default_text="unchanged",
     )
-    startup_taints: tuple[str, ...] = options.declared(
+    startup_taints: tuple[str, ...] = options.declare(
         options.Option(
             name="startup-taint",
             help="key of a taint to remove once the layout is verified; repeatable",
@@ -189,9 +189,9 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     health_port: int = options.port(
         "serve /metrics, /healthz and /readyz on this port", default_text="disabled"
     )
-    health_address: str = options.declared(node_settings.HEALTH_ADDRESS)
-    log_level: node_settings.LogLevel = options.declared(node_settings.LOG_LEVEL)
-    log_format: node_settings.LogFormat = options.declared(node_settings.LOG_FORMAT)
+    health_address: str = options.declare(node_settings.HEALTH_ADDRESS)
+    log_level: node_settings.LogLevel = options.declare(node_settings.LOG_LEVEL)
+    log_format: node_settings.LogFormat = options.declare(node_settings.LOG_FORMAT)
     advertises_simulated: bool = options.switch(
         "with --simulate: advertise the simulated GPUs to the scheduler, as a device plugin does",
         name="advertise-simulated",
@@ -208,13 +208,13 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         variable="POD_UID",
         has_flag=False,
     )
-    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
-    host: host_settings.HostSettings = options.nested(host_settings.HostSettings)
+    gpus: node_settings.GpuAccess = options.declare_from(node_settings.GpuAccess)
+    host: host_settings.HostSettings = options.declare_from(host_settings.HostSettings)
     search_path: str
     """Where to search for a hook's program, as in ``PATH``."""
     pod_namespace: str
     """The namespace of ``pod_name``, from ``POD_NAMESPACE``; empty if unknown."""
-    not_needed: tuple[str, ...] = options.nested(_NOT_NEEDED)
+    not_needed: tuple[str, ...] = options.declare_from(_NOT_NEEDED)
     """Options of NVIDIA's agent that were set but have no effect."""
 
     @classmethod

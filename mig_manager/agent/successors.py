@@ -52,6 +52,6 @@ class Successors:
         if again:
             raise errors.DrainError(
                 "the pods of these controllers tolerate the taint, and return to the node: "
-                + messages.listed(sorted(again)),
+                + messages.list_names(sorted(again)),
                 reason=errors.Reason.PODS_RETURN,
             )

@@ -213,7 +213,7 @@ class _LockedChange:
         """Plan the target, and the rollback of GPUs outside it."""
         planned = self.target.plan(gpus)
         rollback = planner.restore(gpus, outside)
-        return dataclasses.replace(planned, plan=planner.combined(planned.plan, rollback))
+        return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
 
     def _unrestored_snapshots(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         return self.target.unrestored_elsewhere(gpus, self.interrupted.snapshot)

@@ -53,7 +53,7 @@ class Execution:
         if plan.requires_idle and self.require_unused is not None:
             self.require_unused(clients.affected_ids(plan, observed))
         try:
-            after = observed.updated(self.gpus.execute(plan, observed))
+            after = observed.with_newer(self.gpus.execute(plan, observed))
             return (self._repair(plan, observed), True) if is_repair else (after, False)
         except REFUSALS:
             raise
@@ -93,7 +93,7 @@ class Execution:
             raise error from refused
 
     def _observe_again(self, plan: steps.Plan, observed: model.ObservedGpus) -> model.ObservedGpus:
-        return observed.updated(self.gpus.observe().only(plan.gpu_uuids))
+        return observed.with_newer(self.gpus.observe().only(plan.gpu_uuids))
 
     def _repair(self, plan: steps.Plan, observed: model.ObservedGpus) -> model.ObservedGpus:
         uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.is_repair}

@@ -257,7 +257,7 @@ def open_journal(
         # The other entries are the agent's, and do not occur in a file.
         journals.Journal(
             config=entries.config,
-            snapshot=planner.trimmed(observed, entries.snapshot),
+            snapshot=planner.trim(observed, entries.snapshot),
             stale_files=True,
             persistent_gpus=_restore_persistence(deps, entries, observed),
         ),

@@ -55,8 +55,9 @@ class PodUse:
             f"{pod.key} ({use})" for pod in assigned if (use := _describe(pod, affected))
         )
         if users:
+            names = messages.list_names(users)
             raise errors.GpuInUseError(
-                f"pods have devices that the change destroys or resets: {messages.listed(users)}",
+                f"pods have devices that the change destroys or resets: {names}",
                 remedy=_REMEDY,
             )
 
@@ -64,7 +65,7 @@ class PodUse:
         """Ask kubelet; return its last answer if a hook has stopped it since."""
         try:
             kubelet = self.kubelet()
-            self._answer = kubelet.assigned() if kubelet is not None else ()
+            self._answer = kubelet.assigned_devices() if kubelet is not None else ()
         except errors.ClusterError:
             if self._answer is None:
                 raise
@@ -78,4 +79,4 @@ def _describe(pod: pod_object.PodDevices, affected: Collection[str]) -> str:
     used = sorted(pod.device_ids if has_other_ids else pod.device_ids.intersection(affected))
     if well_known.GPU_CLAIM_DRIVER in pod.claim_drivers:
         used.append("ResourceClaim: kubelet does not list its GPU")
-    return messages.listed(used)
+    return messages.list_names(used)

@@ -99,7 +99,7 @@ class Restore:
             self.is_begun = True
             plan = self._plan(now)
             if was_reset and not plan.is_empty:
-                plan = self._plan(now.updated(gpus.execute(plan, now)))
+                plan = self._plan(now.with_newer(gpus.execute(plan, now)))
         if plan.is_empty:
             return "the former instances are restored"
         raise errors.HardwareError(

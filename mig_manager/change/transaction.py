@@ -186,7 +186,7 @@ class Transaction:
         result = self.roll_back(before, keep_pending=True)
         if before == rounds.before:
             return result
-        snapshot = (*self.elsewhere, *planner.trimmed(result.gpus, rounds.before))
+        snapshot = (*self.elsewhere, *planner.trim(result.gpus, rounds.before))
         return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def roll_back(
@@ -207,7 +207,7 @@ class Transaction:
         if restore.is_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.
-        snapshot = planner.trimmed(result.gpus, self.journal.entries.snapshot)
+        snapshot = planner.trim(result.gpus, self.journal.entries.snapshot)
         return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def conclude(self, result: rollback.Rollback) -> rollback.Rollback:
@@ -215,7 +215,7 @@ class Transaction:
         snapshot = (
             (*self.elsewhere, *result.unrestored)
             if result.is_complete
-            else planner.trimmed(result.gpus, self.journal.entries.snapshot)
+            else planner.trim(result.gpus, self.journal.entries.snapshot)
         )
         result = _with_failure(
             result, lambda: self.journal.note(snapshot=snapshot, stale_files=True)
@@ -263,7 +263,7 @@ class _Rounds:
         before = planner.baseline(plan, now, self.before)
         if before != self.before or not self.executed:
             self.transaction.journal.begin((*self.transaction.elsewhere, *before), plan)
-        self.earlier, self.before = planner.trimmed(now, self.before), before
+        self.earlier, self.before = planner.trim(now, self.before), before
         self.has_begun = False
 
     def run(

@@ -68,15 +68,15 @@ class Style:
         """Columns of tables; None without a limit."""
         return None if self.columns is None else max(self.columns, _MIN_WIDTH)
 
-    def wrapped(self, text: str, *, indent: str = "", further: str = "") -> str:
+    def wrap(self, text: str, *, indent: str = "", further: str = "") -> str:
         """Return a sentence in lines that fit the page."""
-        return filled(text, self.width, indent, f"{indent}{further or '  '}")
+        return wrap_text(text, self.width, indent, f"{indent}{further or '  '}")
 
-    def fitted(self, line: str, *, further: str = "    ") -> str:
+    def fit(self, line: str, *, further: str = "    ") -> str:
         """Return a line that programs may parse: wrapped at a terminal only."""
         if self.table_width is None or len(line) <= self.table_width:
             return line
-        return filled(line, self.table_width, "", further)
+        return wrap_text(line, self.table_width, "", further)
 
     def paint(self, text: str, tone: Tone) -> str:
         """Return the text in the colour of the tone, or as it is."""
@@ -89,7 +89,7 @@ class Style:
         return text if self.unicode else text.translate(_ASCII)
 
 
-def filled(text: str, width: int, first: str = "", further: str = "") -> str:
+def wrap_text(text: str, width: int, first: str = "", further: str = "") -> str:
     """Wrap a text; paths, labels and quoted commands stay whole, because people copy them."""
     joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINT), text)
     return textwrap.fill(
@@ -102,7 +102,7 @@ def filled(text: str, width: int, first: str = "", further: str = "") -> str:
     ).replace(_JOINT, " ")
 
 
-def shortened(text: str, room: int) -> str:
+def shorten(text: str, room: int) -> str:
     """Return a text, or its start if it does not fit so many columns."""
     return text if len(text) <= room else text[: max(room - 1, 0)] + "…"
 
@@ -270,7 +270,7 @@ def _put_title(
     title = cell.title
     if len(title) > room and isinstance(cell, Cell):
         title = cell.short or title
-    title = shortened(title, room)
+    title = shorten(title, room)
     if title and fill != " " and len(title) + 2 <= room:
         title = f" {title} "
     _put(line, column + 1, title.center(room, fill)[:room], cell.tone)
@@ -280,7 +280,7 @@ def _put_marks(border: _Line, cells: Iterable[Cell], pitch: int) -> None:
     for cell in cells:
         room = cell.size * pitch - 1
         word = f" {cell.mark} " if len(cell.mark) + 2 <= room else cell.mark
-        word = shortened(word, room)
+        word = shorten(word, room)
         if cell.mark:
             _put(border, cell.start * pitch + 1 + (room - len(word)) // 2, word, cell.tone)
 

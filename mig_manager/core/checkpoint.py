@@ -106,10 +106,10 @@ def _devices(text: str, source: str) -> Iterator[SavedGpu]:
         start = errors.Location(source=source, line=1, column=1)
         raise errors.ConfigError("the checkpoint is empty", location=start)
     top = _mapping(root, ("Version", "MigState"))
-    fields.check_version(fields.required(top, "Version"), VERSION, key="Version")
+    fields.check_version(fields.require(top, "Version"), VERSION, key="Version")
     locations: dict[str, errors.Location] = {}
-    state = _mapping(fields.required(top, "MigState"), ("Devices",))
-    for item in fields.items(fields.required(state, "Devices"), "Devices"):
+    state = _mapping(fields.require(top, "MigState"), ("Devices",))
+    for item in fields.items(fields.require(state, "Devices"), "Devices"):
         device = _device(item)
         if device.uuid in locations:
             first = locations[device.uuid]
@@ -120,15 +120,15 @@ def _devices(text: str, source: str) -> Iterator[SavedGpu]:
 
 def _device(node: yaml_tree.Node) -> SavedGpu:
     data = _mapping(node, ("UUID", "MigMode", "GpuInstances"))
-    uuid = fields.required(data, "UUID")
+    uuid = fields.require(data, "UUID")
     if not (isinstance(uuid, yaml_tree.Scalar) and isinstance(uuid.value, str) and uuid.value):
         fields.fail(uuid, f"UUID must be a text, not {fields.shown(uuid)}")
-    mode_node = fields.required(data, "MigMode")
+    mode_node = fields.require(data, "MigMode")
     number = fields.natural(mode_node, "MigMode")
-    mode = next((each for each, known in _MODES.items() if known == number), None)
+    mode = next((each for each, code in _MODES.items() if code == number), None)
     if mode is None:
         fields.fail(mode_node, f"MigMode must be 0 or 1, not {fields.shown(mode_node)}")
-    instances_node = fields.required(data, "GpuInstances")
+    instances_node = fields.require(data, "GpuInstances")
     instances = tuple(map(_instance, fields.items(instances_node, "GpuInstances")))
     if instances and mode is model.MigMode.DISABLED:
         fields.fail(instances_node, "GpuInstances must be empty where MigMode is 0")
@@ -137,15 +137,15 @@ def _device(node: yaml_tree.Node) -> SavedGpu:
 
 def _instance(node: yaml_tree.Node) -> Instance:
     data = _mapping(node, ("ProfileID", "Placement", "ComputeInstances"))
-    place = _mapping(fields.required(data, "Placement"), ("Start", "Size"))
-    size_node = fields.required(place, "Size")
+    place = _mapping(fields.require(data, "Placement"), ("Start", "Size"))
+    size_node = fields.require(place, "Size")
     size = fields.natural(size_node, "Size")
     if size == 0:
         fields.fail(size_node, "Size must be 1 or more")
-    inside = fields.required(data, "ComputeInstances")
+    inside = fields.require(data, "ComputeInstances")
     return Instance(
-        enum_index=fields.natural(fields.required(data, "ProfileID"), "ProfileID"),
-        placement=model.Placement(fields.natural(fields.required(place, "Start"), "Start"), size),
+        enum_index=fields.natural(fields.require(data, "ProfileID"), "ProfileID"),
+        placement=model.Placement(fields.natural(fields.require(place, "Start"), "Start"), size),
         compute_slices=tuple(map(_compute_slices, fields.items(inside, "ComputeInstances"))),
         location=node.location,
     )
@@ -153,17 +153,17 @@ def _instance(node: yaml_tree.Node) -> Instance:
 
 def _compute_slices(node: yaml_tree.Node) -> int:
     data = _mapping(node, ("ProfileID", "EngProfileID"))
-    profile = fields.required(data, "ProfileID")
+    profile = fields.require(data, "ProfileID")
     slices = _SLICES.get(fields.natural(profile, "ProfileID"))
     if slices is None:
         fields.fail(profile, f"unknown compute-instance profile {fields.shown(profile)}")
-    engine = fields.required(data, "EngProfileID")
+    engine = fields.require(data, "EngProfileID")
     if fields.natural(engine, "EngProfileID"):
         fields.fail(engine, f"unknown engine profile {fields.shown(engine)}; it must be 0")
     return slices
 
 
-def _mapping(node: yaml_tree.Node, known: Sequence[str]) -> yaml_tree.Mapping:
-    members = fields.mapping(node, f"expected a mapping with {', '.join(known)}")
-    fields.check_keys(members, known)
+def _mapping(node: yaml_tree.Node, keys: Sequence[str]) -> yaml_tree.Mapping:
+    members = fields.mapping(node, f"expected a mapping with {', '.join(keys)}")
+    fields.check_keys(members, keys)
     return members

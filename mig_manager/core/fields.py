@@ -19,7 +19,7 @@ def document(text: str, *, source: str, section: str, version: str) -> yaml_tree
         return None
     top = mapping(root, f"expected a mapping with 'version: {version}' and '{section}'")
     check_keys(top, ("version", section))
-    check_version(required(top, "version", example=version), version)
+    check_version(require(top, "version", example=version), version)
     return top
 
 
@@ -45,18 +45,18 @@ def items(node: yaml_tree.Node | None, what: str) -> tuple[yaml_tree.Node, ...]:
     return node.items
 
 
-def check_keys(node: yaml_tree.Mapping, known: Collection[str]) -> None:
+def check_keys(node: yaml_tree.Mapping, keys: Collection[str]) -> None:
     """Raise a ConfigError about an unknown key; it suggests a similar one."""
     for entry in node.entries:
-        if entry.key not in known:
+        if entry.key not in keys:
             raise errors.ConfigError(
-                f"unexpected key '{entry.key}'{messages.did_you_mean(entry.key, known)}"
-                f" (known here: {', '.join(known)})",
+                f"unexpected key '{entry.key}'{messages.did_you_mean(entry.key, keys)}"
+                f" (known here: {', '.join(keys)})",
                 location=entry.location,
             )
 
 
-def required(node: yaml_tree.Mapping, key: str, *, example: str = "") -> yaml_tree.Node:
+def require(node: yaml_tree.Mapping, key: str, *, example: str = "") -> yaml_tree.Node:
     """Return the value of a key; ConfigError with the example if it is missing."""
     value = node.get(key)
     if value is None:

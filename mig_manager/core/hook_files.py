@@ -59,7 +59,7 @@ def parse(text: str, *, source: str) -> Table:
     return {point: listed for point, listed in hooks.items() if listed}
 
 
-def _members(node: yaml_tree.Node, known: Sequence[str], what: str) -> dict[str, yaml_tree.Node]:
+def _members(node: yaml_tree.Node, keys: Sequence[str], what: str) -> dict[str, yaml_tree.Node]:
     """Return the members of a mapping, whose keys mig-parted takes in any case."""
     entries = fields.mapping(node, f"expected {what}").entries
     lowered = [dataclasses.replace(entry, key=entry.key.lower()) for entry in entries]
@@ -69,13 +69,13 @@ def _members(node: yaml_tree.Node, known: Sequence[str], what: str) -> dict[str,
             problem = f"key '{entry.key}' is given twice"
             raise errors.ConfigError(problem, location=entry.location)
         members[entry.key] = entry.value
-    fields.check_keys(yaml_tree.Mapping(entries=tuple(lowered), location=node.location), known)
+    fields.check_keys(yaml_tree.Mapping(entries=tuple(lowered), location=node.location), keys)
     return members
 
 
 def _hook(item: yaml_tree.Node) -> Hook:
-    known = ("command", "args", "envs", "workdir", "timeout-s")
-    members = _members(item, known, "a mapping with 'command'")
+    keys = ("command", "args", "envs", "workdir", "timeout-s")
+    members = _members(item, keys, "a mapping with 'command'")
     command = members.get("command")
     if command is None:
         fields.fail(item, "'command' is missing; write, for example, 'command: /bin/true'")

@@ -92,7 +92,7 @@ class RootOptions:
 class HostSettings:
     """How the agent may change its machine, and where; durations in seconds."""
 
-    gpu_reset: bool = options.declared(
+    gpu_reset: bool = options.declare(
         options.Option(
             name="gpu-reset",
             help="reset GPUs for a new MIG mode where nvidia-smi is found",
@@ -151,7 +151,7 @@ class HostSettings:
     cdi_enabled: bool = options.switch(
         "write the CDI specs again after a change", variable="CDI_ENABLED", **_SWITCH
     )
-    roots: HostRoots = options.nested(RootOptions)
+    roots: HostRoots = options.declare_from(RootOptions)
 
 
 def host_settings(source: options.Source) -> HostSettings:
@@ -220,19 +220,19 @@ def _host_mount(named: RootOptions) -> pathlib.Path:
 
 def _pair(
     on_host: pathlib.Path | None,
-    here: pathlib.Path | None,
+    local: pathlib.Path | None,
     *,
     host: pathlib.Path,
     usual: tuple[pathlib.Path, pathlib.Path],
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Return a root's paths on the host and here; a missing one is derived from the other."""
-    if on_host is None and here is None:
+    if on_host is None and local is None:
         return usual
-    if here is None:
-        here = host / str(on_host or _ROOT).lstrip("/")
+    if local is None:
+        local = host / str(on_host or _ROOT).lstrip("/")
     if on_host is None:
-        on_host = _ROOT / here.relative_to(host) if here.is_relative_to(host) else usual[0]
-    return on_host, here
+        on_host = _ROOT / local.relative_to(host) if local.is_relative_to(host) else usual[0]
+    return on_host, local
 
 
 def _exists(path: pathlib.Path) -> bool:

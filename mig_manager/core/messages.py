@@ -29,28 +29,28 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(names: Sequence[str], *, limit: int = _MAX_NAMED) -> str:
+def list_names(names: Sequence[str], *, limit: int = _MAX_NAMED) -> str:
     """Name the first of many things, and count the others."""
-    return _listed(len(names), names, limit)
+    return _list_first(len(names), names, limit)
 
 
-def _listed(number: int, names: Iterable[str], limit: int) -> str:
+def _list_first(number: int, names: Iterable[str], limit: int) -> str:
     more = number - limit
     first = ", ".join(itertools.islice(names, limit))
     return first + (f" and {more} more" if more > 0 else "")
 
 
-def did_you_mean(word: str, known: Iterable[str], *, limit: int = 3) -> str:
+def did_you_mean(word: str, words: Iterable[str], *, limit: int = 3) -> str:
     """Return ``; did you mean 'a' or 'b'?`` with similar words, or nothing."""
-    names = " or ".join(f"'{each}'" for each in similar(word, known, limit=limit))
+    names = " or ".join(f"'{each}'" for each in similar(word, words, limit=limit))
     return f"; did you mean {names}?" if names else ""
 
 
-def similar(word: str, known: Iterable[str], *, limit: int) -> list[str]:
+def similar(word: str, words: Iterable[str], *, limit: int) -> list[str]:
     """Return the known words that resemble a mistyped one in any case, the most similar first."""
     import difflib  # noqa: PLC0415 - only needed after a mistake
 
-    by_folded = {each.lower(): each for each in known}
+    by_folded = {each.lower(): each for each in words}
     close = difflib.get_close_matches(word.lower(), by_folded, n=limit)
     return [by_folded[each] for each in close]
 
@@ -71,13 +71,13 @@ def by_cause(causes: Iterable[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = {}
     for name, cause in causes:
         names.setdefault(cause, []).append(name)
-    return grouped([(cause, len(each), each) for cause, each in names.items()])
+    return list_groups([(cause, len(each), each) for cause, each in names.items()])
 
 
-def grouped(groups: Sequence[tuple[str, int, Iterable[str]]]) -> str:
+def list_groups(groups: Sequence[tuple[str, int, Iterable[str]]]) -> str:
     """Name things as ``by_cause``; every group is a cause, how many things, and their names."""
     texts = [
-        _listed(number, names, _MAX_NAMED) + (f" ({cause})" if cause else "")
+        _list_first(number, names, _MAX_NAMED) + (f" ({cause})" if cause else "")
         for cause, number, names in groups[:_MAX_NAMED]
     ]
     more = sum(number for _, number, _ in groups[_MAX_NAMED:])

@@ -329,7 +329,7 @@ class UnreachableGpu:
             RecoveryAction.GPU_RESET,
         )
 
-    def identified(self, last: Gpu) -> "UnreachableGpu":
+    def with_identity(self, last: Gpu) -> "UnreachableGpu":
         """Return it with the identity from an earlier observation."""
         return dataclasses.replace(
             self,
@@ -345,8 +345,8 @@ class UnreachableGpu:
         return f"{self} is unreachable: {self.message}"
 
     def __str__(self) -> str:
-        known = ", ".join(filter(None, (self.uuid, self.pci_address)))
-        return f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
+        ids = ", ".join(filter(None, (self.uuid, self.pci_address)))
+        return f"GPU {self.index} ({ids})" if ids else f"GPU {self.index}"
 
 
 class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for named slots
@@ -375,19 +375,21 @@ class ObservedGpus(tuple[Gpu, ...]):  # noqa: SLOT001 - a tuple has no room for 
 
     def unreachable_snapshots(self, snapshot: Iterable[GpuSnapshot]) -> tuple[GpuSnapshot, ...]:
         """Return the snapshots of GPUs that are, or may be, unreachable."""
-        here = {gpu.uuid for gpu in self}
+        reachable = {gpu.uuid for gpu in self}
         lost = {gpu.uuid for gpu in self.unreachable}
         return tuple(
-            gpu for gpu in snapshot if gpu.uuid in lost or ("" in lost and gpu.uuid not in here)
+            gpu
+            for gpu in snapshot
+            if gpu.uuid in lost or ("" in lost and gpu.uuid not in reachable)
         )
 
     def only(self, uuids: Iterable[str]) -> "ObservedGpus":
         """Return the GPUs with these UUIDs."""
-        chosen = frozenset(uuids)
-        lost = (gpu for gpu in self.unreachable if gpu.uuid in chosen)
-        return ObservedGpus((gpu for gpu in self if gpu.uuid in chosen), lost)
+        selected = frozenset(uuids)
+        lost = (gpu for gpu in self.unreachable if gpu.uuid in selected)
+        return ObservedGpus((gpu for gpu in self if gpu.uuid in selected), lost)
 
-    def updated(self, newer: "ObservedGpus") -> "ObservedGpus":
+    def with_newer(self, newer: "ObservedGpus") -> "ObservedGpus":
         """Return these GPUs, updated with a newer observation of some of them."""
         uuids = {gpu.uuid for gpu in (*newer, *newer.unreachable)}
         indices = {gpu.index for gpu in (*newer, *newer.unreachable)}

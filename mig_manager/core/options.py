@@ -75,8 +75,8 @@ class Option:
     @property
     def variables(self) -> tuple[str, ...]:
         """The variables of the environment; the first one that is set counts."""
-        own = (PREFIX + self.key.upper(),) if self.has_variable else ()
-        return ((self.variable,) if self.variable else ()) + own
+        derived = (PREFIX + self.key.upper(),) if self.has_variable else ()
+        return ((self.variable,) if self.variable else ()) + derived
 
     @property
     def shown_default(self) -> str:
@@ -114,9 +114,9 @@ class Source:
         if not (text or isinstance(value, list)):
             return option.default
         if not option.is_repeatable:
-            return _parsed(option, text, origin)
+            return _parse(option, text, origin)
         each = map(str, value) if isinstance(value, list) else text.split(",")
-        return tuple(_parsed(option, one, origin) for one in each)
+        return tuple(_parse(option, one, origin) for one in each)
 
     def is_set(self, option: Option) -> bool:
         """Return whether the command line or a variable has a value."""
@@ -137,9 +137,9 @@ class Source:
 
         An option that the command does not take keeps its default, even if its variable is set.
         """
-        taken = {option.name for option in of(settings)}
+        names = {option.name for option in of(settings)}
         return {
-            field.name: self.get(option) if option.name in taken else option.default
+            field.name: self.get(option) if option.name in names else option.default
             for field in dataclasses.fields(settings)
             if _KEY in field.metadata
             for option in (next(_of_field(field)),)
@@ -156,7 +156,7 @@ class Source:
         return "", f"--{option.name}"
 
 
-def _parsed(option: Option, text: str, origin: str) -> Any:
+def _parse(option: Option, text: str, origin: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:
@@ -185,12 +185,12 @@ def _of_field(field: dataclasses.Field[Any]) -> Iterator[Option]:
 # -- fields of settings classes ------------------------------------------------------------------
 
 
-def declared(*variants: Option) -> Any:
+def declare(*variants: Option) -> Any:
     """Declare a field by options that set it; the first one has the default."""
     return dataclasses.field(default=variants[0].default, metadata={_KEY: variants})
 
 
-def nested(source: type | tuple[Option, ...], *names: str, group: str = "") -> Any:
+def declare_from(source: type | tuple[Option, ...], *names: str, group: str = "") -> Any:
     """Declare a field that is computed from other options.
 
     ``source`` is these options, or the settings class that declares them. The command line has the
@@ -206,12 +206,12 @@ def nested(source: type | tuple[Option, ...], *names: str, group: str = "") -> A
 
 def text(meaning: str, *, metavar: str = NAME, default: str | None = None, **more: Any) -> Any:
     """Declare a text."""
-    return declared(Option(help=meaning, metavar=metavar, default=default, **more))
+    return declare(Option(help=meaning, metavar=metavar, default=default, **more))
 
 
 def switch(meaning: str, *, default: bool = False, **more: Any) -> Any:
     """Declare a switch: true or false, as Go's ParseBool reads them."""
-    return declared(Option(help=meaning, parse=parse_switch, default=default, **more))
+    return declare(Option(help=meaning, parse=parse_switch, default=default, **more))
 
 
 def seconds(
@@ -233,7 +233,7 @@ def seconds(
             raise ValueError(f"is not a number of seconds from {minimum:g} to {maximum:.10g}")
         return seconds
 
-    return declared(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))
+    return declare(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))
 
 
 def count(
@@ -255,7 +255,7 @@ def count(
             raise ValueError(f"is not a {what} from {minimum} to {maximum}")
         return int(value)
 
-    return declared(Option(help=meaning, metavar=metavar, parse=parse, default=default, **more))
+    return declare(Option(help=meaning, metavar=metavar, parse=parse, default=default, **more))
 
 
 def port(meaning: str, **more: Any) -> Any:
@@ -272,29 +272,31 @@ def path(meaning: str, *, default: pathlib.Path | None = None, **more: Any) -> A
         except RuntimeError as error:
             raise ValueError("names no home directory") from error
 
-    return declared(
+    return declare(
         Option(help=meaning, parse=parse, default=default, **({"metavar": FILE} | more))
     )
 
 
 def choice(meaning: str, *, metavar: str, default: enum.Enum, **more: Any) -> Any:
     """Declare one of an enumeration's values."""
-    return declared(choosing(meaning, metavar=metavar, default=default, **more))
+    return declare(choosing(meaning, metavar=metavar, default=default, **more))
 
 
 def choosing(
     meaning: str, *, metavar: str, default: enum.Enum, words: str = "", **more: Any
 ) -> Option:
     """Return the option for one of an enumeration's values: of ``words``, or of all."""
-    known = tuple(words.split()) or tuple(str(each.value) for each in type(default))
-    by_word = {word: type(default)(word) for word in known}
+    choices = tuple(words.split()) or tuple(str(each.value) for each in type(default))
+    by_word = {word: type(default)(word) for word in choices}
 
     def parse(value: str) -> enum.Enum:
         if value not in by_word:
             raise ValueError(f"is not one of {', '.join(by_word)}")
         return by_word[value]
 
-    return Option(help=meaning, metavar=metavar, words=known, parse=parse, default=default, **more)
+    return Option(
+        help=meaning, metavar=metavar, words=choices, parse=parse, default=default, **more
+    )
 
 
 def parse_switch(value: str) -> bool:

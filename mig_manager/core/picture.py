@@ -45,7 +45,7 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = 
             "! GPU instance without a compute instance: it only blocks memory slices; "
             "'apply' removes it."
         )
-        blocks.append(style.paint(style.wrapped(legend), bar.Tone.BAD))
+        blocks.append(style.paint(style.wrap(legend), bar.Tone.BAD))
     return "\n\n".join(blocks)
 
 
@@ -81,7 +81,7 @@ def draw_change(
         if gpu_plan is None:
             note = "unchanged" if gpu.uuid in selected else "not in this layout"
             header = _header(alike, f"{_mode_text(gpu)} · {note}", style)
-            summary = style.fitted(f"    {summarise(gpu)}", further="      ")
+            summary = style.fit(f"    {summarise(gpu)}", further="      ")
             blocks.append(f"{header}\n{style.plain(summary)}")
             continue
         mode = _mode_text(gpu)
@@ -131,7 +131,7 @@ def summarise(gpu: model.Gpu) -> str:
     """Return the instances of a GPU in a few words, such as ``1x 3g.20gb, 2x 1g.5gb``."""
     if gpu.current_mode is not model.MigMode.ENABLED:
         return WHOLE
-    return profile_name.counted(
+    return profile_name.with_counts(
         collections.Counter(
             each.profile for gi in gpu.gpu_instances for each in gi.compute_instances or (gi,)
         )
@@ -171,7 +171,7 @@ def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
     short = "-".join(first.uuid.split("-")[:2])
     who = f"{len(alike)} alike" if len(alike) > 1 else short
     title = f"GPU {indices(alike)}"
-    line = style.fitted(f"{title} · {first.name} · {note} · {who}")
+    line = style.fit(f"{title} · {first.name} · {note} · {who}")
     return style.plain(line).replace(title, style.paint(title, bar.Tone.STRONG), 1)
 
 
@@ -203,15 +203,15 @@ def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
         text += f" · offers {names}"
     elif gpu.is_mig_capable:
         text += " · lists its profiles once MIG is on"
-    lines = style.wrapped(text, indent="    ").split("\n")
+    lines = style.wrap(text, indent="    ").split("\n")
     return [style.paint(style.plain(line), bar.Tone.FAINT) for line in lines]
 
 
 def _slices(gpu: model.Gpu) -> int:
     """Return the number of memory slices, or 0 if the driver lists no profiles yet."""
     possible = [place.end for info in gpu.profiles or () for place in info.placements]
-    taken = [gi.placement.end for gi in gpu.gpu_instances]
-    return max(possible + taken, default=0)
+    occupied = [gi.placement.end for gi in gpu.gpu_instances]
+    return max(possible + occupied, default=0)
 
 
 def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> list[str]:
@@ -323,16 +323,16 @@ def _with_free_room(
 ) -> tuple[bar.Cell, ...]:
     """Fill the gaps: room that some profile can still take, and room that none can."""
     drawn = [*cells]
-    taken = {slice_ for cell in drawn for slice_ in range(cell.start, cell.end)}
+    occupied = {slice_ for cell in drawn for slice_ in range(cell.start, cell.end)}
     usable = {
         slice_
         for info in gpu.profiles or ()
         for place in info.placements
-        if taken.isdisjoint(range(place.start, place.end))
+        if occupied.isdisjoint(range(place.start, place.end))
         for slice_ in range(place.start, place.end)
     }
     for (is_taken, is_usable), run in itertools.groupby(
-        range(slices), key=lambda slice_: (slice_ in taken, slice_ in usable)
+        range(slices), key=lambda slice_: (slice_ in occupied, slice_ in usable)
     ):
         if not is_taken:
             start, *more = run

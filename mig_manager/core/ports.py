@@ -137,7 +137,7 @@ class Workloads(Protocol):
     def list(self) -> tuple[pod_object.Pod, ...]:
         """Return all pods bound to our node, finished ones included."""
 
-    def watched(self) -> tuple[pod_object.Pod, ...] | None:
+    def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
         """Return the pods from the watch, without a request; they may be slightly outdated.
 
         Good enough to poll; decisions that evict or end a wait need ``list``. None without a
@@ -159,7 +159,7 @@ class Workloads(Protocol):
     def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         """Return the PodDisruptionBudgets of some namespaces."""
 
-    def covered(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
+    def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
         """Return all pods that a budget covers, on any node or unscheduled."""
 
     def delete(self, pod: pod_object.Pod) -> None:
@@ -185,7 +185,7 @@ class DeviceAllocations(Protocol):
     Each method raises ClusterError POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
     """
 
-    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
+    def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         """Return the devices of each pod."""
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:

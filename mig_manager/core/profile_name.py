@@ -59,7 +59,7 @@ def parse(text: str) -> model.Profile:
     )
 
 
-def counted(counts: Mapping[model.Profile, int]) -> str:
+def with_counts(counts: Mapping[model.Profile, int]) -> str:
     """Return profiles with their counts, biggest first; ``no instances`` for none."""
     ordered = sorted(counts.items())
     return ", ".join(f"{count}x {profile}" for profile, count in ordered) or "no instances"

@@ -24,7 +24,7 @@ _OTHER_KINDS = (".automount", ".device", ".mount", ".scope", ".slice", ".swap", 
 _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@[A-Za-z0-9:_.\\-]+)?")
 """``systemd.unit(5)``: a prefix and, of a template, an instance."""
 _MAX_NAME = 255
-_OWN = frozenset({"mig-manager", "mig-manager-boot"})
+_OUR_UNITS = frozenset({"mig-manager", "mig-manager-boot"})
 _PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
 """We reach systemd through D-Bus; the others are parts of systemd."""
 
@@ -79,7 +79,7 @@ def is_stoppable(name: str) -> bool:
 def is_protected(name: str) -> bool:
     """Return whether the agent could not start a unit again once it is stopped."""
     stem = name.rpartition(".")[0]
-    return stem in _OWN or _PROTECTED.fullmatch(stem) is not None
+    return stem in _OUR_UNITS or _PROTECTED.fullmatch(stem) is not None
 
 
 def _is_unit(name: str) -> bool:
@@ -97,7 +97,7 @@ def _unit(node: yaml_tree.Node) -> str:
         why = f"only units of the kinds {', '.join(_KINDS)} can be stopped for a change"
     elif not _is_unit(name):
         why = "it is not the name of a unit; patterns and templates are not supported"
-    elif name.rpartition(".")[0] in _OWN:
+    elif name.rpartition(".")[0] in _OUR_UNITS:
         why = "it is the agent itself"
     elif is_protected(name):
         why = "the agent could not start it again"

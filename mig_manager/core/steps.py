@@ -281,10 +281,12 @@ def ids_in_use(
     """Yield the UUIDs of MIG devices that processes use, or may use."""
     for gpu in gpus:
         for user in processes.get(gpu.uuid, ()):
-            known = user.compute_instances
+            instances = user.compute_instances
             for gi in gpu.gpu_instances:
                 for ci in gi.compute_instances if gi.instance_id in user.gpu_instances else ():
-                    if ci.uuid and (not known or (gi.instance_id, ci.instance_id) in known):
+                    if ci.uuid and (
+                        not instances or (gi.instance_id, ci.instance_id) in instances
+                    ):
                         yield ci.uuid
 
 

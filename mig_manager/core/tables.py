@@ -25,7 +25,7 @@ def columns(
     ]
     widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
     room = style.table_width or sum(widths) + len(_GAP) * len(widths) + len(margin)
-    folds = _folded(widths, room - len(margin))
+    folds = _fold(widths, room - len(margin))
     lines = []
     for row in table:
         indent = margin
@@ -43,23 +43,23 @@ def columns(
 
 def _lines(text: str, width: int) -> list[str]:
     # Most cells fit, of thousands of nodes, too; wrapping takes longer than the rest.
-    return [text] if len(text) <= width else bar.filled(text, width).split("\n")
+    return [text] if len(text) <= width else bar.wrap_text(text, width).split("\n")
 
 
-def _folded(widths: Sequence[int], room: int) -> Sequence[Mapping[int, int]]:
+def _fold(widths: Sequence[int], room: int) -> Sequence[Mapping[int, int]]:
     """Return the columns of every line of a row, with their widths."""
     folds: list[dict[int, int]] = [{}]
-    left = room
+    remaining = room
     for at, width in enumerate(widths):
         least = min(width, _MIN_LAST) if at == len(widths) - 1 else width
-        if folds[-1] and least > left:
+        if folds[-1] and least > remaining:
             folds.append({})
-            left = room - len(_GAP)
-        folds[-1][at] = min(width, left)
-        left -= width + len(_GAP)
+            remaining = room - len(_GAP)
+        folds[-1][at] = min(width, remaining)
+        remaining -= width + len(_GAP)
     return folds
 
 
 def listing(title: str, names: Sequence[str], style: bar.Style) -> str:
     """Return a title and names; a long list ends with a count."""
-    return style.wrapped(f"{title}: {messages.listed(names, limit=messages.MAX_AT_A_TERMINAL)}")
+    return style.wrap(f"{title}: {messages.list_names(names, limit=messages.MAX_AT_A_TERMINAL)}")

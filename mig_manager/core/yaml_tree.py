@@ -276,7 +276,7 @@ class _Reader:
             raise errors.ConfigError(f"more than {MAX_DEPTH} levels deep", location=location)
 
     def _mapping(self, depth: int, location: errors.Location) -> Mapping:
-        own: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         merged: dict[str, Entry] = {}
         while not self._loader.check_event(yaml.MappingEndEvent):
             first = self._loader.peek_event()
@@ -295,15 +295,16 @@ class _Reader:
                     for entry in part.entries:
                         merged.setdefault(entry.key, entry)
                 continue
-            if key in own:
+            if key in entries:
+                first_line = entries[key].location.line
                 self._diagnostics.doubt(
                     place,
-                    f"key '{key}' is given twice; the first is in line {own[key].location.line}",
+                    f"key '{key}' is given twice; the first is in line {first_line}",
                     passes="the last one counts",
                 )
-            own[key] = Entry(key=key, value=value, location=place)
+            entries[key] = Entry(key=key, value=value, location=place)
         self._loader.get_event()
-        return Mapping(entries=tuple({**merged, **own}.values()), location=location)
+        return Mapping(entries=tuple({**merged, **entries}.values()), location=location)
 
     def _tag(self, event: yaml.ScalarEvent) -> str:
         tag = event.tag

@@ -86,7 +86,7 @@ def _values(
         case options.LAYOUT:
             return _layouts(line, reader, terminal)
         case "NODE":
-            return [node.name for node in reader.selected(None)]
+            return [node.name for node in reader.select_nodes(None)]
         case "CONTEXT":
             return cluster.contexts()
         case _:
@@ -115,7 +115,7 @@ def _layouts(
             )
     with contextlib.suppress(errors.MigManagerError):
         if line.command == "plan" or (line.command == "apply" and not file):
-            nodes = reader.selected(settings.selector)
+            nodes = reader.select_nodes(settings.selector)
             names += tuple(entry.name for node in nodes for entry in node.layouts)
     return dict.fromkeys(names)
 

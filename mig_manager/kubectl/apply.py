@@ -34,7 +34,7 @@ class Settings(
 ):
     """Settings of ``apply``."""
 
-    layout: str | None = options.declared(
+    layout: str | None = options.declare(
         dataclasses.replace(
             plugin_settings.LAYOUT,
             help="a layout that the node lists, or which of a file with several",
@@ -223,4 +223,4 @@ def _basis(node: nodes.FleetNode) -> tuple[object, ...]:
 
 def text(result: RequestedPlan, *, style: bar.Style) -> str:
     """Draw the change, and say whether it was requested."""
-    return f"{plan.pictures(result.plans, style=style)}\n\n{style.wrapped(result.outcome)}"
+    return f"{plan.pictures(result.plans, style=style)}\n\n{style.wrap(result.outcome)}"

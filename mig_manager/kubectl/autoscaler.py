@@ -37,7 +37,7 @@ class Settings(
 ):
     """Settings of ``autoscaler-tags``."""
 
-    layout: str = options.declared(plugin_settings.LAYOUT)
+    layout: str = options.declare(plugin_settings.LAYOUT)
     gpu: str | None = options.text(
         "the GPUs of a node, such as 8xA100-SXM4-40GB (required)", metavar=options.SPEC
     )

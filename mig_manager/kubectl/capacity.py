@@ -222,22 +222,22 @@ def table(result: ClusterCapacity, *, style: bar.Style) -> str:
         rows.append(_row(result.total, ""))
     lines = tables.columns(_HEAD, rows, style=style)
     remarks = [
-        style.wrapped(f"{node.name}: {messages.join(*node.notes)}")
+        style.wrap(f"{node.name}: {messages.join(*node.notes)}")
         for node in result.nodes
         if node.notes
     ]
-    remarks.append(style.wrapped(_LEGEND))
+    remarks.append(style.wrap(_LEGEND))
     if any(node.at and not node.is_on_demand for node in result.nodes):
-        remarks.append(style.wrapped(_OLD))
+        remarks.append(style.wrap(_OLD))
     return "\n".join([*lines, "", *remarks])
 
 
 def _row(node: NodeCapacity, age: str) -> tables.Row:
     if not node.gpus:
         return node.name, age, "-", "-", "-", "-"
-    parts = [profile_name.counted(node.devices)] if node.devices else []
+    parts = [profile_name.with_counts(node.devices)] if node.devices else []
     parts += [f"{node.whole_gpus}x whole GPU"] if node.whole_gpus else []
     # Variants with other media engines need the same slices; only JSON lists them.
     plain = {p: n for p, n in node.room.items() if not (p.attributes or p.negated_attributes)}
-    fits = profile_name.counted(plain) if plain else "none"
+    fits = profile_name.with_counts(plain) if plain else "none"
     return node.name, age, str(node.free), str(node.stranded), ", ".join(parts) or "none", fits

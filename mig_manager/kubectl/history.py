@@ -165,13 +165,13 @@ def page(past: NodeHistory, *, style: bar.Style) -> str:
     if since:
         age = timestamps.age(since, past.now)
         lines.append(f"  applied at least since {timestamps.show(since)}, {age} ago")
-    lines += [style.wrapped(note, indent="  ! ") for note in past.report.notes]
+    lines += [style.wrap(note, indent="  ! ") for note in past.report.notes]
     if past.moments:
         rows = map(_row, past.moments)
         lines += ["", *tables.columns(_MOMENTS, rows, style=style)]
     if past.why_no_events:
         why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
-        lines += ["", style.wrapped(why)]
+        lines += ["", style.wrap(why)]
     elif not past.moments:
         lines += ["", "No history is known."]
     return "\n".join(lines)
@@ -191,7 +191,7 @@ def headline(report: node_reports.NodeReport, now: dt.datetime, style: bar.Style
         rest.append(f"attempt {run.attempt}")
     if run and run.retry_at and run.retry_at > now:
         rest.append(f"next attempt in {timestamps.age(now, run.retry_at)}")
-    line = style.fitted(" · ".join([node.name, report.state.value, *rest]))
+    line = style.fit(" · ".join([node.name, report.state.value, *rest]))
     name = style.paint(node.name, bar.Tone.STRONG)
     state = style.paint(report.state.value, overview.TONES.get(report.state, bar.Tone.BAD))
     start = f"{node.name} · {report.state.value}"

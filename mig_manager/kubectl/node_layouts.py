@@ -106,7 +106,7 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
     if gpus is None:
         gpus, note = presumed_gpus.of(report)
         notes.append(note)
-    contents_by_key = _by_key(served.generated(gpus).values())
+    contents_by_key = _by_key(served.generate(gpus).values())
     entries, note = _entries(node, contents_by_key)
     if node.takes_custom:
         # An invalid annotation has no layout to list.
@@ -169,9 +169,9 @@ def _entries(
 def pictures(result: Layouts, *, style: bar.Style) -> str:
     """Draw every layout on the node's GPUs."""
     count = messages.count(len(result.layouts), "layout")
-    title = style.fitted(f"{result.node}: {count} can be requested")
+    title = style.fit(f"{result.node}: {count} can be requested")
     lines = [style.paint(title, bar.Tone.STRONG)]
-    lines += [style.wrapped(note, indent="  ! ") for note in result.notes]
+    lines += [style.wrap(note, indent="  ! ") for note in result.notes]
     return "\n\n".join(["\n".join(lines), *(_picture(each, style) for each in result.layouts)])
 
 
@@ -182,11 +182,11 @@ def _picture(listed: Listed, style: bar.Style) -> str:
         words.append("active")
     elif listed.is_requested:
         words.append("requested")
-    title = style.plain(style.fitted(" · ".join(words)))
+    title = style.plain(style.fit(" · ".join(words)))
     lines = [title.replace(name, style.paint(name, bar.Tone.STRONG), 1)]
     if listed.gpus is None:
         why = "    its content is in no known layout file; name one with -f"
-        lines.append(style.fitted(why))
+        lines.append(style.fit(why))
     else:
         lines.append(picture.draw_gpus(listed.gpus, style=style, has_offer=False))
     return "\n".join(lines)

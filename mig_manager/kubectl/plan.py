@@ -27,7 +27,7 @@ class Settings(
 ):
     """Settings of ``plan``."""
 
-    layout: str = options.declared(plugin_settings.LAYOUT)
+    layout: str = options.declare(plugin_settings.LAYOUT)
     output_format: node_settings.OutputFormat = plugin_settings.drawn_output()
 
 
@@ -182,23 +182,23 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
     blocks = []
     for node in plans.nodes:
         result, fits = node.preview, node.preview.feasibility.fits
-        title = style.fitted(f"{result.name}: {plans.layout} of {plans.source}")
+        title = style.fit(f"{result.name}: {plans.layout} of {plans.source}")
         lines = [style.paint(title, bar.Tone.STRONG)]
-        lines += [style.wrapped(note, indent="  ! ") for note in node.notes]
+        lines += [style.wrap(note, indent="  ! ") for note in node.notes]
         if result.planned is None:
             verdict = "unknown" if fits is None else "does not fit"
-            lines.append(style.wrapped(f"{verdict}: {node.why_not}", indent="  "))
+            lines.append(style.wrap(f"{verdict}: {node.why_not}", indent="  "))
         else:
             lines += ["", gpu_report.plan(result.planned, is_wide=False, style=style)]
             if result.losses is None:
                 lines.append(_unknown_pods(plans, style))
-            lines += [style.wrapped(loss_text(loss)) for loss in result.losses or ()]
+            lines += [style.wrap(loss_text(loss)) for loss in result.losses or ()]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
 def _unknown_pods(plans: Plans, style: bar.Style) -> str:
-    return style.wrapped(f"The affected pods are unknown: {plans.pods_not_known}")
+    return style.wrap(f"The affected pods are unknown: {plans.pods_not_known}")
 
 
 def loss_text(loss: resources.Loss) -> str:
@@ -223,7 +223,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
             pods = "?" if result.losses is None else _eviction_counts(result)
         rows.append((result.name, _FITS[result.feasibility.fits], change, pods))
         if remarks := messages.join(node.why_not, *node.notes):
-            notes.append(style.wrapped(f"{result.name}: {remarks}"))
+            notes.append(style.wrap(f"{result.name}: {remarks}"))
     notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
     lines = tables.columns(_HEAD, rows, style=style)
     every = [(node.preview.feasibility.fits, node.is_changed) for node in plans.nodes]
@@ -234,7 +234,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         f"{fitting.count(True)} would change, {fitting.count(False)} unchanged, "
         f"{without.count(False)} cannot have it, {without.count(None)} unknown."
     )
-    return "\n".join([*lines, "", *notes, style.wrapped(total)])
+    return "\n".join([*lines, "", *notes, style.wrap(total)])
 
 
 def _eviction_counts(result: preview.Preview) -> str:

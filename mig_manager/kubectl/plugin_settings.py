@@ -56,11 +56,11 @@ class PluginSettings(command_settings.TerminalSettings):
     filename: str | None = options.text(
         "config document, '-' for standard input", short="f", metavar=options.FILE
     )
-    config_map: tuple[str, str] | None = options.declared(command_settings.CONFIG_MAP)
+    config_map: tuple[str, str] | None = options.declare(command_settings.CONFIG_MAP)
     output_format: node_settings.OutputFormat = command_settings.output_format(
         "text json yaml", name="output"
     )
-    kubectl: tuple[str, ...] = options.nested(KUBECTL_OPTIONS)
+    kubectl: tuple[str, ...] = options.declare_from(KUBECTL_OPTIONS)
     """Arguments of every kubectl call."""
 
     @classmethod
@@ -75,7 +75,7 @@ class PluginSettings(command_settings.TerminalSettings):
 class NodesSettings(PluginSettings):
     """Settings of a command about nodes."""
 
-    nodes: tuple[str, ...] = options.declared(
+    nodes: tuple[str, ...] = options.declare(
         options.Option(
             name="node",
             help="nodes (default: all with NVIDIA GPUs)",
@@ -90,7 +90,7 @@ class NodesSettings(PluginSettings):
 class NodeCommandSettings(PluginSettings):
     """Settings of a command about one node."""
 
-    node: str = options.declared(
+    node: str = options.declare(
         options.Option(help="the node", metavar="NODE", is_operand=True, is_required=True)
     )
 

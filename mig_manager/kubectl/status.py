@@ -34,7 +34,7 @@ class Settings(
 ):
     """Settings of ``status``."""
 
-    is_watched: bool = options.declared(command_settings.WATCH)
+    is_watched: bool = options.declare(command_settings.WATCH)
     output_format: node_settings.OutputFormat = plugin_settings.drawn_output()
 
 
@@ -66,7 +66,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         if len(search.reports) == 1:
             past = history.history(command.reader, search.reports[0], now=command.now)
             blocks += history.last_run(past, style=style)
-        blocks += [style.wrapped(message) for message in search.missing]
+        blocks += [style.wrap(message) for message in search.missing]
         lines = {report.node.name: line(report) for report in search.reports}
         # One constant name: a node that reappears must not be reported as gone.
         lines["not found"] = "; ".join(search.missing)
@@ -177,7 +177,7 @@ def table(status: ClusterStatus, *, style: bar.Style) -> str:
         )
         why = run.message if run and not report.state.is_good else ""
         if remarks := messages.join(why, *report.notes):
-            notes.append(style.wrapped(f"{report.node.name}: {remarks}"))
+            notes.append(style.wrap(f"{report.node.name}: {remarks}"))
     lines = tables.columns(_HEAD, rows, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)
 
@@ -188,8 +188,8 @@ def pictures(status: ClusterStatus, *, style: bar.Style) -> str:
     for report in status.reports:
         lines = [history.headline(report, status.now, style)]
         if report.node.status and report.node.status.message:
-            lines.append(style.wrapped(report.node.status.message, indent="  "))
-        lines += [style.wrapped(note, indent="  ! ") for note in report.notes]
+            lines.append(style.wrap(report.node.status.message, indent="  "))
+        lines += [style.wrap(note, indent="  ! ") for note in report.notes]
         if report.gpus is not None:
             drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
             lines += ["", drawn, "", *_users(status, report, style)]
@@ -202,18 +202,18 @@ def _users(
 ) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
-        yield style.wrapped(f"The pods using the GPUs are unknown: {status.pods.why_not}")
+        yield style.wrap(f"The pods using the GPUs are unknown: {status.pods.why_not}")
         return
     width = max((len(kind_name(kind.resource)) for kind in kinds), default=0)
     for kind in kinds:
         name = kind_name(kind.resource).ljust(width)
-        yield style.wrapped(f"{name}  {usage(kind)}", indent="  ")
+        yield style.wrap(f"{name}  {usage(kind)}", indent="  ")
     claiming = status.claiming(report)
     if claiming:
         names = named_pods(dict.fromkeys(claiming, 1))
-        yield style.wrapped(f"Pods with ResourceClaims, for these GPUs or others: {names}")
+        yield style.wrap(f"Pods with ResourceClaims, for these GPUs or others: {names}")
     if any(0 < kind.requested < kind.count for kind in kinds):
-        yield style.wrapped(_ONLY_KUBELET)
+        yield style.wrap(_ONLY_KUBELET)
 
 
 def kind_name(resource: str) -> str:
@@ -226,7 +226,7 @@ def kind_name(resource: str) -> str:
 def named_pods(requests: Mapping[str, int]) -> str:
     """Return pod names, with the number of requested devices if more than one."""
     named = [name if count == 1 else f"{name} ({count})" for name, count in requests.items()]
-    return messages.listed(named, limit=messages.MAX_AT_A_TERMINAL)
+    return messages.list_names(named, limit=messages.MAX_AT_A_TERMINAL)
 
 
 def usage(kind: resources.DeviceKind) -> str:

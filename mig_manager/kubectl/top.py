@@ -188,7 +188,7 @@ class Top:
             _Page.LAYOUTS: self._draw_layouts,
             _Page.PLAN: lambda _style: choice.text,
         }
-        remarks = [style.wrapped(each) for each in (choice.message, *self._search.missing) if each]
+        remarks = [style.wrap(each) for each in (choice.message, *self._search.missing) if each]
         keys = style.paint(style.plain(choice.screen.value), bar.Tone.FAINT)
         lines = {each.node.name: status.line(each) for each in self._search.reports}
         return live.View("\n".join([draw[choice.screen](style), "", *remarks, keys]), lines)

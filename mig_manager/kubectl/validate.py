@@ -18,7 +18,7 @@ class Settings(
 ):
     """Settings of ``validate``."""
 
-    layouts: tuple[str, ...] = options.declared(
+    layouts: tuple[str, ...] = options.declare(
         options.Option(
             name="layout",
             help="layouts to check (default: all)",
@@ -28,7 +28,7 @@ class Settings(
             default=(),
         )
     )
-    must_fit: bool = options.declared(command_settings.MUST_FIT)
+    must_fit: bool = options.declare(command_settings.MUST_FIT)
 
 
 def run(settings: Settings, terminal: console.Console) -> int:
@@ -36,7 +36,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     command = cluster.ClusterCommand(settings, terminal)
     document = command.document()
     reports = command.nodes().reports
-    selected = document.selected(settings.layouts)
+    selected = document.select(settings.layouts)
     templates, notes = _templates(reports)
     for note in notes:
         terminal.note(note)

@@ -130,5 +130,5 @@ def summary(change: decisions.NodeChange) -> str:
             amounts = (f"{count}x {profile}" for profile, count in counts.items())
             parts.append(f"{verb} {', '.join(amounts)}")
     if change.pods:
-        parts.append(f"for {messages.listed(sorted(pod.key for pod in change.pods))}")
+        parts.append(f"for {messages.list_names(sorted(pod.key for pod in change.pods))}")
     return messages.with_full_stop(messages.join(*parts))

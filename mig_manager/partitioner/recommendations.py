@@ -65,7 +65,7 @@ class Recommendations:
             return messages.join(f"a change would make room for {pods}", self.last)
         number = self.changes.total()
         changes = messages.count(number, "new change")
-        where = f" of {messages.listed(sorted(self.changes))}" if number else ""
+        where = f" of {messages.list_names(sorted(self.changes))}" if number else ""
         minutes = round((now_s - self.began_s) / 60)
         waited = f"{pods} waited {self.waited_s / 3600:.1f} h in all without them"
         return messages.join(

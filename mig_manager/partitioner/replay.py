@@ -207,7 +207,7 @@ class _Replay:
     def _base(self, node: partitioned.PartitionedNode) -> Mapping[str, model.DesiredGpu]:
         name = self._settings.base_layout
         try:
-            return served.selected(name, self._settings.document, node.gpus) if name else {}
+            return served.desired_gpus(name, self._settings.document, node.gpus) if name else {}
         except errors.LayoutError:
             return {}
 
@@ -224,7 +224,7 @@ class _Replay:
             is_late = wait is None or 0 < late_s <= wait
             each = None if is_late else wait, late_s
             everything.append(each)
-            groups[0][profile_name.counted(job.pod.needs.profiles)].append(each)
+            groups[0][profile_name.with_counts(job.pod.needs.profiles)].append(each)
             groups[1][job.pod.namespace].append(each)
         by_profile, by_namespace = (
             {key: replay_report.Waits.of(group[key]) for key in sorted(group)} for group in groups
@@ -242,7 +242,7 @@ def _with_layouts(
     nodes: Sequence[partitioned.PartitionedNode],
 ) -> dict[str, list[partitioned.PartitionedNode]]:
     """Return the nodes in every generated layout with MIG, by its name; others stay."""
-    generated = {node.name: served.generated(node.gpus) for node in nodes}
+    generated = {node.name: served.generate(node.gpus) for node in nodes}
     changed: dict[str, list[partitioned.PartitionedNode]] = {}
     for name in dict.fromkeys(name for by_name in generated.values() for name in by_name):
         goals = [

@@ -110,7 +110,7 @@ class ReplayReport:
         decided, present, *others = self.rows
         shown = _table([decided, present, *others[: _MAX_ROWS + 1]])
         head = ("LAYOUTS", *_WAITS, "CHANGES", "REFUSED", "TAINTED")
-        parts = [[style.wrapped(self._scope())], tables.columns(head, shown, style=style)]
+        parts = [[style.wrap(self._scope())], tables.columns(head, shown, style=style)]
         for title, by_decision, by_present in (
             ("PROFILES", decided.by_profile, present.by_profile),
             ("NAMESPACE", decided.by_namespace, present.by_namespace),
@@ -122,7 +122,7 @@ class ReplayReport:
             unmet = self.unmet[:_MAX_GROUPS]
             blocks.append(simulation.pod_list("No node can serve", unmet, style))
         blocks.append(
-            style.wrapped(
+            style.wrap(
                 "Waits are from a pod's creation to its node; a pod without a node waits until "
                 "the end. TAINTED is the time that nodes were tainted for changes. Only pods with "
                 "MIG devices are replayed; every layout starts empty, with today's nodes. Pod "

@@ -55,7 +55,7 @@ class PartitionerSettings:
         metavar="MODE",
         default=Mode.RECOMMEND,
     )
-    node_selector: tuple[selectors.Requirement, ...] = options.declared(
+    node_selector: tuple[selectors.Requirement, ...] = options.declare(
         options.Option(
             name="node-selector",
             help="use only nodes with these labels and mig-manager.io/partitioning=on-demand",
@@ -87,7 +87,7 @@ class PartitionerSettings:
     longest_wait_s: float = options.seconds(
         "longest time to wait for demand to be unchanged", default=15.0, minimum=0.01
     )
-    reserved: tuple[tuple[model.Profile, int], ...] = options.declared(
+    reserved: tuple[tuple[model.Profile, int], ...] = options.declare(
         options.Option(
             name="reserve",
             help="devices of a profile that a change keeps on every node; repeatable",
@@ -141,16 +141,16 @@ class PartitionerSettings:
     health_port: int = options.port(
         "serve /metrics, /healthz and /readyz on this port", default_text="disabled"
     )
-    health_address: str = options.declared(node_settings.HEALTH_ADDRESS)
-    log_level: node_settings.LogLevel = options.declared(node_settings.LOG_LEVEL)
-    log_format: node_settings.LogFormat = options.declared(node_settings.LOG_FORMAT)
-    is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, short=""))
+    health_address: str = options.declare(node_settings.HEALTH_ADDRESS)
+    log_level: node_settings.LogLevel = options.declare(node_settings.LOG_LEVEL)
+    log_format: node_settings.LogFormat = options.declare(node_settings.LOG_FORMAT)
+    is_debug: bool = options.declare(dataclasses.replace(node_settings.DEBUG, short=""))
     pod_name: str | None = options.text(
         "name of the partitioner's own pod; set by the manifests",
         variable="POD_NAME",
         has_flag=False,
     )
-    simulated_nodes: pathlib.Path | None = options.declared(
+    simulated_nodes: pathlib.Path | None = options.declare(
         options.Option(
             name="simulate",
             help="decide once about the nodes in this file and the pods in PODS, and print it; "
@@ -161,7 +161,7 @@ class PartitionerSettings:
             has_variable=False,
         )
     )
-    simulated_pods: pathlib.Path | None = options.declared(
+    simulated_pods: pathlib.Path | None = options.declare(
         options.Option(
             name="pods",
             help="file with the pods, for --simulate",
@@ -179,7 +179,7 @@ class PartitionerSettings:
         group=_OFFLINE,
         has_variable=False,
     )
-    prometheus: tuple[str, ...] = options.declared(
+    prometheus: tuple[str, ...] = options.declare(
         options.Option(
             name="prometheus",
             help="with --replay: URL of a Prometheus that has kube-state-metrics, or a file with "
@@ -224,7 +224,7 @@ class PartitionerSettings:
         group=_OFFLINE,
         has_variable=False,
     )
-    colour: node_settings.Colour = options.declared(
+    colour: node_settings.Colour = options.declare(
         dataclasses.replace(node_settings.COLOUR, group=_OFFLINE, has_variable=False)
     )
     limits: decisions.PartitionerLimits

@@ -70,7 +70,7 @@ class DecisionReport:
         """Return the report for people; lines fit the style's width."""
         blocks = [_node_text(each, style) for each in self.nodes]
         if not self.nodes:
-            blocks.append(style.wrapped(_NO_NODE))
+            blocks.append(style.wrap(_NO_NODE))
         for title, rows in (
             ("No node can serve", [(e.pod.key, e.message) for e in self.decision.unmet]),
             ("Waiting", [(e.pod.key, e.message) for e in self.decision.waiting]),
@@ -83,14 +83,14 @@ class DecisionReport:
             f"{len(self.decision.changes)}. Pods with new room: {served}, waiting: "
             f"{len(self.decision.waiting)}, without a possible node: {len(self.decision.unmet)}."
         )
-        blocks.append(style.wrapped(summary))
+        blocks.append(style.wrap(summary))
         return "\n\n".join(blocks)
 
 
 def pod_list(title: str, rows: Iterable[tuple[str, str]], style: bar.Style) -> str:
     """Return pods with the reason of each, below a title."""
     lines = (
-        style.wrapped(messages.with_full_stop(f"{pod}: {why}"), indent="  ") for pod, why in rows
+        style.wrap(messages.with_full_stop(f"{pod}: {why}"), indent="  ") for pod, why in rows
     )
     return "\n".join([style.paint(title, bar.Tone.STRONG), *lines])
 
@@ -165,11 +165,11 @@ def items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
 
 def _node_text(result: NodeResult, style: bar.Style) -> str:
     node, change = result.node, result.change
-    title = style.paint(style.fitted(node.name), bar.Tone.STRONG)
+    title = style.paint(style.fit(node.name), bar.Tone.STRONG)
     if change is None:
         why = f"left alone: {node.unusable}" if node.unusable else "stays as it is"
-        return f"{title}\n{style.wrapped(messages.with_full_stop(why), indent='  ')}"
-    named = messages.listed([pod.key for pod in change.pods])
+        return f"{title}\n{style.wrap(messages.with_full_stop(why), indent='  ')}"
+    named = messages.list_names([pod.key for pod in change.pods])
     why = messages.with_full_stop(f"{change.why}, for {named}" if named else change.why)
     changed = {gpu.gpu_uuid for gpu in change.plan.gpus}
     drawn = picture.draw_change(
@@ -178,4 +178,4 @@ def _node_text(result: NodeResult, style: bar.Style) -> str:
         selected=changed,
         style=style,
     )
-    return f"{title}\n{style.wrapped(why, indent='  ')}\n\n{drawn}"
+    return f"{title}\n{style.wrap(why, indent='  ')}\n\n{drawn}"

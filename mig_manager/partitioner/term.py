@@ -278,8 +278,8 @@ class Term:
         if now.resumes_at_s > before.resumes_at_s:
             _log.warning("requests_stopped", for_s=now.stop_s, nodes=failed)
             message = (
-                f"agents failed too many requests, last of {messages.listed(failed)}: no layout "
-                f"is requested for {now.stop_s / 60:g} min, then one at a time"
+                f"agents failed too many requests, last of {messages.list_names(failed)}: no "
+                f"layout is requested for {now.stop_s / 60:g} min, then one at a time"
             )
             self._announcer.announce("PartitioningStopped", message, is_warning=True)
         elif before.stop_s and not now.stop_s:
@@ -373,7 +373,7 @@ class Term:
 
     def _base(self, name: str, node: partitioned.PartitionedNode) -> Base:
         try:
-            return served.selected(name, self._document, node.gpus)
+            return served.desired_gpus(name, self._document, node.gpus)
         except errors.LayoutError as error:
             _log.warning("base_layout_does_not_fit", node=node.name, detail=error.message)
             return {}

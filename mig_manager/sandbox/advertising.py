@@ -36,7 +36,7 @@ class AdvertisingGpus:
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute a plan and advertise the changed devices."""
         changed = self._gpus.execute(plan, observed)
-        self._observed = self._observed.updated(changed)
+        self._observed = self._observed.with_newer(changed)
         self._advertise()
         return changed
 

@@ -54,7 +54,7 @@ def run(
         names=names,
     )
     title = f"{count} nodes with {options.spec} each (simulated)"
-    say(style.paint(style.fitted(title), bar.Tone.STRONG))
+    say(style.paint(style.fit(title), bar.Tone.STRONG))
     say(scenarios.STARTING)
     with ending.on_signals(stage.fail), stage:
         scenarios.publish_layouts(stage)
@@ -324,7 +324,7 @@ class _NodeBoard:
     def _add(self, who: str, text: str, tone: bar.Tone) -> None:
         at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
         line = f"{at}  {who:<6}  {messages.printable(text, ' ')}"
-        text = self._style.fitted(line, further=" " * 19)
+        text = self._style.fit(line, further=" " * 19)
         with self._lock:
             self._lines += [self._style.paint(each, tone) for each in text.split("\n")]
             if not self._is_live:

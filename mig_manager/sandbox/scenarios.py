@@ -68,7 +68,7 @@ class DemoOptions:
         """
         products = hardware.parse_node(self.node)
         if not any(product.is_mig_capable for product in products):
-            names = messages.listed(sorted({product.name for product in products}))
+            names = messages.list_names(sorted({product.name for product in products}))
             raise errors.UsageError(
                 f"{names} cannot be partitioned; name a GPU with MIG, such as {SPEC}"
             )
@@ -102,7 +102,7 @@ def run(options: DemoOptions, *, say: Callable[[str], None], style: bar.Style) -
         latency=options.latency,
         agent_options=("--custom-layouts", *story.agent_options),
     )
-    title = style.fitted(f"{story.title}, on {options.spec} (simulated)")
+    title = style.fit(f"{story.title}, on {options.spec} (simulated)")
     say(style.paint(title, bar.Tone.STRONG))
     say(STARTING)
     with ending.on_signals(stage.fail), stage:
@@ -213,5 +213,5 @@ def say_checks(checks: stories.Checks, *, say: Callable[[str], None], style: bar
     say("")
     for text, holds in checks.items():
         mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
-        line = style.plain(style.fitted(f"{mark} {text}", further="  "))
+        line = style.plain(style.fit(f"{mark} {text}", further="  "))
         say(f"{style.paint(line[0], tone)}{line[1:]}")

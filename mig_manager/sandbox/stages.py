@@ -216,7 +216,7 @@ class Stage:
 
     def assigned(self, machine: machines.Machine) -> tuple[pod_object.PodDevices, ...]:
         """Return the pods of a node with their devices, as its kubelet reports them."""
-        return pod_resources.PodResources(str(machine.socket)).assigned()
+        return pod_resources.PodResources(str(machine.socket)).assigned_devices()
 
     # -- actions of people ---------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Timeline:
             name = self._style.paint(f"{who:<8}", _WHO_TONES[who])
             columns = len(f"{at}  {who:<8} ")
             # Instead of the start, whose colours have no width and whose spaces would be dropped.
-            lines = self._style.fitted("x" * columns + text, further=" " * columns)
+            lines = self._style.fit("x" * columns + text, further=" " * columns)
             line = self._style.paint(self._style.plain(lines[columns:]), tone)
             self._say(f"{self._style.paint(at, bar.Tone.FAINT)}  {name} {line}")
 

@@ -58,7 +58,7 @@ def of(captured: "Sequence[answers.CapturedGpu]", *, timeout_s: float) -> Twin:
     if known:
         for (number, product), gpu in zip(known, surveys.capture(survey), strict=True):
             rows = {row.enum_index: row.compute for row in product.profiles}
-            found[number] = surveys.completed(gpu, rows)
+            found[number] = surveys.with_compute_profiles(gpu, rows)
     return Twin(gpus=tuple(found), library=surveys.answers_of(survey.calls), products=products)
 
 

@@ -280,7 +280,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     destroyed = frozenset({machine.mig_uuid("destroyed")})
     # Where every device goes, no answer of kubelet is needed.
     usage = gpu_use.Usage(pods=workloads.list(), assigned=None, known_ids=destroyed)
-    waiting.until(lambda: workloads.watched() is not None)
+    waiting.until(lambda: workloads.from_watch() is not None)
 
     ours = drain.Drain(
         order=orders.Order(

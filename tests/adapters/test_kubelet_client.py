@@ -36,7 +36,7 @@ def test_questions_share_a_process_started_ahead_until_dismissed(
     client.prepare()
     (first,) = children() - before
     client.allocatable()
-    client.assigned()
+    client.assigned_devices()
     assert children() - before == {first}
     client.dismiss()
     assert children() <= before
@@ -87,7 +87,7 @@ def test_kubelets_refusal_is_raised_as_without_a_worker(
 ) -> None:
     kubelet.refusals, kubelet.code = 1, grpc.StatusCode.INTERNAL
     with pytest.raises(errors.ClusterError, match="INTERNAL: not now"):
-        client.assigned()
+        client.assigned_devices()
 
 
 def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> None:
@@ -95,7 +95,7 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> No
     client = a_client(kubelet)
     client.prepare()
     with pytest.raises(errors.ClusterError, match="No such file"):
-        client.assigned()
+        client.assigned_devices()
     assert children() <= before
 
 
@@ -116,6 +116,6 @@ def test_a_process_that_is_no_good_is_an_error_that_says_why(
     program = sys.executable if script else "/no/such/program"
     client = a_client(kubelet, program, "-c", f"import os, sys\nos.read(0, 99)\n{script}")
     with pytest.raises(errors.ClusterError, match=message) as caught:
-        client.assigned()
+        client.assigned_devices()
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
     assert children() <= before

@@ -32,7 +32,7 @@ def test_replicas_are_devices_to_schedule_and_one_device_in_use(kubelet: Kubelet
     kubelet.pods = [pod("train", devices(GPU, "MIG-a::0", "MIG-a::3"))]
     kubelet.devices = [devices(f"{GPU}.shared", "MIG-a::0", "MIG-a::1", "MIG-b::0")]
     kubelet.start()
-    (entry,) = ask(kubelet).assigned()
+    (entry,) = ask(kubelet).assigned_devices()
     assert entry.device_ids == {"MIG-a"}
     assert ask(kubelet).allocatable() == {f"{GPU}.shared": {"MIG-a::0", "MIG-a::1", "MIG-b::0"}}
 
@@ -40,7 +40,7 @@ def test_replicas_are_devices_to_schedule_and_one_device_in_use(kubelet: Kubelet
 def test_the_rate_limit_is_waited_out(kubelet: Kubelet) -> None:
     kubelet.refusals = 3
     kubelet.start()
-    assert ask(kubelet).assigned() == ()
+    assert ask(kubelet).assigned_devices() == ()
     assert kubelet.asked == 4
 
 
@@ -131,12 +131,12 @@ def test_kubelet_has_started_if_its_socket_is_of_this_boot_or_answers(
 def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
     client = ask(kubelet)
     kubelet.start()
-    assert client.assigned() == ()
+    assert client.assigned_devices() == ()
     kubelet.stop()
     with pytest.raises(errors.ClusterError):
-        client.assigned()
+        client.assigned_devices()
     kubelet.start()
-    assert client.assigned() == ()
+    assert client.assigned_devices() == ()
 
 
 def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: Kubelet) -> None:
@@ -148,12 +148,12 @@ def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: Kubelet) ->
         "from mig_manager.adapters import pod_resources\n"
         "assert 'grpc' not in sys.modules\n"
         f"client = pod_resources.PodResources({str(kubelet.path)!r})\n"
-        "client.assigned()\n"
+        "client.assigned_devices()\n"
         "subprocess.run(['true'], check=True)\n"
         "child = os.fork()\n"
         "child or os._exit(0)\n"
         "os.waitpid(child, 0)\n"
-        "client.assigned()\n"
+        "client.assigned_devices()\n"
     )
     assert processes.run_python(script).stderr == ""
 
@@ -170,7 +170,7 @@ def served(kubelet: Kubelet, name: str) -> pod_resources.PodResources:
 
 
 def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(kubelet: Kubelet) -> None:
-    pods = served(kubelet, "list").assigned()
+    pods = served(kubelet, "list").assigned_devices()
 
     assert pods == (
         pod_object.PodDevices(

@@ -164,7 +164,7 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     (after,) = workloads.budgets({"default"})
     assert (before.allowed, after.allowed) == (1, 0)
     assert before.is_current
-    assert {pod.name for pod in workloads.covered(after)} == {"one", "other"}
+    assert {pod.name for pod in workloads.covered_by(after)} == {"one", "other"}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
 
     assert budget.covers(pod) is is_guarded
     assert (workloads.can_evict(pod).answer is evictions.Eviction.BLOCKED) is is_guarded
-    assert bool(workloads.covered(budget)) is is_guarded
+    assert bool(workloads.covered_by(budget)) is is_guarded
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_slices_are_verified(
         assert stage.status()["reason"] == "Applied", stage.status()
         assert len(stage.workloads().keys() & names) == 1
         assert len(driver.starts) == 2
-        uuids, _ = device_ids.expected(stage.gpus.observe())
+        uuids, _ = device_ids.expected_ids(stage.gpus.observe())
         (published,) = stage.api.get(SLICES)["items"]
         assert set(claims.parse_slice(published).uuids.values()) == uuids
         assert len(uuids) == 4

@@ -17,9 +17,9 @@ from typing import Any
 
 _LOOKS = frozenset(
     (
-        *("allocations.allocatable", "allocations.assigned", "gpus.observe", "node.read"),
+        *("allocations.allocatable", "allocations.assigned_devices", "gpus.observe", "node.read"),
         *("node.latest", "extra_clients"),
-        *("workloads.list", "workloads.can_evict", "workloads.present", "workloads.watched"),
+        *("workloads.list", "workloads.can_evict", "workloads.present", "workloads.from_watch"),
     )
 )
 """Calls that change nothing and that waits repeat."""

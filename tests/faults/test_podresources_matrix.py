@@ -158,9 +158,9 @@ class Flaky:
         self._allocations, self._path = allocations, path
         return self
 
-    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
+    def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         with self._question():
-            return self._allocations.assigned()
+            return self._allocations.assigned_devices()
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         with self._question():

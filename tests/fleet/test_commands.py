@@ -83,7 +83,7 @@ class Rig:
     def list_layouts(self, name: str) -> None:
         """Let a node list the layouts that its agent generates for the published GPUs."""
         gpus = gpu_codec.from_json(self.metadata(name)["annotations"][well_known.GPUS_ANNOTATION])
-        listed = served.to_json(map(served.ServedLayout.of, served.generated(gpus).values()))
+        listed = served.to_json(map(served.ServedLayout.of, served.generate(gpus).values()))
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
     def serve_config(self, place: str = "mig-manager/mig-manager-config") -> None:

@@ -158,7 +158,7 @@ class FakeWorkloads(Port):
         self._rig.called("workloads.list")
         return tuple(self._rig.pods.values())
 
-    def watched(self) -> tuple[pod_object.Pod, ...] | None:
+    def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
         return self._rig.watched()
 
     def present(self) -> tuple[pod_object.Pod, ...]:
@@ -183,8 +183,8 @@ class FakeWorkloads(Port):
         known = self._rig.disruptions.budgets if "default" in namespaces else ()
         return tuple(budget.observed(self._rig.pods_everywhere) for budget in known)
 
-    def covered(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
-        self._rig.called("workloads.covered")
+    def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
+        self._rig.called("workloads.covered_by")
         (guard,) = (one for one in self._rig.disruptions.budgets if one.name == budget.name)
         return tuple(pod for pod in self._rig.pods_everywhere if guard.covers(pod))
 
@@ -213,8 +213,8 @@ class FakeWorkloads(Port):
 
 
 class FakeAllocations(Port):
-    def assigned(self) -> tuple[pod_object.PodDevices, ...]:
-        self._answer("allocations.assigned")
+    def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
+        self._answer("allocations.assigned_devices")
         rig, now_s = self._rig, self._rig.clock.now_s
         if now_s < rig.kubelet.lists_from_s:
             return ()

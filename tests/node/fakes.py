@@ -245,7 +245,7 @@ class NodeRig:
             waiting=self.plugin.waiting,
         )
         if not self.plugin.is_broken:
-            self.schedulable = {"nvidia.com/gpu": device_ids.expected(self.gpus)[0]}
+            self.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(self.gpus)[0]}
 
     @property
     def drivers(self) -> list[pod_object.Pod]:
@@ -267,7 +267,7 @@ class NodeRig:
         )
         if self.dra_driver.is_broken:
             return
-        uuids = sorted(device_ids.expected(self.gpus)[0])
+        uuids = sorted(device_ids.expected_ids(self.gpus)[0])
         self.dra_driver.slices = (
             dra.Slice(
                 name=f"node-a-gpu.nvidia.com-{self._serial}",

@@ -56,7 +56,7 @@ def new_drain(
 
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:
-    return gpu_use.Usage(assigned=rig.allocations.assigned(), pods=rig.workloads.list())
+    return gpu_use.Usage(assigned=rig.allocations.assigned_devices(), pods=rig.workloads.list())
 
 
 def run(rig: NodeRig, draining: drain.Drain) -> int:

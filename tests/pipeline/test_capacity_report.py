@@ -165,7 +165,7 @@ def test_an_unchanged_use_is_not_written_again(rig: fakes.NodeRig) -> None:
     use_changed(agent)
 
     assert catch_up(rig, agent) == [1.0]
-    assert "allocations.assigned" in rig.log
+    assert "allocations.assigned_devices" in rig.log
     assert patches(rig) == 0
 
 
@@ -182,7 +182,7 @@ def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: fakes.NodeRig)
     assert math.isinf(agent.capacity.next_in_s)
 
 
-@pytest.mark.parametrize("call", ["allocations.assigned", "workloads.list", "node.patch"])
+@pytest.mark.parametrize("call", ["allocations.assigned_devices", "workloads.list", "node.patch"])
 def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: str) -> None:
     agent = on_demand(rig)
     catch_up(rig, agent)
@@ -213,7 +213,7 @@ def test_failed_observation_is_not_retried_once_the_label_is_gone(rig: fakes.Nod
 @pytest.mark.slow
 def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> None:
     agent = on_demand(rig)
-    rig.refusing["allocations.assigned"] = KeyError("bug")
+    rig.refusing["allocations.assigned_devices"] = KeyError("bug")
 
     assert catch_up(rig, agent, most=2) == [1.0, 1.0]
 
@@ -301,7 +301,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
             agent.check_without_request()
 
     rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], gpu_instances=()))
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "spared"}
     check()
     before = patches(rig)

@@ -80,7 +80,7 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
         assert f"label {well_known.PLUGIN_DEPLOY_LABEL}=paused" in outcome.message
 
     assert outcome.state is model.State.SUCCESS
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     rig.clock.wait(1000)
     agent.check_drift("one-slice-changed", outcome)
     assert {rig.labels[key] for key in upgraded} == {"true"}

@@ -226,7 +226,7 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.driver_runs, number
-        assert published(rig) == device_ids.expected(rig.gpus)[0]
+        assert published(rig) == device_ids.expected_ids(rig.gpus)[0]
         assert_restored(rig)
     assert number > 5
 

@@ -59,7 +59,7 @@ def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -
     rig, agent, ended = scenes.at_rest(LAYOUT)
     served = rig.schedulable
     before = tamper(rig)
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     agent.check_drift(LAYOUT, ended)
 
     rig.gpus = before
@@ -79,7 +79,7 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     assert agent.check_drift("first", ended) is drift.Action.HEAL
     rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout="first", by=agent, may_evict=False)
 
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     assert agent.check_drift("first", rested) is drift.Action.REST
 
 
@@ -96,7 +96,7 @@ def test_a_plugin_is_restarted_after_instances_were_recreated_in_place() -> None
     rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
     assert rig.schedulable != served
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     assert agent.check_drift(LAYOUT, rested) is drift.Action.REST
 
 
@@ -106,7 +106,7 @@ def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     agent.note_node(rig.node.read())
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus[:1])[0]}
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
     agent.note_node(rig.node.read())
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
@@ -352,7 +352,7 @@ def test_a_layout_that_a_reload_of_the_driver_took_is_restored(
         for gpu in rig.gpus
     )
     if use == "plugin":
-        rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+        rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     elif use == "pod":
         rig.add_pod("training", devices=frozenset({rig.gpus[0].uuid}))
 
@@ -631,7 +631,7 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     ended = scenes.run(rig, LAYOUT, by=agent)
     configs.text = UNUSABLE_FILES["invalid"]
     rig.driver.lost.clear()
-    rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus[:1])[0]}
+    rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
 

@@ -186,7 +186,7 @@ def test_a_plugin_that_is_no_pod_must_not_advertise_devices_that_are_gone(
     rig, agent = (rig := node_with_plugin_service()), reconciler(rig)
 
     def restart() -> None:
-        rig.schedulable = {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+        rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
 
     if restarts == "during the wait":
         rig.clock.on_wait.append(restart)
@@ -253,7 +253,7 @@ def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) ->
 
     reason = Reason.PLUGIN_NOT_READY if comes == "never" else Reason.APPLIED
     assert_ends(rig, reason)
-    expected = device_ids.expected(rig.gpus)[0]
+    expected = device_ids.expected_ids(rig.gpus)[0]
     assert comes == "never" or rig.schedulable == {"nvidia.com/gpu": expected}
 
 

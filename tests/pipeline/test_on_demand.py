@@ -165,7 +165,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
     run(undisturbed, ON_DEMAND)
     changed = undisturbed.log.index("gpus.execute")
     last = max(i for i in range(changed) if undisturbed.log[i] == "workloads.list")
-    first = undisturbed.log.index("allocations.assigned")
+    first = undisturbed.log.index("allocations.assigned_devices")
     assert last - first > 3
     for index in range(first, last + 1):
         rig = idle_node()
@@ -301,7 +301,7 @@ def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     )
     undisturbed = scenes.dra_node()
     run(undisturbed, wanted)
-    first = undisturbed.log.index("allocations.assigned")
+    first = undisturbed.log.index("allocations.assigned_devices")
     late_at = 0
     for index in range(first, undisturbed.log.index("gpus.execute")):
         rig = scenes.dra_node()
@@ -340,7 +340,7 @@ def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
 def test_on_demand_a_kubelet_that_does_not_answer_is_asked_again() -> None:
     rig = idle_node()
     before = rig.gpus
-    rig.refusing = {"allocations.assigned": scenes.BROKEN["allocations"]}
+    rig.refusing = {"allocations.assigned_devices": scenes.BROKEN["allocations"]}
     outcome = run(rig, ON_DEMAND)
     assert outcome.reason is Reason.POD_RESOURCES_UNAVAILABLE
     assert "default/spared" in outcome.message

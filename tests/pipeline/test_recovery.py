@@ -183,7 +183,7 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwh
             agent.check_without_request()
         else:
             assert scenes.run(rig, by=agent, attempt=2).state is model.State.SUCCESS, index
-            assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+            assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
         scenes.assert_restored(rig)
     assert written_back > 5
 
@@ -324,7 +324,7 @@ def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated
         outcome = scenes.resume(rig, requested)
 
         assert outcome.state is model.State.SUCCESS, number
-        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected(rig.gpus)[0]}
+        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
         scenes.assert_restored(rig)
     assert unfinished > 0
 

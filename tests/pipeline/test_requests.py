@@ -100,7 +100,7 @@ class Story:
             allocatable={},
         )
         name = view.labels.get(well_known.CONFIG_LABEL)
-        box.put_label(name, node_uid="u1", custom=custom_layouts.requested(view))
+        box.put_label(name, node_uid="u1", custom=custom_layouts.of_request(view))
 
     def label(self, value: str | None) -> Act:
         """Return an act: set the label that requests a layout, or remove it."""

@@ -215,7 +215,7 @@ def unload_driver(rig: fakes.NodeRig) -> None:
 
 
 def silence_kubelet(rig: fakes.NodeRig) -> None:
-    rig.refusing["allocations.assigned"] = scenes.BROKEN["allocations"]
+    rig.refusing["allocations.assigned_devices"] = scenes.BROKEN["allocations"]
 
 
 def silence_api(rig: fakes.NodeRig) -> None:

@@ -99,10 +99,10 @@ def test_the_socket_lists_the_devices_of_pods_and_all_healthy_ones(
     expected = pod_object.PodDevices(
         namespace="team", name="p1", device_ids=device_ids, gpu_resources=frozenset({_SMALL})
     )
-    assert client.assigned() == (expected,)
+    assert client.assigned_devices() == (expected,)
     assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b", "MIG-c"})}
     manager.release("uid-p1")
-    assert client.assigned() == ()
+    assert client.assigned_devices() == ()
 
 
 def test_a_path_that_no_socket_can_have_is_refused(manager: device_manager.DeviceManager) -> None:

@@ -108,7 +108,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
 def test_without_a_file_a_layout_that_the_node_lists_is_requested(
     user: rig.Viewer, layout: str | None, words: tuple[str, ...], message: str, requested: str
 ) -> None:
-    generated = served.generated(rig.gpus(SPEC)).values()
+    generated = served.generate(rig.gpus(SPEC)).values()
     add_node(user.server, listed=served.to_json(map(served.ServedLayout.of, generated)))
     answer = user.alone("apply", *filter(None, (layout, "gpu-1")), *words)
     assert message in answer.out + answer.err

@@ -147,7 +147,7 @@ def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) ->
     play(bin_, f"echo '{answer}'")
 
     with pytest.raises(errors.ClusterError):
-        cluster_reader.ClusterReader(client().get).selected(None)
+        cluster_reader.ClusterReader(client().get).select_nodes(None)
 
 
 def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:

@@ -72,7 +72,7 @@ def test_quoted_commands_are_never_broken() -> None:
     command = "'kubectl label node gpu-node-1.example.org nvidia.com/mig.config=all-balanced'"
     sentence = f"The nodes' labels differ from the node's pods: run {command} and wait."
     style = bar.Style(columns=60)
-    for text in (style.wrapped(sentence), style.fitted(sentence)):
+    for text in (style.wrap(sentence), style.fit(sentence)):
         assert command in text
         assert text.count("\n") == 2
 

@@ -40,7 +40,7 @@ def a_slice(*devices: Mapping[str, Any], pool: str = "n1", **of_pool: int) -> di
 
 
 def of_gpus(gpus: tuple[model.Gpu, ...]) -> tuple[claims.Slice, ...]:
-    uuids, _ = device_ids.expected(gpus)
+    uuids, _ = device_ids.expected_ids(gpus)
     devices = [a_device(f"d{n}", uuid=uuid) for n, uuid in enumerate(sorted(uuids))]
     return (claims.parse_slice(a_slice(*devices)),)
 
@@ -199,7 +199,9 @@ def test_only_taints_that_keep_pods_away_are_named(version: str) -> None:
     faulty.get("basic", faulty)["taints"] = taints
     informed.get("basic", informed)["taints"] = taints[2:]
     slices = (claims.parse_slice(a_slice(faulty, informed)),)
-    assert claims.tainted(slices) == ("d0 (gpu.nvidia.com/xid=79, gpu.nvidia.com/gpu-lost)",)
+    assert claims.tainted_devices(slices) == (
+        "d0 (gpu.nvidia.com/xid=79, gpu.nvidia.com/gpu-lost)",
+    )
 
 
 OFF = tuple(

@@ -32,7 +32,7 @@ TEXTS = st.none() | st.text(max_size=20)
 
 @hypothesis.given(label=st.sampled_from([None, "", "all-disabled", "customs"]), text=TEXTS)
 def test_the_annotation_is_no_part_of_another_request(label: str | None, text: str | None) -> None:
-    assert custom_layouts.requested(view(label, text)) is None
+    assert custom_layouts.of_request(view(label, text)) is None
 
 
 @hypothesis.given(first=TEXTS, second=TEXTS)
@@ -43,7 +43,7 @@ def test_requests_and_their_hashes_differ_exactly_if_the_annotations_do(
     is_same = (first or "") == (second or "")
     assert (one == other) is is_same
     assert (one.annotation_hash == other.annotation_hash) is is_same
-    assert custom_layouts.requested(view("custom", first)) == one
+    assert custom_layouts.of_request(view("custom", first)) == one
 
 
 def test_only_the_label_of_the_node_makes_it_on_demand() -> None:

@@ -358,8 +358,8 @@ def test_undecided_are_the_pods_whose_devices_only_a_silent_kubelet_knows(
     usage = gpu_use.Usage(
         pods=(pod(**changed),), assigned=None, known_ids=frozenset({GPU, *MIG.values()})
     )
-    assert bool(usage.undecided(affected)) is is_undecided
-    assert not dataclasses.replace(usage, assigned=(using(ONE),)).undecided(affected)
+    assert bool(usage.undecided_users(affected)) is is_undecided
+    assert not dataclasses.replace(usage, assigned=(using(ONE),)).undecided_users(affected)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_kubelets_answer_is_incomplete_without_a_device_of_a_running_pod(
 ) -> None:
     usage = gpu_use.Usage(pods=tuple(pods), assigned=assigned)
     assert bool(usage.why_incomplete) is is_incomplete
-    assert [each.name for each in usage.undecided(ONE)] == undecided
+    assert [each.name for each in usage.undecided_users(ONE)] == undecided
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 
 
 def test_a_few_of_many_are_named_and_a_shared_cause_is_mentioned_once() -> None:
-    assert messages.listed(["a", "b"]) == "a, b"
-    assert messages.listed([f"p{n}" for n in range(7)]) == "p0, p1, p2, p3, p4 and 2 more"
+    assert messages.list_names(["a", "b"]) == "a, b"
+    assert messages.list_names([f"p{n}" for n in range(7)]) == "p0, p1, p2, p3, p4 and 2 more"
     assert messages.by_cause([("a", "x"), ("b", "y"), ("c", "x")]) == "a, c (x); b (y)"
     assert messages.by_cause([("a", ""), ("b", "y"), ("c", "")]) == "a, c; b (y)"
     many = [(f"p{n}", f"x{n // 2}") for n in range(14)]

@@ -137,7 +137,7 @@ def test_resources_by_profile_separate_certain_from_possible_evictions() -> None
 
 def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     there = node(gpus())
-    made = served.generated(gpus())["all-7g.40gb"]
+    made = served.generate(gpus())["all-7g.40gb"]
     text = served.to_json([served.ServedLayout.of(made)])
     annotations = {**there.view.annotations, well_known.LAYOUTS_ANNOTATION: text}
     listing = dataclasses.replace(

@@ -251,7 +251,7 @@ def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
 ) -> None:
     record = requests.RequestRecord(config="a", verified=verified, goal="same")
 
-    assert record.resolved(config_hash, goal, is_from_owner=is_from_owner).verified == after
+    assert record.with_content(config_hash, goal, is_from_owner=is_from_owner).verified == after
 
 
 REBOOTED = requests.RequestRecord(

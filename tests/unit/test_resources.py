@@ -265,7 +265,7 @@ def test_console_gpus_do_not_count() -> None:
     display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
     layouts = strategies.gpu_layouts((gpu, display), {gpu.uuid: samples.want({"1g.5gb": 7})})
     assert not strategies.refusals(layouts)
-    assert device_ids.expected((gpu, display)) == device_ids.expected((gpu,))
+    assert device_ids.expected_ids((gpu, display)) == device_ids.expected_ids((gpu,))
 
 
 # Which pods ask for which devices, and what a plan means to them

@@ -369,7 +369,7 @@ def test_course(options: dict[str, Any], steps: list[Step]) -> None:
         decision = rolled.decide(there, now_s)
         assert shown(decision) == expected, now_s
         for name in decision.start if is_carried_out else ():
-            rolled.requested(name)
+            rolled.record_request(name)
         for name in decision.withdraw if is_carried_out else ():
             rolled.withdrawn(name)
 

@@ -43,7 +43,7 @@ class Simulation:
             self._rollout.withdrawn(name)
         for name in decision.start:
             self._unseen[name] = asked(name)
-            self._rollout.requested(name)
+            self._rollout.record_request(name)
 
     def move(self, name: str) -> None:
         if name in self._unseen:

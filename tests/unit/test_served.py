@@ -11,7 +11,7 @@ from mig_manager.core.layout import config, generator, layouts, served
 from mig_manager.core.records import status
 
 A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
-MADE = served.generated([A100])
+MADE = served.generate([A100])
 SOURCE = "own.yaml"
 
 names = st.sets(st.sampled_from([*MADE, "team-a", "team-b"]))
@@ -28,7 +28,7 @@ def document(layout_names: set[str]) -> layouts.Document:
 def test_every_name_is_served_once_and_the_right_one_wins(
     *, own: set[str], is_default: bool
 ) -> None:
-    found = served.merged(document(own), MADE, is_default=is_default).layouts
+    found = served.merge(document(own), MADE, is_default=is_default).layouts
 
     assert found.keys() == own | MADE.keys()
     for name, layout in found.items():
@@ -38,13 +38,13 @@ def test_every_name_is_served_once_and_the_right_one_wins(
 
 @given(names)
 def test_where_nothing_is_generated_the_file_counts_alone(own: set[str]) -> None:
-    assert served.merged(document(own), {}, is_default=True) == document(own)
+    assert served.merge(document(own), {}, is_default=True) == document(own)
 
 
 @pytest.mark.parametrize("name", hardware.product_names())
 def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
-    made = served.generated([gpu])
+    made = served.generate([gpu])
 
     fits = {fit.layout.name: fit.gpus for fit in served.fitting(made.values(), [gpu])}
 
@@ -57,7 +57,7 @@ def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) 
 
 
 def test_no_layout_is_generated_for_gpus_without_mig() -> None:
-    assert served.generated([hardware.template(hardware.find("T4"))]) == {}
+    assert served.generate([hardware.template(hardware.find("T4"))]) == {}
 
 
 @given(
@@ -98,6 +98,6 @@ def test_a_layout_that_gpus_cannot_have_is_left_out() -> None:
     (fit,) = served.fitting(own.layouts.values(), [A100])
     assert [gpu.current_mode for gpu in fit.gpus] == [model.MigMode.ENABLED]
     with pytest.raises(errors.LayoutError):
-        served.merged(
+        served.merge(
             own, generator.layouts_of(generator.kinds_of([a30])), is_default=False
         ).layout("all-1g.5gb")

@@ -25,7 +25,7 @@ def test_what_our_own_node_holds_is_ours_however_old_it_is() -> None:
     found = judged(slot(2, "a"), age_s=1000)
 
     assert found.mine == (slot(2, "a"),)
-    assert found.silent == found.held == ()
+    assert found.silent == found.occupied == ()
 
 
 def test_a_slot_that_was_gone_and_is_back_was_not_seen_before() -> None:
@@ -37,7 +37,7 @@ def test_a_slot_that_was_gone_and_is_back_was_not_seen_before() -> None:
 def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
     found = judged(slot(7, "b"), slot(8), limit=1)
 
-    assert [each.index for each in found.held] == [7]
+    assert [each.index for each in found.occupied] == [7]
     assert [each.index for each in found.free] == [0]
 
 

@@ -202,7 +202,7 @@ def drm_nodes(root: pathlib.Path, pci_address: str) -> frozenset[str]:
 
 def listed(users: Iterable[object]) -> str:
     """Name the first users, and count the rest; empty without users."""
-    return messages.listed(list(map(str, users)), limit=_MAX_NAMED)
+    return messages.list_names(list(map(str, users)), limit=_MAX_NAMED)
 
 
 def boot_id(path: pathlib.Path = _BOOT_ID) -> str:

@@ -144,7 +144,7 @@ class LeaseSlots:
             if self._write(slot):
                 return None
         interrupted = tuple(slot for slot in state.silent if self._is_disrupted(slot.holder))
-        taken = (*state.held, *interrupted)
+        taken = (*state.occupied, *interrupted)
         takeable = [
             slot
             for slot in (*state.free, *state.silent)
@@ -157,7 +157,7 @@ class LeaseSlots:
                 return None
         return slots.Denial(
             limit=self._limit,
-            changing=tuple(slot.holder for slot in state.held),
+            changing=tuple(slot.holder for slot in state.occupied),
             silent=tuple(slot.holder for slot in interrupted),
         )
 

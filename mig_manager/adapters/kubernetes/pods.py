@@ -48,7 +48,7 @@ class KubeWorkloads:
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
 
-    def watched(self) -> tuple[pod_object.Pod, ...] | None:
+    def from_watch(self) -> tuple[pod_object.Pod, ...] | None:
         if self._watch is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
             return None
         pods = self._watch.pods()
@@ -74,7 +74,7 @@ class KubeWorkloads:
             )
         )
 
-    def covered(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
+    def covered_by(self, budget: evictions.Budget) -> tuple[pod_object.Pod, ...]:
         path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}

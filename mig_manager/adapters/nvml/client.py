@@ -156,7 +156,7 @@ class WorkerGpus(standbys.Standby):
         self.telemetry.steps_began(plan)
         with self._timed("execute"):
             gpus: model.ObservedGpus = self._ask(("execute", plan, known))
-        self._observed = self._observed.updated(gpus)
+        self._observed = self._observed.with_newer(gpus)
         self.telemetry.gpus_observed(self._observed)
         return gpus
 
@@ -181,7 +181,7 @@ class WorkerGpus(standbys.Standby):
         return model.ObservedGpus(
             observed,
             (
-                lost.identified(last)
+                lost.with_identity(last)
                 if (last := self._by_index.get(lost.index)) is not None
                 and last.uuid not in reachable
                 and lost.uuid in ("", last.uuid)

@@ -115,7 +115,7 @@ class NvmlGpus:
                 code=error.code,
                 message=error.text,
             )
-            return lost.identified(known) if known else lost
+            return lost.with_identity(known) if known else lost
 
 
 _MODE_FUNCTIONS = ("nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode")

@@ -53,7 +53,7 @@ class DevicePlugin(advertisers.Advertiser):
         node, refused = without_phantoms(job, gpus, pods, lambda: healthy)
         if refused is not None:
             return refused
-        if counts := schedulable.unreported(gpus, healthy, node, strategy=strategy):
+        if counts := schedulable.unreported_counts(gpus, healthy, node, strategy=strategy):
             job.deps.node.report_devices(counts)
             node = job.deps.node.latest()
         return advertisers.not_allocatable(
@@ -79,7 +79,7 @@ class DevicePlugin(advertisers.Advertiser):
         """
         plugins = tuple(filter(self.owns, pods))
         node = job.deps.node.latest()
-        labelled = strategies.labelled(node.labels)
+        labelled = strategies.from_labels(node.labels)
         is_known = _strategy(plugins) is not None or job.plugin_config is not None
         if labelled is None or is_known or self.name in job.memory.restarted:
             return False
@@ -125,7 +125,9 @@ def withdraw_phantoms(
     If the last known state of the ``node`` has no phantom devices, no request is sent. None:
     unknown.
     """
-    if node is not None and not phantoms.is_possible(gpus, node, strategies.labelled(node.labels)):
+    if node is not None and not phantoms.is_possible(
+        gpus, node, strategies.from_labels(node.labels)
+    ):
         job.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
     return without_phantoms(job, gpus, job.deps.workloads.present())[1]
@@ -197,8 +199,8 @@ def unknown_plugin(job: jobs.Job, gpus: Sequence[model.Gpu]) -> errors.NotReadyE
     """
     if job.deps.is_advertiser:
         return None
-    strategy = strategies.labelled(job.deps.node.latest().labels)
-    gone = schedulable.destroyed(gpus, _healthy(job) or {}, strategy)
+    strategy = strategies.from_labels(job.deps.node.latest().labels)
+    gone = schedulable.destroyed_devices(gpus, _healthy(job) or {}, strategy)
     if not gone:
         return None
     return errors.NotReadyError(

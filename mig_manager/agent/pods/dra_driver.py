@@ -32,7 +32,7 @@ class DraDriver(advertisers.Advertiser):
         Its start removes the taints of faulty devices. An Event keeps what they were.
         """
         slices = job.deps.slices.withdraw() if job.deps.slices is not None else ()
-        if tainted := ", ".join(claims.tainted(slices)):
+        if tainted := ", ".join(claims.tainted_devices(slices)):
             job.deps.node.emit(
                 reason="DeviceTaintsCleared",
                 message=f"the restart of the DRA driver clears the taints of {tainted}. "

@@ -86,7 +86,7 @@ class Drain:
             MigManagerError: As ``run``.
         """
         now = self._usage(self.evictions.workloads.list(), usage)
-        names = messages.listed([pod.key for pod in self.order.affected_pods(now)])
+        names = messages.list_names([pod.key for pod in self.order.affected_pods(now)])
         self.order.require_allowed(names)
         if names:
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
@@ -94,7 +94,7 @@ class Drain:
     def _act(self, remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
         """Evict the pods if that is allowed; return why others stay for now."""
         keys = [pod.key for pod in remaining]
-        self.order.require_allowed(messages.listed(keys))
+        self.order.require_allowed(messages.list_names(keys))
         if isinstance(self.order.rights, orders.WaitOnly):
             return dict.fromkeys(keys, self.order.rights.why)
         return self.evictions.evict(remaining)
@@ -105,7 +105,7 @@ class Drain:
 
         def delete(remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
             nonlocal is_announced
-            names = messages.listed([pod.key for pod in remaining if not pod.is_terminating])
+            names = messages.list_names([pod.key for pod in remaining if not pod.is_terminating])
             if names and not is_announced and _are_evictable(remaining):
                 is_announced = True
                 self.on_force(names)
@@ -182,7 +182,7 @@ class Drain:
         watch may lag behind.
         """
         workloads = self.evictions.workloads
-        watched = None if self._is_late(deadline_s) else workloads.watched()
+        watched = None if self._is_late(deadline_s) else workloads.from_watch()
         if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
             return None
         try:
@@ -206,7 +206,7 @@ class Drain:
         present = {pod.key for pod in pods if pod.uid in earlier_uids}
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
-            assigned = self.allocations.assigned()
+            assigned = self.allocations.assigned_devices()
             no_answer = dataclasses.replace(before, pods=pods, assigned=assigned).why_incomplete
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)

@@ -240,7 +240,7 @@ class Evictions:
         uids = {pod.uid for pod in remaining}
         try:
             covered = [
-                pod for budget in self._round.spent for pod in self.workloads.covered(budget)
+                pod for budget in self._round.spent for pod in self.workloads.covered_by(budget)
             ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
@@ -350,4 +350,4 @@ def _not_evictable(pods: Iterable[pod_object.Pod]) -> dict[str, str]:
 
 
 def _names(pods: Sequence[pod_object.Pod]) -> str:
-    return messages.listed([pod.key for pod in pods])
+    return messages.list_names([pod.key for pod in pods])

@@ -69,7 +69,7 @@ class Order:
 
     def undecided_pods(self, usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
         """Return the affected pods for which kubelet may still list other devices."""
-        return usage.undecided(self.affected, extra_clients=self.extra_clients)
+        return usage.undecided_users(self.affected, extra_clients=self.extra_clients)
 
 
 def is_any_new(

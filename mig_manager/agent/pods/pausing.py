@@ -184,7 +184,7 @@ def _stuck_error(job: jobs.Job, what: str, pods: Sequence[pod_object.Pod]) -> er
     # The claim of a monitor may have no device of its own.
     has_claim = any(pod.may_claim or pod.claimed_ids is not None for pod in pods)
     return errors.NotReadyError(
-        f"{what}: {messages.listed([pod.key for pod in pods])}",
+        f"{what}: {messages.list_names([pod.key for pod in pods])}",
         reason=errors.Reason.IN_USE,
         remedy=dra_driver.remedy_if_kept_away(job) if has_claim else "",
     )

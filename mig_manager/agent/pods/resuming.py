@@ -120,7 +120,7 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[mod
     if is_late and not dra_driver.has_ready(job.deps.workloads.list()):
         raise errors.NotReadyError(
             f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
-            "ResourceClaims cannot end: " + messages.listed([pod.key for pod in claiming]),
+            "ResourceClaims cannot end: " + messages.list_names([pod.key for pod in claiming]),
             reason=errors.Reason.PLUGIN_NOT_READY,
             remedy=dra_driver.remedy_if_kept_away(job),
         )

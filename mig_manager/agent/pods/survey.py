@@ -56,7 +56,7 @@ def wait_for_usage(
         if not (usage.why_incomplete or orders.is_any_new(undecided, first_s, now_s)):
             break
     if undecided and usage.why_incomplete:
-        names = messages.listed([pod.key for pod in undecided])
+        names = messages.list_names([pod.key for pod in undecided])
         raise errors.ClusterError(
             f"{usage.why_incomplete}; no pod is evicted, because these may use other devices than "
             f"those to be removed: {names}",
@@ -113,10 +113,10 @@ def name_users(
     affected, extra = clients.affected_ids(plan, gpus), extra_clients(deps)
 
     def find_undecided(usage: gpu_use.Usage) -> tuple[pod_object.Pod, ...]:
-        return usage.undecided(affected, extra_clients=extra)
+        return usage.undecided_users(affected, extra_clients=extra)
 
     usage = wait_for_usage(deps, gpus, find_undecided, cancel)
-    return usage.named(usage.users(affected, extra_clients=extra))
+    return usage.describe_users(usage.users(affected, extra_clients=extra))
 
 
 def extra_clients(deps: ports.Dependencies) -> tuple[client_table.ExtraClient, ...]:
@@ -164,7 +164,7 @@ def _observe(
     """List the node's pods and the devices that kubelet assigned to them."""
     assigned, no_answer = None, ""
     try:
-        assigned = deps.allocations.assigned()
+        assigned = deps.allocations.assigned_devices()
     except errors.ClusterError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         no_answer = error.message

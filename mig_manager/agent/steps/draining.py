@@ -29,7 +29,7 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
     if affected:
         act = "evict" if isinstance(change.order.rights, orders.Evict) else "wait for"
         count = messages.count(len(affected), "pod")
-        message = f"{count} to {act}: {change.usage.named(affected)}"
+        message = f"{count} to {act}: {change.usage.describe_users(affected)}"
 
     def step(view: node_object.NodeView) -> run_journal.Step:
         # An interrupted run has removed the label, and its journal names the layout.
@@ -147,7 +147,7 @@ def drain_whole_node(
     if claiming and advertising.DRIVER in paused.programs:
         raise errors.DrainError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
-            f"{messages.listed(claiming)}; drain the node and reboot it"
+            f"{messages.list_names(claiming)}; drain the node and reboot it"
         )
     _new_drain(job, order).run(usage, job.cancel, usage.pods)
 

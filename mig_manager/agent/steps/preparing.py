@@ -155,7 +155,7 @@ def _require_unhindered(job: jobs.Job, change: PlannedChange) -> PlannedChange:
         _require_idle(job, change, idle_wait(job))
     # Ask before pods are evicted: a silent init system could not stop services later.
     host.running_services(job, change.services, change.plan)
-    change.order.require_allowed(change.usage.named(change.affected_pods))
+    change.order.require_allowed(change.usage.describe_users(change.affected_pods))
     return change
 
 
@@ -187,7 +187,7 @@ def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan)
     faulty = [str(gpu) for gpu in gpus if gpu.uuid in changed and gpu_repair.is_possible(gpu)]
     if faulty:
         raise errors.HardwareError(
-            f"no layout is applied before the repair of {messages.listed(faulty)}",
+            f"no layout is applied before the repair of {messages.list_names(faulty)}",
             reason=errors.Reason.GPU_NEEDS_RESET,
         )
 
@@ -198,7 +198,7 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
         title = job.status.title
         if plan.gpu_uuids == resolving.find_returned(job, plan.gpu_uuids):
             # The layout has not drifted there.
-            gpus = messages.listed([*map(str, plan.gpus)])
+            gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)
             return orders.Refuse(errors.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)

@@ -106,7 +106,9 @@ def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> None:
 
     shared.publisher.update(decide)
     if keys:
-        names = messages.listed([key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in keys])
+        names = messages.list_names(
+            [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in keys]
+        )
         message = f"resumed {names}: paused for a MIG change that is not under way"
         shared.deps.node.emit(reason="Recovered", message=message, is_warning=False)
 
@@ -220,7 +222,7 @@ def roll_back(job: jobs.Job) -> str:
         job.journal.note_status(gpus=now)
         restore_persistence(job, now)
         # Instances that others create from now on must not count as the change's.
-        snapshot = planner.trimmed(now, snapshot)
+        snapshot = planner.trim(now, snapshot)
         job.journal.note(snapshot=snapshot)
         change = job.transaction()
         plan, cancel = planner.restore(now, snapshot), Uninterrupted(job.deps)

@@ -61,7 +61,7 @@ class Resolved:
         """
         with layouts.located(self.layout, gpus):
             plan = planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy, ending=ending)
-            return planner.combined(plan, planner.restore(gpus, restoring))
+            return planner.combine(plan, planner.restore(gpus, restoring))
 
     def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
         """Return the snapshots of unreachable GPUs outside the layout, to restore later."""
@@ -110,7 +110,7 @@ class PlannedRepair:
     ) -> steps.Plan:
         """Plan the resets, or the instances of GPUs that were reset; see ``Resolved.plan``."""
         repair = planner.repair(gpus, self.before)
-        return planner.combined(repair, planner.restore(gpus, restoring))
+        return planner.combine(repair, planner.restore(gpus, restoring))
 
     def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
         """Return the snapshots of unreachable GPUs, to restore later."""
@@ -138,7 +138,7 @@ def _resolve_repair(job: jobs.Job) -> PlannedRepair:
     uuids = job.request.repairs
     if unknown and (lost := [gpu for gpu in gpus.unreachable if gpu.uuid in uuids]):
         raise errors.ClusterError(
-            f"the pods of {messages.listed([*map(str, lost)])} are not known: {unknown}",
+            f"the pods of {messages.list_names([*map(str, lost)])} are not known: {unknown}",
             reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
         )
     snapshots = {gpu.uuid: gpu for gpu in job.journal.entries.snapshot if gpu.uuid in uuids}
@@ -270,4 +270,4 @@ def absent_gpus(job: jobs.Job) -> tuple[str, ...]:
 def find_returned(job: jobs.Job, uuids: Iterable[str]) -> frozenset[str]:
     """Return those of reachable GPUs that were unreachable when the layout was verified."""
     verified = job.journal.record.verified
-    return verified.returned(uuids) if verified else frozenset()
+    return verified.returned_gpus(uuids) if verified else frozenset()

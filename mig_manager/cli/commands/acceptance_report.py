@@ -50,7 +50,7 @@ def report(
     captured = surveys.capture(survey)
     if course is not None:
         rows = course.result.compute_profiles
-        captured[course.gpu] = surveys.completed(captured[course.gpu], rows)
+        captured[course.gpu] = surveys.with_compute_profiles(captured[course.gpu], rows)
     expected = twin.of(captured, timeout_s=timeout_s)
     latencies = survey.latencies(course.calls if course else ())
     called = {each["function"] for each in latencies}
@@ -72,7 +72,7 @@ def report(
                 instance_ids=functools.partial(expected.instance_ids, number),
             )
         ),
-        *(stages.failed(course.gpu, course.result.stages) if course else ()),
+        *(stages.failures(course.gpu, course.result.stages) if course else ()),
     ]
     return {
         "kind": "Acceptance",
@@ -105,7 +105,7 @@ def summary(answer: "answers.Acceptance", path: pathlib.Path, style: bar.Style) 
         f"verdict: {style.paint(answer['verdict'], tone)}: {meaning}",
         messages.count(len(answer["differences"]), "difference"),
     ]
-    lines += [style.wrapped(each, indent="  ", further="    ") for each in _notes(answer)]
+    lines += [style.wrap(each, indent="  ", further="    ") for each in _notes(answer)]
     if answer["course"] is not None:
         counts = collections.Counter(each["outcome"] for each in answer["course"])
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())

@@ -36,7 +36,7 @@ class Settings(
     driver_timeout_s: float = options.seconds(
         "how long to wait for the driver to be loaded", default=120.0
     )
-    repair: agent_settings.RepairPolicy = options.declared(agent_settings.REPAIR)
+    repair: agent_settings.RepairPolicy = options.declare(agent_settings.REPAIR)
 
     @classmethod
     def values(cls, source: options.Source) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _published_devices(facts: Facts) -> Iterator[Finding]:
         return
     why_not = claims.why_not_advertised(facts.gpus.require(), slices)
     yield fail(why_not) if why_not else ok("the DRA driver has all devices and no others")
-    if tainted := claims.tainted(slices):
+    if tainted := claims.tainted_devices(slices):
         yield warn(
             f"the DRA driver keeps pods from {', '.join(tainted)}",
             "Repair the GPU, then restart the driver's pod: only its start removes the taints.",

@@ -40,7 +40,7 @@ skipped = functools.partial(Finding, CheckResult.SKIPPED)
 def persistence_off(gpus: Sequence[str]) -> Finding:
     """Say that a reset switched off a persistence mode that could not be restored."""
     return warn(
-        f"the persistence mode of {messages.listed(gpus)}, which a reset switched off, "
+        f"the persistence mode of {messages.list_names(gpus)}, which a reset switched off, "
         "could not be restored yet",
         "Run 'nvidia-smi -pm 1 -i UUID', or let the next change of the GPUs switch it on.",
     )

@@ -40,9 +40,11 @@ class DoctorSettings(
     own_pod_uid: str | None = options.text(
         "UID of this pod", name="pod-uid", variable="POD_UID", has_flag=False
     )
-    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
+    gpus: node_settings.GpuAccess = options.declare_from(node_settings.GpuAccess)
     proc: pathlib.Path | None  # None: the kernel knows nothing of simulated GPUs
-    dev: pathlib.Path = options.nested(host_settings.RootOptions, "driver-root", group="GPUs")
+    dev: pathlib.Path = options.declare_from(
+        host_settings.RootOptions, "driver-root", group="GPUs"
+    )
     has_cluster: bool  # whether a missing cluster is a failure
     has_kubelet: bool  # whether a missing kubelet is a failure
 

@@ -30,7 +30,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
     """Settings of a command on this machine's GPUs, which takes a part of the options."""
 
     command: str
-    layouts: tuple[str, ...] = options.nested(
+    layouts: tuple[str, ...] = options.declare_from(
         (
             options.Option(
                 name="layout",
@@ -65,7 +65,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
         metavar=options.FILE,
         variable="MIG_PARTED_CHECKPOINT_FILE",
     )
-    products: tuple[str, ...] = options.declared(
+    products: tuple[str, ...] = options.declare(
         options.Option(
             name="gpu",
             help="a GPU product, such as 'NVIDIA H100 80GB HBM3' or '*A100*'; repeatable; needs "
@@ -101,9 +101,9 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
         group=node_settings.CHANGE,
     )
     usual_socket: pathlib.Path  # kubelet's, where no other is named
-    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
+    gpus: node_settings.GpuAccess = options.declare_from(node_settings.GpuAccess)
     search_path: str  # where to search for a hook's program, as in ``PATH``
-    roots: host_settings.HostRoots = options.nested(
+    roots: host_settings.HostRoots = options.declare_from(
         host_settings.RootOptions, "driver-root", group="GPUs"
     )
 

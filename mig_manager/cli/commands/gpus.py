@@ -79,7 +79,7 @@ class GpuCommand(gpu_access.CommandAdapters):
                 return source.layout(name)
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
-        names = messages.listed(list(source.layouts), limit=_MAX_NAMED)
+        names = messages.list_names(list(source.layouts), limit=_MAX_NAMED)
         raise errors.UsageError(
             f"name a layout; {source.source} has {names or 'none'}",
             remedy="'mig-manager validate' shows which ones fit.",
@@ -91,7 +91,7 @@ class GpuCommand(gpu_access.CommandAdapters):
             gpus = self.observed
         except errors.HardwareError:
             return source.layout(name)
-        every = served.merged(source, served.generated(gpus), is_default=False)
+        every = served.merge(source, served.generate(gpus), is_default=False)
         return every.layout(name, (gpus,))
 
     def read(self, file: str | None) -> layouts.Document:

@@ -42,7 +42,7 @@ class Progress(ports.Telemetry):
             if self._done[index] < total
         ]
         for most in range(len(unfinished), 0, -1):
-            line = f"{head}: {messages.listed(unfinished, limit=most)}"
+            line = f"{head}: {messages.list_names(unfinished, limit=most)}"
             if len(line) < self._columns:
                 return line
         return head[: max(0, self._columns - 1)]

@@ -196,7 +196,7 @@ def _act(
     for name in decision.start:
         node = nodes[name]
         if selected.request(node, goal.target(node), goal.mark(node)):
-            decider.requested(name)
+            decider.record_request(name)
 
 
 class _Display:
@@ -223,7 +223,7 @@ class _Display:
                 before = self._before.get(node.name, rollout.NodeProgressState.TO_DO)
                 self._before[node.name] = node.state
                 if node.state is not before:
-                    self._terminal.say(self._style.fitted(rollout_report.event(node)))
+                    self._terminal.say(self._style.fit(rollout_report.event(node)))
             return
         now_s = self._clock.monotonic()
         if now_s - self._drawn_s < _DRAW_S:

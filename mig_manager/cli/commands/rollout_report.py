@@ -55,7 +55,7 @@ def table(
     room = max(1, min(_MAX_ROWS, rows - 4))
     listed = sorted(decision.of(*_LISTED), key=lambda node: _LISTED.index(node.state))
     listed += decision.incomplete
-    lines = [bar.shortened(_counts(decision, title), columns - 1)]
+    lines = [bar.shorten(_counts(decision, title), columns - 1)]
     lines += [_row(node, style=style, columns=columns) for node in listed[:room]]
     if len(listed) > room:
         lines.append(f"  and {len(listed) - room} more")
@@ -84,7 +84,7 @@ def event(node: rollout.NodeProgress) -> str:
 def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) -> str:
     """Return the outcome, and the nodes where the layout is not active on all GPUs."""
     lines = [
-        style.wrapped(event(node), indent="  ")
+        style.wrap(event(node), indent="  ")
         for node in (
             *decision.failures,
             *decision.of(rollout.NodeProgressState.SKIPPED),
@@ -92,9 +92,9 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) 
         )
     ]
     if decision.phase is rollout.RolloutPhase.STALLED:
-        lines.append(style.fitted(f"  unavailable: {_list_names(decision.unavailable)}"))
+        lines.append(style.fit(f"  unavailable: {_list_names(decision.unavailable)}"))
     head = (_counts(decision, title), f"The rollout {_OUTCOMES[decision.phase]}.")
-    return "\n".join([*map(style.fitted, head), *lines])
+    return "\n".join([*map(style.fit, head), *lines])
 
 
 def data(decision: rollout.RolloutDecision, goal: goals.Goal) -> "answers.Rollout":
@@ -149,27 +149,27 @@ def preview_table(previews: Sequence[preview.Preview], title: str, *, style: bar
         )
         if node.message:
             why = f"{node.reason}: {messages.printable(node.message, ' ')}"
-            notes.append(style.wrapped(f"{node.name}: {why}"))
+            notes.append(style.wrap(f"{node.name}: {why}"))
     head = ("NODE", *(("LAYOUT",) if is_undo else ()), "VERDICT", *_COSTS)
     lines = tables.columns(head, rows, style=style)
     totals = [
         f"{sum(node.feasibility is each for node in previews)} {each.value.replace('-', ' ')}"
         for each in preview.NodeFit
     ]
-    total = style.fitted(f"{title}: {', '.join(totals)}. Nothing was changed.")
+    total = style.fit(f"{title}: {', '.join(totals)}. Nothing was changed.")
     return "\n".join([*lines, "", *notes, total])
 
 
 def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
     state = f"{node.state.value:<11}"
-    name = f"{bar.shortened(node.name, columns // 2):<20}"
+    name = f"{bar.shorten(node.name, columns // 2):<20}"
     message = messages.printable(node.message, " ")
     why = " ".join(filter(None, (_without(node).strip(), node.phase, node.reason, message)))
     minutes, seconds = divmod(int(node.seconds), 60)
     time = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
     # Cut before painting: a line that the terminal wraps would break the table.
     room = columns - 1 - len(f"  {name}  {state}  ")
-    rest = bar.shortened(f"{time:>6}  {why}", room)
+    rest = bar.shorten(f"{time:>6}  {why}", room)
     return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest}"
 
 
@@ -180,4 +180,4 @@ def _without(node: rollout.NodeProgress) -> str:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    return messages.listed(names, limit=messages.MAX_AT_A_TERMINAL)
+    return messages.list_names(names, limit=messages.MAX_AT_A_TERMINAL)

@@ -43,7 +43,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
     config_file: pathlib.Path | None = options.path(
         "config document to plan with", short="f", default_text="from the ConfigMap"
     )
-    config_map: tuple[str, str] | None = options.declared(command_settings.CONFIG_MAP)
+    config_map: tuple[str, str] | None = options.declare(command_settings.CONFIG_MAP)
     kubeconfig: pathlib.Path = options.path(
         "credentials for the cluster", variable="KUBECONFIG", default_text="~/.kube/config"
     )

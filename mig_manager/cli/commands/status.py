@@ -29,7 +29,7 @@ class Settings(
 ):
     """Settings of ``status``."""
 
-    is_watched: bool = options.declared(command_settings.WATCH)
+    is_watched: bool = options.declare(command_settings.WATCH)
     simulated_event: str | None = options.text(
         "first let this happen to the simulated GPUs: reboot, INDEX=lost, or INDEX=ACTION for a "
         "fault that needs this recovery action, such as 0=gpu-reset; INDEX=none ends it",
@@ -73,7 +73,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     def refresh() -> live.View:
         text, lines = gpu_report.live_status(
             plans.GpuStatus(gpus=command.observe(), processes=command.processes()),
-            pods=pod_object.by_device(kubelet.assigned() if kubelet else ()),
+            pods=pod_object.by_device(kubelet.assigned_devices() if kubelet else ()),
             changed_by=lock_file.owner(settings.lock_file),
             is_wide=command.is_wide,
             style=terminal.style(settings.colour),

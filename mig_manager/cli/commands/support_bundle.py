@@ -37,7 +37,7 @@ class Settings(command_settings.TerminalSettings):
         "archive to write, '-' for standard output",
         default_text="mig-manager-support-NODE-TIME.tar.gz in this folder",
     )
-    doctor: doctor_settings.DoctorSettings = options.nested(
+    doctor: doctor_settings.DoctorSettings = options.declare_from(
         tuple(
             each
             for each in options.of(doctor_settings.DoctorSettings)
@@ -99,5 +99,5 @@ def run(settings: Settings, terminal: console.Console) -> int:
         if is_written:
             terminal.note(line)
         else:
-            terminal.say(style.wrapped(messages.printable(line, " ")))
+            terminal.say(style.wrap(messages.printable(line, " ")))
     return console.DONE

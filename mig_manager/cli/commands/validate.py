@@ -29,7 +29,7 @@ class Settings(
 ):
     """Settings of ``validate``."""
 
-    layouts: tuple[str, ...] = options.nested(
+    layouts: tuple[str, ...] = options.declare_from(
         (
             options.Option(
                 name="layout",
@@ -41,7 +41,7 @@ class Settings(
             ),
         )
     )
-    must_fit: bool = options.declared(command_settings.MUST_FIT)
+    must_fit: bool = options.declare(command_settings.MUST_FIT)
     is_portable: bool = options.switch(
         "fail if nvidia-mig-parted does not understand the file, and show where; checks only GPUs "
         "named with --gpu",
@@ -68,7 +68,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             terminal.note(f"warning: {diagnostic}")
         with gpus.forgotten_option(names):
-            selected = document.selected(names)
+            selected = document.select(names)
         # Named layouts must fit these GPUs; the others may be for other known products.
         others = None if names or settings.must_fit else hardware.known_gpus
         source, fits = document.source, None

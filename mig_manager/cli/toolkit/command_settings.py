@@ -80,16 +80,16 @@ class CommandSettings:
 class DebugSettings(CommandSettings):
     """Settings of a command with a plain answer."""
 
-    is_debug: bool = options.declared(node_settings.DEBUG)
+    is_debug: bool = options.declare(node_settings.DEBUG)
 
 
 class TerminalSettings(CommandSettings):
     """Settings of a command that draws for people."""
 
-    colour: node_settings.Colour = options.declared(
+    colour: node_settings.Colour = options.declare(
         dataclasses.replace(node_settings.COLOUR, group=OUTPUT)
     )
-    is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, group=OUTPUT))
+    is_debug: bool = options.declare(dataclasses.replace(node_settings.DEBUG, group=OUTPUT))
 
     @classmethod
     def values(cls, source: options.Source) -> dict[str, Any]:

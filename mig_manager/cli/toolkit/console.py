@@ -178,9 +178,9 @@ class Console:
         style = bar.Style(columns=self.remark_columns)
         # Names from files and from the API must not control the terminal.
         line = f"{self.program}: {messages.printable(text, ' ')}"
-        lines = [style.fitted(line)]
+        lines = [style.fit(line)]
         if remedy:
-            lines.append(style.fitted(f"  remedy: {messages.printable(remedy, ' ')}"))
+            lines.append(style.fit(f"  remedy: {messages.printable(remedy, ' ')}"))
         self.remarks.put("\n".join(lines), priority)
 
     def note_error(

@@ -22,7 +22,7 @@ def status(result: plans.GpuStatus, *, is_wide: bool, style: bar.Style) -> str:
     for gpu in result.gpus:
         lines = [picture.draw_gpus([gpu], style=style), *_instances(gpu, style)]
         lines += [
-            style.fitted(f"    in use by {process}", further="      ")
+            style.fit(f"    in use by {process}", further="      ")
             for process in (result.processes or {}).get(gpu.uuid, ())
         ]
         blocks.append("\n".join(lines))
@@ -31,7 +31,7 @@ def status(result: plans.GpuStatus, *, is_wide: bool, style: bar.Style) -> str:
 
 def _problems(sentences: Iterable[str], style: bar.Style) -> list[str]:
     return [
-        style.paint(style.wrapped(messages.printable(sentence, " ")), bar.Tone.BAD)
+        style.paint(style.wrap(messages.printable(sentence, " ")), bar.Tone.BAD)
         for sentence in sentences
     ]
 
@@ -46,7 +46,7 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
             whole += 1
         elif not gpu.devices:
             empty += 1
-    parts = [profile_name.counted(counts)] if counts else []
+    parts = [profile_name.with_counts(counts)] if counts else []
     parts += [f"{whole}x whole GPU"] if whole else []
     parts += [f"{empty}x empty GPU"] if empty else []
     return ", ".join(parts) or "none"
@@ -73,17 +73,17 @@ def live_status(
         The picture, and a line for every GPU and for the change.
     """
     change = f"{changed_by} is changing the GPUs" if changed_by else "no change is under way"
-    lines, blocks = {"change": change}, [style.fitted(f"{change[0].upper()}{change[1:]}."), ""]
+    lines, blocks = {"change": change}, [style.fit(f"{change[0].upper()}{change[1:]}."), ""]
     blocks += [status(result, is_wide=is_wide, style=style), ""]
     for gpu in result.gpus:
         devices = (gpu.uuid, *gpu.mig_uuids)
         names = [pod for device in devices for pod in pods.get(device, ())]
         names += [str(each) for each in (result.processes or {}).get(gpu.uuid, ())]
-        users = messages.listed(list(dict.fromkeys(names)), limit=messages.MAX_AT_A_TERMINAL)
+        users = messages.list_names(list(dict.fromkeys(names)), limit=messages.MAX_AT_A_TERMINAL)
         name = f"GPU {gpu.index}"
         lines[name] = f"{name}: {slices([gpu])}, " + (f"in use by {users}" if users else "idle")
         if users:
-            blocks.append(style.fitted(f"{name} in use by {users}"))
+            blocks.append(style.fit(f"{name} in use by {users}"))
     return "\n".join(blocks).rstrip(), lines
 
 
@@ -95,26 +95,26 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     blocks += _problems(gpu_recovery.sentences(result.gpus), style)
     if is_wide and not result.plan.is_empty:
         rows = [
-            style.fitted(f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}")
+            style.fit(f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}")
             for gpu_plan in result.plan.gpus
             for step in gpu_plan.steps
         ]
         blocks.append("\n".join(rows))
     lines = [_disruption(result, style)]
     if result.origin:
-        lines.append(style.paint(style.wrapped(f"Origin: {result.origin}"), bar.Tone.FAINT))
+        lines.append(style.paint(style.wrap(f"Origin: {result.origin}"), bar.Tone.FAINT))
     if result.plan.is_empty:
         verdict = f"Layout {result.layout} is already active: nothing to do."
-        lines.append(style.paint(style.fitted(verdict), bar.Tone.GOOD))
+        lines.append(style.paint(style.fit(verdict), bar.Tone.GOOD))
     else:
         lines += [
-            style.wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
+            style.wrap(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
             for strategy, why in result.unserved.items()
         ]
         is_first_part = result.plan.is_provisional
         later = " so far; the instances are planned once MIG is enabled" if is_first_part else ""
         verdict = f"Layout {result.layout}: {summary(result)}{later}."
-        lines.append(style.paint(style.fitted(verdict, further="  "), bar.Tone.STRONG))
+        lines.append(style.paint(style.fit(verdict, further="  "), bar.Tone.STRONG))
     blocks.append("\n".join(filter(None, lines)))
     return "\n\n".join(blocks)
 
@@ -162,7 +162,7 @@ def difference(result: plans.Planned) -> str:
     layout = result.desired[first.uuid]
     is_enabled = layout.mode is model.MigMode.ENABLED
     present = picture.summarise(first)
-    requested = profile_name.counted(layout.counts) if is_enabled else picture.WHOLE
+    requested = profile_name.with_counts(layout.counts) if is_enabled else picture.WHOLE
     sentence = f"GPU {first.index} has {present} instead of {requested}"
     if present == requested:
         but = "at other placements, or with leftovers or" if layout.pins else "leftovers or"
@@ -183,11 +183,9 @@ def _disruption(result: plans.Planned, style: bar.Style) -> str:
     whole = [gpu for gpu in result.gpus if gpu.uuid in changed]
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
     devices = sorted(result.plan.destroyed_uuids - changed - parts)
-    lines = [style.fitted(f"GPU {picture.indices(whole)} must be idle.")] if whole else []
+    lines = [style.fit(f"GPU {picture.indices(whole)} must be idle.")] if whole else []
     if len(devices) > _MAX_UUIDS:
-        lines.append(
-            style.fitted(f"{len(devices)} MIG devices must be idle; '-o json' lists them.")
-        )
+        lines.append(style.fit(f"{len(devices)} MIG devices must be idle; '-o json' lists them."))
     elif devices:
         lines.append(tables.listing("MIG devices that must be idle", devices, style))
     return "\n".join(lines)
@@ -205,4 +203,4 @@ def _instances(gpu: model.Gpu, style: bar.Style) -> list[str]:
         ] or [(number, "-", str(gi.profile), place, "-")]
     head = ("GI", "CI", "PROFILE", "PLACEMENT", "MIG UUID")
     lines = tables.columns(head, rows, style=style, margin="    ") if rows else []
-    return [style.fitted(title, further="      "), *lines]
+    return [style.fit(title, further="      "), *lines]

@@ -74,7 +74,7 @@ class InvalidFile:
 def files_text(results: Sequence[ValidatedFile | InvalidFile], style: bar.Style) -> str:
     """Return the verdicts on several files for people, and the number of invalid files."""
     valid = [each for each in results if isinstance(each, ValidatedFile)]
-    blocks = [f"{style.fitted(each.document.source)}\n{each.text(style)}" for each in valid]
+    blocks = [f"{style.fit(each.document.source)}\n{each.text(style)}" for each in valid]
     if number := len(results) - len(valid):
         verb = "is" if number == 1 else "are"
         total = f"{number} of {messages.count(len(results), 'file')} {verb} invalid."
@@ -125,20 +125,20 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
         if fit in fits
     ]
     if legend:
-        text = style.fitted("   ".join(legend), further="")
+        text = style.fit("   ".join(legend), further="")
         lines.append(style.plain(text.replace("\xa0", " ")))
     unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
     if hidden := len(result.layouts) - len(drawn.layouts):
         more = messages.count(hidden, "more layout")
-        lines.append(style.fitted(f"{more} for other GPUs; -o json has the reasons"))
+        lines.append(style.fit(f"{more} for other GPUs; -o json has the reasons"))
         if result.without_mig:
-            lines.append(style.fitted(f"Without MIG: {messages.listed(result.without_mig)}"))
+            lines.append(style.fit(f"Without MIG: {messages.list_names(result.without_mig)}"))
     else:
         lines += _elsewhere(result, style)
     for verdict in explained[:_MAX_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
-        lines.append(style.wrapped(f"{verdict.layout}: {verdict.why}{place}"))
+        lines.append(style.wrap(f"{verdict.layout}: {verdict.why}{place}"))
     if len(explained) > _MAX_EXPLAINED:
         lines.append(f"{len(explained) - _MAX_EXPLAINED} more; -o json explains them all")
     lines += [
@@ -146,7 +146,7 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
         for strategy, names in result.unserved.items()
     ]
     if result.has_unchecked_indices:
-        lines.append(style.wrapped(_UNCHECKED_INDICES))
+        lines.append(style.wrap(_UNCHECKED_INDICES))
     lines.append(_summed_up(result, drawn, style))
     return "\n".join(lines)
 
@@ -159,9 +159,9 @@ def _is_for_others(result: validate.Validated, layout: str) -> bool:
 def _portability(document: layouts.Document, *, style: bar.Style) -> str:
     """Name the lines of a layout file that nvidia-mig-parted does not understand."""
     if not document.extensions:
-        return style.fitted(f"{document.source}: nvidia-mig-parted understands all of it.")
-    lines = [style.fitted(f"{document.source}: nvidia-mig-parted does not understand all of it.")]
-    return "\n".join([*lines, *(style.wrapped(str(remark)) for remark in document.extensions)])
+        return style.fit(f"{document.source}: nvidia-mig-parted understands all of it.")
+    lines = [style.fit(f"{document.source}: nvidia-mig-parted does not understand all of it.")]
+    return "\n".join([*lines, *(style.wrap(str(remark)) for remark in document.extensions)])
 
 
 _FITS = {
@@ -182,14 +182,14 @@ def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
         if causes:
             products.setdefault(messages.by_cause(causes), []).append(product)
     for text, names in list(products.items())[:_MAX_EXPLAINED]:
-        yield style.wrapped(f"- {messages.listed(names)}: {text}")
+        yield style.wrap(f"- {messages.list_names(names)}: {text}")
     if products:
         yield "-o json explains them all"
 
 
 def _by_product(result: validate.Validated, style: bar.Style) -> Iterable[str]:
     for number, name in enumerate(result.products, start=1):
-        yield style.fitted(f"  {number:>2}  {name}")
+        yield style.fit(f"  {number:>2}  {name}")
     yield ""
     rows: list[tables.Row] = [
         (layout, *(_FITS[result.verdicts[layout, each].fit][:2] for each in result.products))
@@ -222,5 +222,5 @@ def _summed_up(result: validate.Validated, drawn: validate.Validated, style: bar
             outcome = "Some layouts do not fit all of these GPUs; use --must-fit to treat this as"
         else:
             outcome = "The layouts shown fit; use --must-fit to treat those for other GPUs as"
-        return style.wrapped(f"{outcome} an error.")
+        return style.wrap(f"{outcome} an error.")
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)

@@ -56,26 +56,28 @@ def of_gpu(
         expected: The same product under the simulated driver; None: no product is like it.
         instance_ids: Returns the ids that a GPU instance at a placement can have.
     """
-    found = Comparison(index)
+    comparison = Comparison(index)
     if actual["unreachable"] is not None:
-        yield found.of(Subject.UNREACHABLE, "the GPU", "reachable", actual["unreachable"])
+        yield comparison.of(Subject.UNREACHABLE, "the GPU", "reachable", actual["unreachable"])
         return
     if expected is None:
         what = f"{actual['name']}, PCI device id {actual['pci_device_id']}"
-        yield found.of(Subject.PRODUCT, "the product", "in the catalogue", what)
+        yield comparison.of(Subject.PRODUCT, "the product", "in the catalogue", what)
     elif (actual["mig_mode"] is None) is not (expected["mig_mode"] is None):
         # All else that differs follows from it.
         with_mig = {True: "without MIG", False: "with MIG"}
-        known, here = (with_mig[each["mig_mode"] is None] for each in (expected, actual))
-        yield found.of(Subject.MIG, "the GPU", known, here)
+        expected_mig, actual_mig = (
+            with_mig[each["mig_mode"] is None] for each in (expected, actual)
+        )
+        yield comparison.of(Subject.MIG, "the GPU", expected_mig, actual_mig)
     else:
-        yield from _facts(found, actual, expected)
-        yield from _profiles(found, actual, expected)
-        yield from _behaviour(found, actual, expected, instance_ids)
+        yield from _facts(comparison, actual, expected)
+        yield from _profiles(comparison, actual, expected)
+        yield from _behaviour(comparison, actual, expected, instance_ids)
     for rule, is_followed in actual["rules"].items():
         if not is_followed:
             is_order = meanings.ORDER_RULE in rule
-            yield found.of(
+            yield comparison.of(
                 Subject.RULE,
                 rule,
                 "yes",
@@ -99,8 +101,8 @@ def of_faults(
     none = model.RecoveryAction.NONE
     for index, action in enumerate(actions):
         if action is not None and action is not none:
-            found = Comparison(index)
-            yield found.of(Subject.FAULT, "its recovery action", none.value, action.value)
+            comparison = Comparison(index)
+            yield comparison.of(Subject.FAULT, "its recovery action", none.value, action.value)
 
 
 class Comparison:
@@ -146,7 +148,7 @@ class Comparison:
 
 
 def _facts(
-    found: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
+    comparison: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
 ) -> "Iterator[answers.Difference]":
     rows = (
         (Subject.NAME, "its name", "name"),
@@ -154,34 +156,36 @@ def _facts(
         (Subject.MEMORY, "its memory in MiB", "memory_mib"),
         (Subject.MODE_CHANGE, "a change of MIG mode resets it", "mode_change_needs_reset"),
     )
-    yield from found.of_fields(rows, actual, expected)
+    yield from comparison.of_fields(rows, actual, expected)
     if (fabric := actual["fabric"]) is not None and fabric["state"] != "completed":
         what = "its registration with the NVSwitch fabric"
-        yield found.of(Subject.FABRIC, what, "completed", fabric["state"])
+        yield comparison.of(Subject.FABRIC, what, "completed", fabric["state"])
 
 
 def _profiles(
-    found: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
+    comparison: Comparison, actual: "answers.CapturedGpu", expected: "answers.CapturedGpu"
 ) -> "Iterator[answers.Difference]":
     if actual["profiles"] is None or expected["profiles"] is None:
         if actual["profiles"] is not expected["profiles"]:
-            yield found.of(Subject.WITHHELD, "profiles and placements", "reported", "withheld")
+            yield comparison.of(
+                Subject.WITHHELD, "profiles and placements", "reported", "withheld"
+            )
         return
-    here = {row["enum"]: row for row in actual["profiles"]}
-    known = {row["enum"]: row for row in expected["profiles"]}
-    for number in sorted(here | known):
-        if number not in here:
-            name = known[number]["name"]
-            yield found.of(Subject.PROFILE_MISSING, f"profile {name}", "listed", "not listed")
-        elif number not in known:
-            name = here[number]["name"]
-            yield found.of(Subject.PROFILE_ADDED, f"profile {name}", "not listed", "listed")
+    actual_rows = {row["enum"]: row for row in actual["profiles"]}
+    expected_rows = {row["enum"]: row for row in expected["profiles"]}
+    for number in sorted(actual_rows | expected_rows):
+        if number not in actual_rows:
+            name = expected_rows[number]["name"]
+            yield comparison.of(Subject.PROFILE_MISSING, f"profile {name}", "listed", "not listed")
+        elif number not in expected_rows:
+            name = actual_rows[number]["name"]
+            yield comparison.of(Subject.PROFILE_ADDED, f"profile {name}", "not listed", "listed")
         else:
-            yield from _profile(found, here[number], known[number])
+            yield from _profile(comparison, actual_rows[number], expected_rows[number])
 
 
 def _profile(
-    found: Comparison, actual: "answers.CapturedProfile", expected: "answers.CapturedProfile"
+    comparison: Comparison, actual: "answers.CapturedProfile", expected: "answers.CapturedProfile"
 ) -> "Iterator[answers.Difference]":
     rows = (
         (Subject.PROFILE_NAME, "name", "name"),
@@ -193,19 +197,19 @@ def _profile(
         (Subject.ENGINES, "copy engines, decoders, encoders, JPEG, OFA", "engines"),
     )
     name = f"profile {expected['name']}"
-    yield from found.of_fields(rows, actual, expected, prefix=f"{name}: ")
+    yield from comparison.of_fields(rows, actual, expected, prefix=f"{name}: ")
     for place in expected["placements"]:
         if place not in actual["placements"]:
             what = f"{name} at {place}"
-            yield found.of(Subject.PLACEMENT_MISSING, what, "possible", "not possible")
+            yield comparison.of(Subject.PLACEMENT_MISSING, what, "possible", "not possible")
     for place in actual["placements"]:
         if place not in expected["placements"]:
             what = f"{name} at {place}"
-            yield found.of(Subject.PLACEMENT_ADDED, what, "not possible", "possible")
+            yield comparison.of(Subject.PLACEMENT_ADDED, what, "not possible", "possible")
     one, other = actual["compute_profiles"], expected["compute_profiles"]
     if one is not None and other is not None and (mine := _pack(one)) != (theirs := _pack(other)):
         what = f"{name}: compute-instance profiles (id, slices, multiprocessors, most)"
-        yield found.of(Subject.COMPUTE_PROFILES, what, theirs, mine)
+        yield comparison.of(Subject.COMPUTE_PROFILES, what, theirs, mine)
 
 
 def _pack(rows: "list[answers.CapturedComputeProfile]") -> str:
@@ -217,7 +221,7 @@ def _pack(rows: "list[answers.CapturedComputeProfile]") -> str:
 
 
 def _behaviour(
-    found: Comparison,
+    comparison: Comparison,
     actual: "answers.CapturedGpu",
     expected: "answers.CapturedGpu",
     instance_ids: Callable[[model.Placement], frozenset[int]],
@@ -228,13 +232,13 @@ def _behaviour(
         if ids and instance["id"] not in ids:
             what = f"id of the GPU instance {instance['profile']} at {place}"
             possible = " or ".join(map(str, sorted(ids)))
-            yield found.of(Subject.INSTANCE_ID, what, possible, instance["id"])
-    known = {each["call"]: each["answer"] for each in expected["answers"]}
+            yield comparison.of(Subject.INSTANCE_ID, what, possible, instance["id"])
+    expected_answers = {each["call"]: each["answer"] for each in expected["answers"]}
     for probe in actual["answers"]:
-        answer = known.get(probe["call"], probe["answer"])
+        answer = expected_answers.get(probe["call"], probe["answer"])
         if probe["answer"] != answer:
             is_handled = probe["is_handled"]
-            yield found.of(
+            yield comparison.of(
                 Subject.ANSWER,
                 probe["call"],
                 answer,
@@ -242,11 +246,11 @@ def _behaviour(
                 Effect.NONE if is_handled else Effect.CHANGES,
                 meanings.HANDLED if is_handled else meanings.UNHANDLED,
             )
-    yield from _functions(found, actual["functions"], expected["functions"])
+    yield from _functions(comparison, actual["functions"], expected["functions"])
 
 
 def _functions(
-    found: Comparison,
+    comparison: Comparison,
     actual: Mapping[str, list[str]],
     expected: Mapping[str, list[str]],
     usual: str = meanings.WORKS,
@@ -256,7 +260,7 @@ def _functions(
         one, other = actual[function], expected[function]
         if one != other:
             consequence = meanings.FUNCTIONS.get(function, usual)
-            yield found.of(
+            yield comparison.of(
                 Subject.FUNCTION,
                 function,
                 ", ".join(other),

@@ -37,7 +37,7 @@ class AcceptanceStage:
         return {"name": self.name, "outcome": self.outcome.value, "why": self.why}
 
 
-def failed(gpu: int, stages: Iterable[AcceptanceStage]) -> "Iterator[answers.Difference]":
+def failures(gpu: int, stages: Iterable[AcceptanceStage]) -> "Iterator[answers.Difference]":
     """Yield a difference for each stage that failed on a GPU."""
     comparison = differences.Comparison(gpu)
     for stage in stages:

@@ -113,11 +113,11 @@ class Survey:
         every = (*self.calls, *(call for gpu in self.gpus for call in gpu.calls))
         for call in (*every, *later):
             by_function.setdefault(call.function, []).append(call)
-        found: list[answers.Latency] = []
+        rows: list[answers.Latency] = []
         for function, calls in sorted(by_function.items()):
             good = [call.seconds for call in calls if call.answer == SUCCESS]
             seconds = good or [call.seconds for call in calls]
-            found.append(
+            rows.append(
                 {
                     "function": function,
                     "calls": len(calls),
@@ -125,21 +125,21 @@ class Survey:
                     "longest_ms": round(max(seconds) * 1000, 3),
                 }
             )
-        return found
+        return rows
 
 
 def capture(survey: Survey) -> "list[answers.CapturedGpu]":
     """Return the GPUs as plain data that identify no machine."""
     uuids = [each.gpu.uuid for each in survey.gpus]
-    return [_captured(each, uuids) for each in survey.gpus]
+    return [_capture_gpu(each, uuids) for each in survey.gpus]
 
 
 def answers_of(calls: Iterable[SurveyedCall]) -> dict[str, list[str]]:
     """Return the different answers of each function."""
-    found: dict[str, set[str]] = {}
+    by_function: dict[str, set[str]] = {}
     for call in calls:
-        found.setdefault(call.function, set()).add(call.answer)
-    return {function: sorted(each) for function, each in sorted(found.items())}
+        by_function.setdefault(call.function, set()).add(call.answer)
+    return {function: sorted(each) for function, each in sorted(by_function.items())}
 
 
 def plain(text: str) -> str:
@@ -147,7 +147,7 @@ def plain(text: str) -> str:
     return _UUID_LIKE.sub("[removed]", text)[:_MAX_LETTERS]
 
 
-def _captured(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGpu":
+def _capture_gpu(each: SurveyedGpu, uuids: Sequence[str]) -> "answers.CapturedGpu":
     gpu = each.gpu
     if isinstance(gpu, model.UnreachableGpu):
         return {
@@ -221,7 +221,7 @@ def _profile(row: model.GpuInstanceProfile, facts: ProfileFacts) -> "answers.Cap
     }
 
 
-def completed(
+def with_compute_profiles(
     gpu: "answers.CapturedGpu", rows: Mapping[int, Sequence[model.ComputeInstanceProfile]]
 ) -> "answers.CapturedGpu":
     """Return a GPU with compute-instance profiles that it did not list; ``rows`` has its enums."""

@@ -55,11 +55,11 @@ def layout_of(
     if name == well_known.CUSTOM_LAYOUT and node.takes_custom:
         return custom_layouts.Custom.of(node.view).layout()[0]
     listed = next((each for each in node.layouts if each.name == name), None)
-    own = document.layouts.get(name)
-    if listed and (own is None or own.content_hash != listed.content_hash):
-        made = served.generated(gpus).get(name)
+    in_document = document.layouts.get(name)
+    if listed and (in_document is None or in_document.content_hash != listed.content_hash):
+        made = served.generate(gpus).get(name)
         if made and made.content_hash == listed.content_hash:
             return made
-        if own is None or document.is_presumed:
+        if in_document is None or document.is_presumed:
             return None
     return document.layout(name)

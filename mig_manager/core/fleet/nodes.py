@@ -71,7 +71,7 @@ class FleetNode:
     @property
     def strategy(self) -> strategies.Strategy | None:
         """The device plugin's MIG strategy by its label, or else by the resources; or unknown."""
-        if labelled := strategies.labelled(self.view.labels):
+        if labelled := strategies.from_labels(self.view.labels):
             return labelled
         names = [name for name, count in self.view.allocatable.items() if count]
         if any(map(resources.is_mig, names)):

@@ -76,7 +76,7 @@ def _headline(report: node_reports.NodeReport, width: int, style: bar.Style) -> 
         words.append(": ".join(filter(None, (run.reason or run.phase, run.message))))
     rest = messages.printable("  ".join(words), " ")
     room = style.width - 2 - width - 2 - _STATE_WIDTH - 2
-    rest = bar.shortened(rest, room)
+    rest = bar.shorten(rest, room)
     name = style.paint(node.name.ljust(width), bar.Tone.STRONG)
     shown = style.paint(state.value.ljust(_STATE_WIDTH), TONES.get(state, bar.Tone.BAD))
     return f"{name}  {shown}  {style.plain(rest)}".rstrip()
@@ -122,11 +122,11 @@ def _in_use(
 ) -> frozenset[_Span]:
     """Return as many instances and whole GPUs of each kind as pods on the node request."""
     use, _ = nodes.published_use(node, gpus)
-    known = use.in_use if use else {}
+    placements = use.in_use if use else {}
     published = {
         (gpu.uuid, placement if gpu.current_mode is model.MigMode.ENABLED else None)
         for gpu in gpus
-        for placement in known.get(gpu.uuid, ())
+        for placement in placements.get(gpu.uuid, ())
     }
     known_first = published | {(uuid, None) for uuid, _ in published}
     requested: collections.Counter[str] = collections.Counter()
@@ -186,5 +186,5 @@ def _footer(overview: Overview, style: bar.Style) -> list[str]:
         count = len(pending)
         devices = ", ".join(f"{number}x {name}" for name, number in sorted(wanted.items()))
         pods = "1 pod waits" if count == 1 else f"{count} pods wait"
-        lines.append(style.wrapped(f"{pods} for MIG devices: {devices}"))
+        lines.append(style.wrap(f"{pods} for MIG devices: {devices}"))
     return lines

@@ -112,10 +112,10 @@ def preview(
     if gpus is None:
         return _unknown(node, name, "NotPublished", why)
     try:
-        chosen = layout or listed_layouts.layout_of(node, gpus, document, name)
-        if chosen is None:
+        layout = layout or listed_layouts.layout_of(node, gpus, document, name)
+        if layout is None:
             return _unknown(node, name, "ContentUnknown", _NO_CONTENT)
-        printable = dataclasses.replace(chosen, name=messages.printable(chosen.name))
+        printable = dataclasses.replace(layout, name=messages.printable(layout.name))
         planned = plans.plan(gpus, printable)
     except (errors.ConfigError, errors.LayoutError) as error:
         return Preview(
@@ -131,14 +131,14 @@ def preview(
         message = "the profiles of its GPUs are unknown until MIG is enabled"
     elif planned.plan.is_empty:
         feasibility = NodeFit.APPLIED
-    losses, claiming = (None, ()) if pods is None else _affected(node, planned, pods)
+    losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
     return Preview(
         name=node.name,
         layout=name,
         feasibility=feasibility,
         reason=reason,
         message=message,
-        content_hash=chosen.content_hash,
+        content_hash=layout.content_hash,
         planned=planned,
         losses=losses,
         claiming=claiming,
@@ -180,7 +180,7 @@ def of_rollout(
     )
 
 
-def _affected(
+def _losses_and_claims(
     node: nodes.FleetNode, planned: plans.Planned, pods: Sequence[pod_object.Pod]
 ) -> tuple[tuple[resources.Loss, ...], tuple[str, ...]]:
     """Return the devices that pods lose, and the pods with claims, which can lose others.

@@ -174,7 +174,7 @@ class Rollout:
         self._rest: tuple[object, float] = ((), 0.0)
         """The states of nodes at rest, and since when; empty while a node is moving."""
 
-    def requested(self, name: str) -> None:
+    def record_request(self, name: str) -> None:
         """Record that a node's label was written."""
         self._tracks[name] = dataclasses.replace(self._track(name), is_requested=True)
 
@@ -370,13 +370,13 @@ def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     """Return the nodes that may start now."""
     in_progress = sum(node.state in _MOVING or node.is_retried for node in decision.nodes)
     unavailable = len(decision.unavailable)
-    chosen: list[str] = []
+    startable: list[str] = []
     # Nodes that are already unavailable do not add to the limit.
     for node in sorted(
         decision.of(NodeProgressState.TO_DO), key=lambda each: not each.is_unavailable
     ):
         fits = node.is_unavailable or unavailable < decision.most
-        if fits and in_progress + len(chosen) < decision.most:
+        if fits and in_progress + len(startable) < decision.most:
             unavailable += not node.is_unavailable
-            chosen.append(node.name)
-    return tuple(chosen)
+            startable.append(node.name)
+    return tuple(startable)

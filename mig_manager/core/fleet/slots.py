@@ -47,7 +47,7 @@ class Judgement:
     mine: tuple[Slot, ...]  # slots of our node: one, or more if a response was lost
     free: tuple[Slot, ...]  # free slots; without a version if there is no Lease yet
     silent: tuple[Slot, ...]  # slots of other nodes, not renewed for the duration of the Lease
-    held: tuple[Slot, ...]  # other slots of other nodes
+    occupied: tuple[Slot, ...]  # other slots of other nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +60,16 @@ class Denial:
     """Nodes with a silent agent that an interrupted change has made unavailable."""
 
     def __str__(self) -> str:
-        def named(nodes: Iterable[str]) -> str:
-            return messages.listed(sorted(nodes), limit=_MAX_NAMED)
+        def list_nodes(nodes: Iterable[str]) -> str:
+            return messages.list_names(sorted(nodes), limit=_MAX_NAMED)
 
         parts = []
         if self.changing:
-            parts.append(f"under change now: {named(self.changing)}")
+            parts.append(f"under change now: {list_nodes(self.changing)}")
         if self.silent:
             parts.append(
                 "interrupted in a change, and their agents are silent: "
-                f"{named(self.silent)} (bring them back, or delete Node or Lease)"
+                f"{list_nodes(self.silent)} (bring them back, or delete Node or Lease)"
             )
         what = "; ".join(parts) or "others were quicker"
         return f"waiting for one of {self.limit} slots for nodes under change; {what}"
@@ -121,7 +121,7 @@ def judge(
             if index not in by_index or not by_index[index].holder
         ),
         silent=silent,
-        held=tuple(slot for slot in others if slot not in silent),
+        occupied=tuple(slot for slot in others if slot not in silent),
     )
 
 

@@ -66,7 +66,7 @@ def _layouts(
     _check_kind(root)
     with diagnostics.continuing():
         fields.check_keys(root, DOCUMENT_KEYS)
-        version = fields.required(root, "version", example=layouts.VERSION)
+        version = fields.require(root, "version", example=layouts.VERSION)
         fields.check_version(version, layouts.VERSION)
     configs = root.get("mig-configs")
     if configs is None:
@@ -121,8 +121,8 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
         fields.fail(node, problem)
     with diagnostics.continuing():
         fields.check_keys(node, KEYS)
-        fields.required(node, "devices", example="all")
-        fields.required(node, "mig-enabled", example="true")
+        fields.require(node, "devices", example="all")
+        fields.require(node, "mig-enabled", example="true")
     filters: dict[gpu_selectors.Filter, errors.Location] = {}
     listed = node.get("device-filter")
     # Nothing, null, "" and [] all mean "every model" to mig-parted.

@@ -108,7 +108,7 @@ def is_marked(text: str) -> bool:
     return f"{layout.name} ".startswith(_MARK)
 
 
-def requested(view: node_object.NodeView) -> Custom | None:
+def of_request(view: node_object.NodeView) -> Custom | None:
     """Return the content of a node's request for ``custom``; None without such a request."""
     is_custom = view.labels.get(well_known.CONFIG_LABEL) == well_known.CUSTOM_LAYOUT
     return Custom.of(view) if is_custom else None

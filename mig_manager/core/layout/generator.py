@@ -106,13 +106,13 @@ def _layout(name: str, rules: _Rules, kinds: Sequence[GpuKind]) -> layouts.Layou
 def _standard(kind: GpuKind) -> Iterator[tuple[str, model.Devices]]:
     """Yield the names and instances of the standard layouts with instances."""
     capacity = placement.Capacity(kind.profiles)
-    if balanced := _balanced(kind, capacity):
+    if balanced := _balanced_devices(kind, capacity):
         yield _BALANCED, balanced
     for spec in capacity.specs:
         yield _label("all-", str(spec.profile)), ((spec.profile, capacity.most(spec.profile)),)
 
 
-def _balanced(kind: GpuKind, capacity: placement.Capacity) -> model.Devices:
+def _balanced_devices(kind: GpuKind, capacity: placement.Capacity) -> model.Devices:
     """Return one large, one medium and two small instances; empty where a size is missing."""
     base = [
         spec.profile

@@ -53,8 +53,10 @@ class NameFilter:
 
     def matches_name(self, name: str) -> bool:
         """Return whether a product name matches."""
-        known = canonical_name(name)
-        return any(fnmatch.fnmatchcase(each, self.pattern) for each in (known, f"nvidia-{known}"))
+        canonical = canonical_name(name)
+        return any(
+            fnmatch.fnmatchcase(each, self.pattern) for each in (canonical, f"nvidia-{canonical}")
+        )
 
     def may_match(self, gpu: model.UnreachableGpu) -> bool:
         """Return whether an unreachable GPU can be of a matching model."""

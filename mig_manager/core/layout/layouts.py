@@ -134,7 +134,7 @@ class Document:
             reason=errors.Reason.UNKNOWN_CONFIG,
         )
 
-    def selected(self, names: Sequence[str]) -> Sequence[Layout]:
+    def select(self, names: Sequence[str]) -> Sequence[Layout]:
         """Return the layouts of these names, or all.
 
         Raises:

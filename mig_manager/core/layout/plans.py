@@ -189,7 +189,7 @@ def plan(
             busy = frozenset((*pods, *steps.ids_in_use(observed, processes() or {})))
             if busy & changes.destroyed_uuids:
                 changes = planner.plan(observed, changed, busy=busy)
-        changes = planner.combined(changes, planner.restore(observed, cancelled))
+        changes = planner.combine(changes, planner.restore(observed, cancelled))
     return Planned(
         layout=layout.name,
         gpus=observed,

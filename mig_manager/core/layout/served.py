@@ -20,7 +20,7 @@ _MAX_LAYOUTS = 1000  # layouts in it
 _MAX_LETTERS = 200  # of a name or an origin
 
 
-def generated(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
+def generate(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
     """Return the standard layouts of a node's GPUs; none if the driver lists no profiles."""
     try:
         return generator.layouts_of(generator.kinds_of(gpus))
@@ -28,7 +28,7 @@ def generated(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
         return {}
 
 
-def selected(
+def desired_gpus(
     name: str, document: layouts.Document | None, gpus: Iterable[model.Gpu]
 ) -> dict[str, model.DesiredGpu]:
     """Return a layout of a document, or else a generated one, on these GPUs; empty if unknown.
@@ -37,17 +37,17 @@ def selected(
         LayoutError: It does not fit.
     """
     gpus = tuple(gpus)
-    available = document.layouts if document else generated(gpus)
+    available = document.layouts if document else generate(gpus)
     return layouts.select(available[name], gpus) if name in available else {}
 
 
-def ungenerated(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu, ...]:
+def gpus_without_layouts(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu, ...]:
     """Return the unreachable GPUs with unknown layouts: no reachable GPU is of their model."""
     models = {gpu.pci_device_id for gpu in gpus}
     return tuple(gpu for gpu in gpus.unreachable if gpu.pci_device_id not in models)
 
 
-def merged(
+def merge(
     file: layouts.Document, generated: Mapping[str, layouts.Layout], *, is_default: bool
 ) -> layouts.Document:
     """Return the layouts of a file and generated ones; these replace a default file's."""

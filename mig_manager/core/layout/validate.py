@@ -150,7 +150,7 @@ def against_products(
         for layout in layouts
         for rule in layout.rules
     )
-    result = _validated(layouts, source, tuple(labelled), others, cases)
+    result = _judge(layouts, source, tuple(labelled), others, cases)
     return dataclasses.replace(result, has_unchecked_indices=has_indices)
 
 
@@ -174,10 +174,10 @@ def against_node(
         for layout in layouts
         for product in products
     ]
-    return _validated(layouts, source, products, others, cases)
+    return _judge(layouts, source, products, others, cases)
 
 
-def _validated(
+def _judge(
     layouts: Sequence[layouts.Layout],
     source: str,
     products: tuple[str, ...],

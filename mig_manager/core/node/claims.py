@@ -126,7 +126,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
             return f"the DRA driver has published {size} of {each.count} ResourceSlices"
     # The driver may have devices of unreachable GPUs too.
     is_partial = bool(model.unreachable(gpus))
-    expected, _ = device_ids.expected(gpus)
+    expected, _ = device_ids.expected_ids(gpus)
     listed = [
         uuid
         for each in current
@@ -144,7 +144,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
     )
 
 
-def tainted(slices: Iterable[Slice]) -> tuple[str, ...]:
+def tainted_devices(slices: Iterable[Slice]) -> tuple[str, ...]:
     """Return the devices that a taint keeps pods away from, each with its taints.
 
     The driver taints devices after a fatal Xid (``gpu.nvidia.com/xid``) and after the loss of a

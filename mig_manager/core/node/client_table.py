@@ -57,7 +57,7 @@ def _client(item: yaml_tree.Node) -> ExtraClient:
     node = fields.mapping(item, "a client is a mapping with 'labels'")
     fields.check_keys(node, ("labels", "namespace", "deploy-label"))
     example = "{app: gpu-watcher}"
-    labels = fields.required(node, "labels", example=example)
+    labels = fields.require(node, "labels", example=example)
     # Without labels, the client would be every pod of the node.
     if not (isinstance(labels, yaml_tree.Mapping) and labels.entries):
         fields.fail(labels, f"labels must be a mapping such as {example}")

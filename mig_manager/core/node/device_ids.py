@@ -29,10 +29,10 @@ def is_unknown(device_id: str, known_ids: frozenset[str] | None) -> bool:
     return is_missing and DEVICE_UUID.fullmatch(device_id) is not None
 
 
-def expected(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
+def expected_ids(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
     """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
-    known = tuple(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
-    whole = frozenset(gpu.uuid for gpu in known)
-    enabled = [gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED]
+    plugin_gpus = tuple(gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS)
+    whole = frozenset(gpu.uuid for gpu in plugin_gpus)
+    enabled = [gpu for gpu in plugin_gpus if gpu.current_mode is model.MigMode.ENABLED]
     unsliced = whole - {gpu.uuid for gpu in enabled}
     return unsliced.union(*(gpu.mig_uuids for gpu in enabled)), whole

@@ -87,7 +87,7 @@ class Usage:
             and self._may_use(pod, _of(pod, allocations), affected)
         )
 
-    def undecided(
+    def undecided_users(
         self,
         affected: Collection[str] | None,
         *,
@@ -169,7 +169,7 @@ class Usage:
         is_named = any(map(device_ids.DEVICE_UUID.fullmatch, allocated.device_ids))
         return "" if is_named else "its device ids are not UUIDs"
 
-    def named(self, users: Iterable[pod_object.Pod]) -> str:
+    def describe_users(self, users: Iterable[pod_object.Pod]) -> str:
         """Name pods, with the reason for each uncertain user."""
         return messages.by_cause((pod.key, self.why_uncertain(pod)) for pod in users)
 
@@ -214,7 +214,7 @@ class Usage:
         for one in self.assigned or ():
             if one.key not in finished:
                 other = by_key.get(one.key)
-                by_key[one.key] = one if other is None else _joined(other, one)
+                by_key[one.key] = one if other is None else _join(other, one)
         return by_key
 
     def _may_use(
@@ -299,7 +299,7 @@ def _plugin_resources(pod: pod_object.Pod) -> frozenset[str]:
     return frozenset(pod.gpu_resources.keys() - pod.claimed_resources - pod.completed_resources)
 
 
-def _joined(one: pod_object.PodDevices, other: pod_object.PodDevices) -> pod_object.PodDevices:
+def _join(one: pod_object.PodDevices, other: pod_object.PodDevices) -> pod_object.PodDevices:
     return dataclasses.replace(
         one,
         device_ids=one.device_ids | other.device_ids,

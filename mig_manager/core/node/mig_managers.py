@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from mig_manager.core.node import pod_object
 
 _OPERATORS = "nvidia-mig-manager"
-_OURS = "mig-manager"
+_OUR_NAME = "mig-manager"
 
 
 def others(
@@ -36,7 +36,7 @@ def others(
 def is_mig_manager(labels: Mapping[str, str], container_names: Iterable[str]) -> bool:
     """Return whether a pod is an agent of this program or of NVIDIA's mig-manager."""
     names = {labels.get("app"), labels.get("app.kubernetes.io/name"), *container_names}
-    return not names.isdisjoint((_OURS, _OPERATORS))
+    return not names.isdisjoint((_OUR_NAME, _OPERATORS))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +110,6 @@ def _manager_kind(pod: pod_object.Pod, *, knows_ourselves: bool) -> str:
         and pod.feature_gates.get("DynamicMIG", False),
         "nos' mig-agent": is_nos,
         "OpenShift's Dynamic Accelerator Slicer": is_slicer,
-        "another mig-manager": knows_ourselves and name == _OURS and _OURS in containers,
+        "another mig-manager": knows_ourselves and name == _OUR_NAME and _OUR_NAME in containers,
     }
     return next((kind for kind, is_it in kinds.items() if is_it), "")

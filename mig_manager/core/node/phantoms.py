@@ -45,7 +45,7 @@ def find(
         strategy = strategies.Strategy.MIXED
     elif answer is None:
         strategy = None
-    supplied = _supplied(gpus, advertised, strategy) | registered
+    supplied = _possible_resources(gpus, advertised, strategy) | registered
     if not any(map(resources.is_device_or_shared, registered)):
         # The plugin may be restarting, and may use other names than those of profiles.
         for name in advertised:
@@ -62,16 +62,16 @@ def is_possible(
     if not gpus or model.unreachable(gpus):
         return False
     advertised = resources.devices_of(node.allocatable)
-    supplied = _supplied(gpus, advertised, strategy or strategies.Strategy.MIXED)
+    supplied = _possible_resources(gpus, advertised, strategy or strategies.Strategy.MIXED)
     return not advertised.keys() <= supplied
 
 
 def message(advertised: Mapping[str, int]) -> str:
     """Describe the phantom devices of a node."""
-    return f"the node offers {listed(advertised)}, which no GPU has"
+    return f"the node offers {with_counts(advertised)}, which no GPU has"
 
 
-def listed(advertised: Mapping[str, int]) -> str:
+def with_counts(advertised: Mapping[str, int]) -> str:
     """Name resources with their numbers."""
     return ", ".join(f"{count} {name}" for name, count in advertised.items())
 
@@ -82,8 +82,8 @@ def remedy(node_name: str, names: Iterable[str]) -> str:
     return f"kubectl patch node {node_name} --subresource=status --type=merge -p '{patch}'"
 
 
-def _supplied(
+def _possible_resources(
     gpus: Iterable[model.Gpu], advertised: Iterable[str], strategy: strategies.Strategy | None
 ) -> set[str]:
-    supplied = resources.supplied(gpus, strategy)
+    supplied = resources.possible_resources(gpus, strategy)
     return {name for name in advertised if resources.base(name) in supplied}

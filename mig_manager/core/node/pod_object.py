@@ -147,11 +147,11 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     claimed = frozenset(
         str(each["resourceName"]) for each in extended.get("requestMappings") or ()
     )
-    ended = _completed_init_containers(status)
+    completed_inits = _completed_init_containers(status)
     inits = [
         container
         for container in spec.get("initContainers") or ()
-        if _is_sidecar(container) or container["name"] not in ended
+        if _is_sidecar(container) or container["name"] not in completed_inits
     ]
     resources = peak(spec, _container_resources)
     # The last part of a path: k0s, MicroK8s and ``--root-dir`` change the parts before it.

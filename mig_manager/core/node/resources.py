@@ -134,7 +134,9 @@ def devices_of(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if n and is_device_or_shared(name)}
 
 
-def supplied(gpus: Iterable[model.Gpu], strategy: strategies.Strategy | None) -> frozenset[str]:
+def possible_resources(
+    gpus: Iterable[model.Gpu], strategy: strategies.Strategy | None
+) -> frozenset[str]:
     """Return the resources that a device plugin may advertise for these GPUs, without replicas.
 
     ``strategy`` None: unknown.
@@ -214,12 +216,12 @@ def losses(
 
     ``capacity`` is the node's, which counts a device once for each replica.
     """
-    known = tuple(gpus)
+    gpus = tuple(gpus)
     most: collections.Counter[str] = collections.Counter()
     for name, count in devices_of(capacity).items():
         # Kubelet keeps the capacity of a device's former name, shared or not, for five minutes.
         most[base(name)] = max(most[base(name)], count)
-    by_uuid = {gpu.uuid: gpu for gpu in known}
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
         if gpu_plan.takes_whole_gpu or (strategy is strategies.Strategy.NONE and gpu_plan.steps):
@@ -233,6 +235,6 @@ def losses(
             ending=ending[kind.resource],
             replicas=max(1, most[kind.resource] // kind.count),
         )
-        for kind in kinds(known, pods, strategy=strategy)
+        for kind in kinds(gpus, pods, strategy=strategy)
         if ending[kind.resource] and kind.pods
     )

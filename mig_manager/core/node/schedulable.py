@@ -26,15 +26,15 @@ def why_not(
     """
     # Kubelet may have devices of unreachable GPUs too.
     is_partial = bool(model.unreachable(gpus))
-    known = tuple(gpus)
+    gpus = tuple(gpus)
     if allocatable is None:
-        is_enough = is_partial and _has_at_least(node, _among(known, changed), strategy)
-        return "" if is_enough else _why_not_counted(known, node, strategy, changed)
+        is_enough = is_partial and _has_at_least(node, _among(gpus, changed), strategy)
+        return "" if is_enough else _why_not_counted(gpus, node, strategy, changed)
     devices, ids = _devices(allocatable)
-    registered = _count_registered(known, node.capacity, devices, strategy)
+    registered = _count_registered(gpus, node.capacity, devices, strategy)
     for expected, needed in zip(
-        _possible_devices(known, strategy),
-        _possible_devices(_among(known, changed), strategy),
+        _possible_devices(gpus, strategy),
+        _possible_devices(_among(gpus, changed), strategy),
         strict=True,
     ):
         is_registered = registered >= len(expected)
@@ -42,16 +42,16 @@ def why_not(
         if ids == expected or (ids and is_registered and is_known and needed <= ids):
             return "; ".join(
                 f"the node's allocatable {name} is {shown}, {count} expected"
-                for name, (shown, count) in sorted(_unreported(devices, node).items())
+                for name, (shown, count) in sorted(_differing_counts(devices, node).items())
             )
-    sliced, _ = device_ids.expected(known)
+    sliced, _ = device_ids.expected_ids(gpus)
     return (
         f"kubelet has {len(ids)} allocatable devices: {len(ids & sliced)} exist, "
-        f"{len(sliced)} are expected{_unhealthy(known, ids, registered)}"
+        f"{len(sliced)} are expected{_unhealthy(gpus, ids, registered)}"
     )
 
 
-def unreported(
+def unreported_counts(
     gpus: Sequence[model.Gpu],
     allocatable: Mapping[str, frozenset[str]] | None,
     node: node_object.NodeView,
@@ -68,10 +68,10 @@ def unreported(
     devices, ids = _devices(allocatable)
     if not ids or ids not in _possible_devices(gpus, strategy):
         return {}
-    return {name: count for name, (_, count) in _unreported(devices, node).items()}
+    return {name: count for name, (_, count) in _differing_counts(devices, node).items()}
 
 
-def destroyed(
+def destroyed_devices(
     gpus: Iterable[model.Gpu],
     allocatable: Mapping[str, frozenset[str]],
     strategy: strategies.Strategy | None,
@@ -100,7 +100,7 @@ def _devices(
     return devices, resources.without_replicas(frozenset().union(*devices.values()))
 
 
-def _unreported(
+def _differing_counts(
     devices: Mapping[str, frozenset[str]], node: node_object.NodeView
 ) -> dict[str, tuple[int, int]]:
     """Return the number of devices that a Node shows and that kubelet has, where they differ."""
@@ -118,10 +118,10 @@ def _unhealthy(gpus: Sequence[model.Gpu], ids: frozenset[str], registered: int) 
     The device plugin marks one device of a GPU unhealthy after a critical Xid, later versions all
     of them (k8s-device-plugin#1929). No version marks a device healthy again before its restart.
     """
-    expected, _ = device_ids.expected(gpus)
+    expected, _ = device_ids.expected_ids(gpus)
     if not ids <= expected or registered < len(expected):
         return ""
-    unhealthy = {gpu.index: device_ids.expected((gpu,))[0] - ids for gpu in gpus}
+    unhealthy = {gpu.index: device_ids.expected_ids((gpu,))[0] - ids for gpu in gpus}
     names = ", ".join(f"{len(each)} of GPU {index}" for index, each in unhealthy.items() if each)
     return f"; unhealthy, after an Xid until the device plugin restarts: {names}"
 
@@ -154,14 +154,14 @@ def has_too_few(gpus: Sequence[model.Gpu], node: node_object.NodeView) -> bool:
     A node without any has no device plugin, or a DRA driver.
     """
     registered = _count_registered(gpus, node.capacity, {}, None)
-    return 0 < registered < len(device_ids.expected(gpus)[0])
+    return 0 < registered < len(device_ids.expected_ids(gpus)[0])
 
 
 def _possible_devices(
     gpus: Iterable[model.Gpu], strategy: strategies.Strategy | None
 ) -> tuple[frozenset[str], ...]:
     """Return the device ids of the plugin by its strategy; both sets if that is unknown."""
-    sliced, whole = device_ids.expected(gpus)
+    sliced, whole = device_ids.expected_ids(gpus)
     if strategy is None:
         return sliced, whole
     return (whole,) if strategy is strategies.Strategy.NONE else (sliced,)
@@ -178,10 +178,10 @@ def _why_not_counted(
     A sum would not do: until kubelet's heartbeat the node may have as many devices of the former
     layout.
     """
-    sliced, _ = device_ids.expected(gpus)
+    sliced, _ = device_ids.expected_ids(gpus)
     allocatable = resources.devices_of(node.allocatable)
     total = sum(allocatable.values())
-    needed = len(device_ids.expected(_among(gpus, changed))[0])
+    needed = len(device_ids.expected_ids(_among(gpus, changed))[0])
     counts = _counts(gpus)
     for expected in [counts[strategy]] if strategy else counts.values():
         if _is_as_expected(allocatable, expected, node.labels):
@@ -209,8 +209,8 @@ def _has_at_least(
 
 def _counts(gpus: Sequence[model.Gpu]) -> dict[strategies.Strategy, dict[str, int]]:
     """Return the number of devices by resource that the plugin has with each strategy."""
-    known = [gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS]
-    return {strategy: resources.counts(known, strategy) for strategy in strategies.Strategy}
+    plugin_gpus = [gpu for gpu in gpus if gpu.name not in strategies.DISPLAYS]
+    return {strategy: resources.counts(plugin_gpus, strategy) for strategy in strategies.Strategy}
 
 
 def _is_as_expected(
@@ -254,7 +254,7 @@ def _count_registered(
     ``devices`` are the healthy ids by resource, which show the replicas of a shared device.
     """
     likely = strategies.Strategy.MIXED if any(map(resources.is_mig, devices)) else strategy
-    names = resources.supplied(gpus, likely)
+    names = resources.possible_resources(gpus, likely)
     return sum(
         count // _replicas(devices.get(name, frozenset()))
         for name, count in resources.devices_of(counts).items()

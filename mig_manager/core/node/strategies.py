@@ -28,7 +28,7 @@ class GpuLayout:
     name: str  # for messages, such as ``GPU 0``
     is_enabled: bool
     profiles: Collection[model.Profile]
-    known: Collection[model.GpuInstanceProfile] = ()
+    known_profiles: Collection[model.GpuInstanceProfile] = ()
     """The profiles of its model; empty: unknown."""
 
 
@@ -43,7 +43,7 @@ def gpu_layouts(
             name=f"GPU {gpu.index}",
             is_enabled=gpu.current_mode is model.MigMode.ENABLED,
             profiles=[device.profile for device in gpu.devices],
-            known=gpu.profiles or (),
+            known_profiles=gpu.profiles or (),
         )
         for gpu in gpus
         if gpu.name not in DISPLAYS
@@ -51,11 +51,13 @@ def gpu_layouts(
 
 
 def gpu_layout(
-    name: str, desired: model.DesiredGpu, known: Collection[model.GpuInstanceProfile] = ()
+    name: str, desired: model.DesiredGpu, known_profiles: Collection[model.GpuInstanceProfile] = ()
 ) -> GpuLayout:
     """Return the layout of a desired GPU."""
     is_enabled = desired.mode is model.MigMode.ENABLED
-    return GpuLayout(name=name, is_enabled=is_enabled, profiles=desired.counts, known=known)
+    return GpuLayout(
+        name=name, is_enabled=is_enabled, profiles=desired.counts, known_profiles=known_profiles
+    )
 
 
 def refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
@@ -83,7 +85,7 @@ def of_plugin(plugins: Sequence[pod_object.Pod], labels: Mapping[str, str]) -> S
     return _strategy(next(configured, labels.get(STRATEGY_LABEL) if plugins else None))
 
 
-def labelled(labels: Mapping[str, str]) -> Strategy | None:
+def from_labels(labels: Mapping[str, str]) -> Strategy | None:
     """Return the strategy that GPU feature discovery last published; None if unknown."""
     return _strategy(labels.get(STRATEGY_LABEL))
 
@@ -108,7 +110,7 @@ def _single_refusal(gpus: Sequence[GpuLayout]) -> str:
     sizes = {
         (spec.multiprocessors, spec.memory_mib): gpu.name
         for gpu in enabled
-        for spec in gpu.known
+        for spec in gpu.known_profiles
         if spec.profile in {profile.gpu_instance for profile in gpu.profiles}
     }
     listed = ", ".join(f"{mib} MiB and {count} SMs on {at}" for (count, mib), at in sizes.items())

@@ -263,7 +263,7 @@ def to_amounts(counts: Mapping[str, int]) -> Amounts:
 def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
     """Name the resources that are too few; empty if all suffice."""
     short = [name for name, count in needs if count > available.get(name, 0)]
-    return f"too little {messages.listed(short)}" if short else ""
+    return f"too little {messages.list_names(short)}" if short else ""
 
 
 def _is_ready_agent(

@@ -55,7 +55,7 @@ class Exclusions:
                 " and ".join(map(str, (*labels, *fields))) for labels, fields in needs.affinity
             ]
             others = self._every - node_sets.union(map(self._matching, needs.affinity))
-            yield f"its node affinity requires {messages.listed(terms, limit=2)}", others
+            yield f"its node affinity requires {messages.list_names(terms, limit=2)}", others
         for taints, nodes in self._taints.items():
             for taint in taints:
                 if not any(each.tolerates(taint) for each in needs.tolerations):
@@ -63,7 +63,7 @@ class Exclusions:
         for claimable, nodes in self._claimable.items():
             missing = [] if claimable is None else [n for n in devices if n not in claimable]
             if missing:
-                yield f"no DeviceClass serves {messages.listed(missing)}", nodes
+                yield f"no DeviceClass serves {messages.list_names(missing)}", nodes
 
     def _with_label(self, key: str) -> dict[str | None, node_sets.NodeSet]:
         """Return the sets of nodes by the value of a label; None: they lack it."""

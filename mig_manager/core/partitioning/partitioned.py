@@ -311,7 +311,7 @@ def _why_unusable(
         yield "its agent takes no custom layouts (--custom-layouts)"
     if in_use is None:
         yield "its agent has not published which instances are in use"
-    strategy = strategies.labelled(node.view.labels)
+    strategy = strategies.from_labels(node.view.labels)
     if strategy not in (None, strategies.Strategy.MIXED):
         yield f"its device plugin has MIG strategy {strategy.value}, not mixed"
     divisible = [gpu for gpu in gpus if _is_divisible(gpu)]
@@ -330,4 +330,6 @@ def why_differing(devices: Mapping[str, int], offer: Mapping[str, int], what: st
         for name in {*devices, *filter(resources.is_mig, offer)}
         if devices.get(name, 0) != offer.get(name, 0)
     )
-    return f"{what} differ from the instances: {messages.listed(differing)}" if differing else ""
+    return (
+        f"{what} differ from the instances: {messages.list_names(differing)}" if differing else ""
+    )

@@ -76,8 +76,8 @@ class Causes:
             causes = self._grouped((text, nodes) for _, nodes, text in possible)
             return possible[0][0], f"it waits for {causes}"
         if unknown := self._batch.needs[group].unknown:
-            return None, f"no MIG profile is called {messages.listed(unknown)}"
-        devices = profile_name.counted(self._batch.needs[group].profiles)
+            return None, f"no MIG profile is called {messages.list_names(unknown)}"
+        devices = profile_name.with_counts(self._batch.needs[group].profiles)
         needed = f"it needs a node with room for {devices}"
         own = [each for each in self._impossible(group) if each[1]]
         if not own:
@@ -92,7 +92,7 @@ class Causes:
         sets: dict[str, node_sets.NodeSet] = {}
         for text, nodes in causes:
             sets[text] = sets.get(text, node_sets.EMPTY) | nodes
-        return messages.grouped(
+        return messages.list_groups(
             [(text, len(nodes), self._index.names_of(nodes)) for text, nodes in sets.items()]
         )
 

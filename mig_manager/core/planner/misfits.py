@@ -27,10 +27,10 @@ def unknown_profile(
     elif not capacity.specs:
         why = ": the driver lists no profiles of this GPU"
     else:
-        known = [spec.profile for spec in capacity.specs]
-        similar = profile_name.suggest(profile, known)
+        profiles = [spec.profile for spec in capacity.specs]
+        similar = profile_name.suggest(profile, profiles)
         hint = f"; did you mean {similar[0]}? Its" if similar else "; its"
-        why = f"{hint} profiles: {_join(reversed(known))}"
+        why = f"{hint} profiles: {_join(reversed(profiles))}"
     return errors.LayoutError(
         f"{gpu} has no profile {profile}{why}",
         reason=errors.Reason.UNKNOWN_PROFILE,
@@ -60,13 +60,14 @@ def does_not_fit(
         for profile, count in needed.items()
         if count > (room := placement.max_instances(capacity.by_profile[profile], occupied))
     ]
-    why = [*crowded, *engines] or [_scattered(needed, capacity, pinned)]
+    why = [*crowded, *engines] or [_why_scattered(needed, capacity, pinned)]
     part = _largest_part(devices, capacity, pinned)
     rest = "" if engines else _free_slices(devices, part, capacity, pinned)
     beside = f" beside {_placed_text(pinned)}" if pinned else ""
     return errors.LayoutError(
-        f"{profile_name.counted(devices)}{beside} does not fit {gpu}: {'; '.join(why)}; "
-        f"the largest part that fits is {profile_name.counted(part) if part else 'nothing'}{rest}",
+        f"{profile_name.with_counts(devices)}{beside} does not fit {gpu}: {'; '.join(why)}; "
+        "the largest part that fits is "
+        f"{profile_name.with_counts(part) if part else 'nothing'}{rest}",
         reason=errors.Reason.DOES_NOT_FIT,
         gpu_uuid=gpu.uuid,
     )
@@ -103,7 +104,7 @@ def instances(
     return needed
 
 
-def _scattered(
+def _why_scattered(
     needed: Mapping[model.Profile, int],
     capacity: placement.Capacity,
     pinned: Sequence[placement.Placed],
@@ -167,7 +168,7 @@ def _placed_text(placed: Iterable[placement.Placed]) -> str:
     return "; ".join(f"{profile} at {_join(texts)}" for profile, texts in spans.items())
 
 
-def named(place: model.Placement) -> str:
+def span_text(place: model.Placement) -> str:
     """Render a span as ``slices 0-3`` or ``slice 7``."""
     (text,) = messages.ranges(range(place.start, place.end))
     return f"slices {text}" if place.size > 1 else f"slice {text}"

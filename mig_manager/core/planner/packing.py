@@ -272,12 +272,12 @@ def _subsets(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
         counts = tuple(sizes.count(size + 1) for size in range(len(desired)))
         if not _includes(desired, counts):
             continue
-        known = [span for i in kept if (span := occupants[i].span)]
+        spans = [span for i in kept if (span := occupants[i].span)]
         subsets.append(
             _Subset(
                 kept=kept,
                 counts=counts,
-                occupied=slices(known) if len(known) == len(kept) else None,
+                occupied=slices(spans) if len(spans) == len(kept) else None,
                 busy=sum(each.use for i, each in enumerate(occupants) if i not in kept),
             )
         )

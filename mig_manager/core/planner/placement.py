@@ -93,19 +93,19 @@ class Capacity:
         ``pinned`` are further new instances with placements, which do not overlap.
         """
         specs = self._specs(new)
-        known = [*fixed, *pinned]
-        used = self.engines([p for p, _ in known] + [spec.profile for spec in specs])
+        existing = [*fixed, *pinned]
+        used = self.engines([p for p, _ in existing] + [spec.profile for spec in specs])
         # Live instances have their engines already.
         if (specs or pinned) and not used.within(self.pool):
             return None
         if any(place.overlaps(other) for _, place in pinned for _, other in fixed):
             return None
-        occupied = packing.slices(place for _, place in known)
+        occupied = packing.slices(place for _, place in existing)
 
         def arrange(spans: packing.Spans) -> Arrangement:
             placed = tuple(zip((spec.profile for spec in specs), spans, strict=True))
             room = self.room(occupied | packing.slices(spans), used)
-            ranked = sorted((self._rank[p], place.start) for p, place in (*known, *placed))
+            ranked = sorted((self._rank[p], place.start) for p, place in (*existing, *placed))
             starts = tuple(start for _, start in ranked)
             return Arrangement(placed=placed, rank=(tuple(-count for count in room), starts))
 
@@ -124,8 +124,8 @@ class Capacity:
     def _specs(self, counts: Mapping[model.Profile, int]) -> list[model.GpuInstanceProfile]:
         """Return the profile of each instance, largest first, without unknown profiles."""
         ranks = ((self._rank.get(profile), count) for profile, count in counts.items())
-        known = sorted((rank, count) for rank, count in ranks if rank is not None)
-        return [self.specs[rank] for rank, count in known for _ in range(count)]
+        ranked = sorted((rank, count) for rank, count in ranks if rank is not None)
+        return [self.specs[rank] for rank, count in ranked for _ in range(count)]
 
 
 def max_instances(spec: model.GpuInstanceProfile, occupied: int = 0) -> int:

@@ -51,7 +51,7 @@ def plan(
     return changes
 
 
-def combined(plan: steps.Plan, other: steps.Plan) -> steps.Plan:
+def combine(plan: steps.Plan, other: steps.Plan) -> steps.Plan:
     """Join two plans for different GPUs."""
     return steps.Plan(gpus=tuple(sorted((*plan.gpus, *other.gpus), key=lambda gpu: gpu.gpu_index)))
 
@@ -89,13 +89,13 @@ def repair(gpus: Sequence[model.Gpu], before: Sequence[model.GpuSnapshot]) -> st
         gpus: The observed GPUs.
         before: The GPUs to repair, as they were before the repair.
     """
-    chosen = {gpu.uuid for gpu in before}
+    to_repair = {gpu.uuid for gpu in before}
     resets = tuple(
-        _reset(gpu) for gpu in _by_index(gpus) if gpu.uuid in chosen and gpu.awaits_reset
+        _reset(gpu) for gpu in _by_index(gpus) if gpu.uuid in to_repair and gpu.awaits_reset
     )
     uuids = {each.gpu_uuid for each in resets}
     rest = restore(gpus, [each for each in before if each.uuid not in uuids])
-    return combined(steps.Plan(gpus=resets), rest)
+    return combine(steps.Plan(gpus=resets), rest)
 
 
 def unowned_instances(
@@ -118,25 +118,25 @@ def baseline(
 
     ``older`` snapshots, of an unfinished change, take precedence; all are kept.
     """
-    known = {gpu.uuid: gpu for gpu in older}
+    by_uuid = {gpu.uuid: gpu for gpu in older}
     live = {gpu.uuid: gpu for gpu in gpus}
     for each in plan.gpus:
         if not each.steps or each.gpu_uuid not in live:
             continue
         gpu = live[each.gpu_uuid]
-        if gpu.uuid in known:
-            before = restoring.adopted(gpu, known[gpu.uuid])
+        if gpu.uuid in by_uuid:
+            before = restoring.adopt(gpu, by_uuid[gpu.uuid])
         else:
             before = dataclasses.replace(gpu.snapshot, created=())
-        before = restoring.trimmed(gpu, before)
+        before = restoring.trim(gpu, before)
         if before.created is not None:
             created = dict.fromkeys((*before.created, *_creations(each)))
             before = dataclasses.replace(before, created=tuple(created))
-        known[gpu.uuid] = before
-    return tuple(known.values())
+        by_uuid[gpu.uuid] = before
+    return tuple(by_uuid.values())
 
 
-def trimmed(
+def trim(
     gpus: Sequence[model.Gpu], snapshot: Sequence[model.GpuSnapshot]
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return the snapshots without creations that do not exist on the observed GPUs.
@@ -145,8 +145,7 @@ def trimmed(
     """
     live = {gpu.uuid: gpu for gpu in gpus}
     return tuple(
-        restoring.trimmed(live[each.uuid], each) if each.uuid in live else each
-        for each in snapshot
+        restoring.trim(live[each.uuid], each) if each.uuid in live else each for each in snapshot
     )
 
 
@@ -327,17 +326,17 @@ def _create(
 def _target_of_kept(gi: model.GpuInstance, stay: search.Stay) -> steps.TargetInstance:
     """Return a GPU instance that stays, with assumed spans where the driver reports none."""
     kept = [gi.compute_instances[inner] for inner in stay.kept]
-    known = [(ci.profile, ci.placement) for ci in kept if ci.placement]
+    placed = [(ci.profile, ci.placement) for ci in kept if ci.placement]
     unplaced = sorted(
         (ci.profile for ci in kept if not ci.placement), key=lambda ci: -ci.compute_slices
     )
     sizes = [ci.compute_slices for ci in unplaced]
     counts = tuple(sizes.count(size + 1) for size in range(gi.profile.gpu_slices))
-    assumed = packing.fit(counts, packing.slices(span for _, span in known))
+    assumed = packing.fit(counts, packing.slices(span for _, span in placed))
     spans = assumed or tuple(model.Placement(0, size) for size in sizes)
     content = [
         steps.TargetComputeInstance(profile=profile, placement=span)
-        for profile, span in (*known, *zip(unplaced, spans, strict=True))
+        for profile, span in (*placed, *zip(unplaced, spans, strict=True))
     ]
     return steps.TargetInstance(
         profile=gi.profile,

@@ -22,16 +22,16 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
     if the snapshot lacks the spans of compute instances, and they cannot be packed again.
     """
     past = _by_place(before)
-    unowned = {_place(gi): gi for gi in _unowned(gpu, before)}
+    unowned = {_place(gi): gi for gi in _unowned_instances(gpu, before)}
     occupied = [gi.placement for place, gi in unowned.items() if place not in past]
     now = {_place(gi): (i, gi) for i, gi in enumerate(search.in_order(gpu))}
-    stays = [search.unchanged(i, gi) for i, gi in now.values() if gi.placement in occupied]
+    stays = [search.stay_unchanged(i, gi) for i, gi in now.values() if gi.placement in occupied]
     created: list[steps.TargetInstance] = []
     # Profile ids can change with the driver; names do not.
     ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
     for place, old in past.items():
         if place in now:
-            stays.append(_repaired(gpu, *now[place], _joined(old, unowned.get(place))))
+            stays.append(_repair_stay(gpu, *now[place], _join(old, unowned.get(place))))
         elif not any(map(old.placement.overlaps, occupied)):
             created.append(
                 steps.TargetInstance(
@@ -49,7 +49,7 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
 def unowned_names(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[str]:
     """Name the unowned instances; in a GPU instance of the snapshot, its compute instances."""
     past = _by_place(before)
-    for gi in _unowned(gpu, before):
+    for gi in _unowned_instances(gpu, before):
         where = f"{gi.profile} at {gi.placement}"
         if _place(gi) in past:
             yield from (f"{ci.profile} in {where}" for ci in gi.compute_instances)
@@ -57,15 +57,15 @@ def unowned_names(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[str]:
             yield where
 
 
-def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
+def adopt(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     """Return the snapshot with the unowned instances added, for the next change."""
-    unowned = {_place(gi): gi for gi in _unowned(gpu, before)}
+    unowned = {_place(gi): gi for gi in _unowned_instances(gpu, before)}
     if not unowned:
         return before
     past = _by_place(before)
     added = [gi for place, gi in unowned.items() if place not in past]
     remaining = [
-        _joined(gi, unowned.get(place))
+        _join(gi, unowned.get(place))
         for place, gi in past.items()
         if not any(gi.placement.overlaps(other.placement) for other in added)
     ]
@@ -78,12 +78,12 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     )
 
 
-def trimmed(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
+def trim(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     """Return the snapshot without the creations whose instances do not exist on its GPU."""
-    here: set[model.Creation] = set()
+    live: set[model.Creation] = set()
     for gi in gpu.gpu_instances:
-        here.add(model.Creation(gi.profile, gi.placement))
-        here.update(
+        live.add(model.Creation(gi.profile, gi.placement))
+        live.update(
             model.Creation.inside(ci.profile, gi.placement, ci.placement)
             for ci in gi.compute_instances
         )
@@ -91,12 +91,12 @@ def trimmed(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     existing = tuple(
         each
         for each in before.created or ()
-        if each in here or (each.span and each.gpu_instance in unclear)
+        if each in live or (each.span and each.gpu_instance in unclear)
     )
     return before if before.created is None else dataclasses.replace(before, created=existing)
 
 
-def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuInstance]:
+def _unowned_instances(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuInstance]:
     if before.created is None:
         return
     created = set(before.created)
@@ -118,19 +118,19 @@ def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuIns
                 yield dataclasses.replace(gi, compute_instances=others)
 
 
-def _joined(gi: model.GpuInstance, other: model.GpuInstance | None) -> model.GpuInstance:
+def _join(gi: model.GpuInstance, other: model.GpuInstance | None) -> model.GpuInstance:
     """Return a GPU instance with the compute instances of both; of overlapping ones, the other's.
 
     Both have placements.
     """
     more = other.compute_instances if other else ()
     occupied = packing.slices(ci.placement for ci in more if ci.placement)
-    own = (
+    remaining = (
         ci
         for ci in gi.compute_instances
         if not (ci.placement and occupied & packing.mask(ci.placement))
     )
-    return dataclasses.replace(gi, compute_instances=(*own, *more))
+    return dataclasses.replace(gi, compute_instances=(*remaining, *more))
 
 
 def _place(gi: model.GpuInstance) -> placement.Placed:
@@ -141,13 +141,13 @@ def _by_place(before: model.GpuSnapshot) -> dict[placement.Placed, model.GpuInst
     return {_place(gi): gi for gi in search.in_order(before)}
 
 
-def _repaired(
+def _repair_stay(
     gpu: model.Gpu, position: int, now: model.GpuInstance, old: model.GpuInstance
 ) -> search.Stay:
     """Restore the compute instances; all of them if spans are unknown and profiles differ."""
     if _lacks_placements(now) or _lacks_placements(old):
         if _profiles(now) == _profiles(old):
-            return search.unchanged(position, now)
+            return search.stay_unchanged(position, now)
         return search.Stay(position=position, kept=(), added=_inside(gpu, old))
     desired = {(ci.profile, ci.placement) for ci in old.compute_instances}
     has = [(ci.profile, ci.placement) for ci in now.compute_instances]
@@ -193,11 +193,11 @@ def snapshots(
         CheckpointError: With location: a GPU is missing, has no MIG, or cannot have its instances.
         LayoutError: A GPU is unreachable.
     """
-    here = {gpu.uuid: gpu for gpu in gpus}
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
     unreachable = model.unreachable(gpus)
     restored: list[model.GpuSnapshot] = []
     for device in saved:
-        gpu = here.get(device.uuid)
+        gpu = by_uuid.get(device.uuid)
         if gpu is None and any(each.uuid in ("", device.uuid) for each in unreachable):
             raise errors.LayoutError(
                 f"the checkpoint has GPU {device.uuid}, which is not among the reachable GPUs: "
@@ -237,8 +237,8 @@ def _instances(device: checkpoint.SavedGpu, gpu: model.Gpu) -> Iterator[model.Gp
             _refuse(old, f"{gpu} has no GPU instance profile {old.enum_index}")
         name, place = spec.profile, old.placement
         if place not in spec.placements:
-            known = ", ".join(map(str, spec.placements))
-            _refuse(old, f"{name} cannot be at {place} on {gpu}; it can be at {known}")
+            possible = ", ".join(map(str, spec.placements))
+            _refuse(old, f"{name} cannot be at {place} on {gpu}; it can be at {possible}")
         if occupied & packing.mask(place):
             _refuse(old, f"{name} at {place} overlaps another instance")
         occupied |= packing.mask(place)
@@ -280,17 +280,17 @@ def _spans(
         if ci.placement and remaining[ci.profile.compute_slices] > 0:
             remaining[ci.profile.compute_slices] -= 1
             kept.append(ci.placement)
-    rest = _packed(remaining, whole, packing.slices(kept))
+    rest = _pack(remaining, whole, packing.slices(kept))
     if rest is None:
         # The rest may fit without the live ones.
-        kept, rest = [], _packed(collections.Counter(old.compute_slices), whole, 0)
+        kept, rest = [], _pack(collections.Counter(old.compute_slices), whole, 0)
     if rest is None:
         sizes = ", ".join(f"{size}c" for size in old.compute_slices)
         _refuse(old, f"compute instances of {sizes} do not fit {whole}")
     return (*kept, *rest)
 
 
-def _packed(
+def _pack(
     sizes: collections.Counter[int], whole: model.Profile, occupied: int
 ) -> packing.Spans | None:
     counts = tuple(sizes[size] for size in range(1, whole.gpu_slices + 1))

@@ -66,7 +66,7 @@ def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...
     )
 
 
-def unchanged(position: int, gi: model.GpuInstance) -> Stay:
+def stay_unchanged(position: int, gi: model.GpuInstance) -> Stay:
     """Return the stay of a GPU instance with all its compute instances."""
     return Stay(position=position, kept=tuple(range(len(gi.compute_instances))))
 
@@ -91,7 +91,7 @@ class Search:
         ``live`` are the GPU's instances ``in_order``. Its profiles are known if it changes.
         """
         if _is_right(live, desired):
-            return GpuDecision(stays=tuple(unchanged(i, gi) for i, gi in enumerate(live)))
+            return GpuDecision(stays=tuple(stay_unchanged(i, gi) for i, gi in enumerate(live)))
         instances = tuple(
             (
                 gi.profile,
@@ -166,7 +166,7 @@ def _decide(
         ]
         fresh = {profile: iter(option.fresh) for profile, option in candidate}
         created = [
-            _created(capacity, profile, place, next(fresh[profile]))
+            _new_target(capacity, profile, place, next(fresh[profile]))
             for profile, place in arrangement.placed
         ]
         return GpuDecision(
@@ -187,7 +187,7 @@ def _place_pins(
         if counts is not None:
             stays.append(_stay(position, profile, packing.content(occupants, counts)))
     created = (
-        _created(capacity, profile, where, packing.fit(counts) or ())
+        _new_target(capacity, profile, where, packing.fit(counts) or ())
         for (profile, where), counts in missing.items()
     )
     return GpuDecision(stays=tuple(stays), created=tuple(created))
@@ -214,16 +214,18 @@ def _locate(
             raise refuse(f"{profile} cannot start at memory slice {start}; it can at {where}")
         counts = packing.count_sizes(devices, profile)
         if packing.fit(counts) is None:
-            raise refuse(f"{profile_name.counted(devices)} do not fit into one {profile} together")
+            raise refuse(
+                f"{profile_name.with_counts(devices)} do not fit into one {profile} together"
+            )
         place = possible[start]
         for other, occupied in pinned:
             if place.overlaps(occupied):
                 shared = max(place.start, occupied.start)
                 both = model.Placement(shared, min(place.end, occupied.end) - shared)
                 raise refuse(
-                    f"{other}@{occupied.start} needs memory {misfits.named(occupied)} and "
-                    f"{profile}@{start} {misfits.named(place)}; "
-                    f"they collide in {misfits.named(both)}"
+                    f"{other}@{occupied.start} needs memory {misfits.span_text(occupied)} and "
+                    f"{profile}@{start} {misfits.span_text(place)}; "
+                    f"they collide in {misfits.span_text(both)}"
                 )
         pinned[profile, place] = counts
     profiles = collections.Counter(profile for profile, _ in pinned)
@@ -263,8 +265,8 @@ def _kept_instances(
 ) -> Iterator[tuple[int, packing.Content]]:
     """Yield the positions of GPU instances that stay, each with its content."""
     for profile, option in candidate:
-        own = [position for position, instance in live.items() if instance[0] == profile]
-        yield from ((own[nth], content) for nth, content in option.stays)
+        positions = [position for position, instance in live.items() if instance[0] == profile]
+        yield from ((positions[nth], content) for nth, content in option.stays)
 
 
 def _stay(position: int, profile: model.Profile, content: packing.Content) -> Stay:
@@ -272,7 +274,7 @@ def _stay(position: int, profile: model.Profile, content: packing.Content) -> St
     return Stay(position=position, kept=content.kept, added=added)
 
 
-def _created(
+def _new_target(
     capacity: placement.Capacity,
     profile: model.Profile,
     place: model.Placement,

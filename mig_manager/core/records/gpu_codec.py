@@ -217,12 +217,12 @@ def _model(data: Mapping[str, Any]) -> dict[str, Any]:
     rows = data["profiles"]
     return {
         "name": _text(data["name"]),
-        "architecture": _known(data["architecture"], model.Architecture.OTHER),
+        "architecture": _parse_enum(data["architecture"], model.Architecture.OTHER),
         "pci_device_id": _number(data["device"]),
         "pci_subsystem_id": _number(data["subsystem"]),
         "memory_mib": _number(data["memory"]),
         "mode_change_needs_reset": data["reset"] is True,
-        "virtualization": _known(data["virtualization"], model.Virtualization.NONE),
+        "virtualization": _parse_enum(data["virtualization"], model.Virtualization.NONE),
         "profiles": None if rows is None else tuple(map(_profile, _list(rows))),
     }
 
@@ -266,7 +266,7 @@ def _gpu(
         gpu_instances=_with_devices(snapshot.gpu_instances, row.get("devices")),
         recovery_action=None
         if row.get("recovery") is None
-        else _known(row["recovery"], model.RecoveryAction.OTHER),
+        else _parse_enum(row["recovery"], model.RecoveryAction.OTHER),
         **kinds[_number(row["model"])],
     )
 
@@ -292,7 +292,7 @@ def _with_devices(
     )
 
 
-def _known(value: object, otherwise: _Enum) -> _Enum:
+def _parse_enum(value: object, otherwise: _Enum) -> _Enum:
     """Return a published value, or ``otherwise`` for one that only a newer agent knows."""
     return next((each for each in type(otherwise) if each.value == value), otherwise)
 
@@ -305,7 +305,7 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
         pci_address=_text(row["pci"]),
         pci_device_id=None if device is None else _number(device),
         name=_text(row["name"]),
-        reason=_known(row["reason"], errors.Reason.NVML_ERROR),
+        reason=_parse_enum(row["reason"], errors.Reason.NVML_ERROR),
         code=None if code is None else _number(code),
         message=_text(row["message"], most=_MAX_LETTERS_OF_MESSAGE),
     )

@@ -68,17 +68,17 @@ def open_gpus(repairs: Repairs) -> frozenset[str]:
     return frozenset(each.gpu for each in repairs if each.is_open)
 
 
-def begun(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
+def begin(repairs: Repairs, uuids: Iterable[str], now_s: float) -> Repairs:
     """Begin an attempt for each of some GPUs; forget attempts that are long past."""
-    known = {each.gpu: each for each in repairs if now_s - each.next_s < _FORGET_AFTER_S}
+    by_gpu = {each.gpu: each for each in repairs if now_s - each.next_s < _FORGET_AFTER_S}
     for uuid in uuids:
-        attempts = known[uuid].attempts + 1 if uuid in known else 1
+        attempts = by_gpu[uuid].attempts + 1 if uuid in by_gpu else 1
         next_s = now_s + _PAUSES.delay_s(attempts - 1)
-        known[uuid] = RepairAttempts(gpu=uuid, attempts=attempts, next_s=next_s, is_open=True)
-    return tuple(known.values())
+        by_gpu[uuid] = RepairAttempts(gpu=uuid, attempts=attempts, next_s=next_s, is_open=True)
+    return tuple(by_gpu.values())
 
 
-def postponed(repairs: Repairs, now_s: float) -> Repairs:
+def postpone(repairs: Repairs, now_s: float) -> Repairs:
     """Withdraw the attempts under way: they have not failed, and others may begin at once."""
     return tuple(
         dataclasses.replace(each, is_open=False, attempts=each.attempts - 1, next_s=now_s)
@@ -88,7 +88,7 @@ def postponed(repairs: Repairs, now_s: float) -> Repairs:
     )
 
 
-def ended(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") -> Repairs:
+def end(repairs: Repairs, problem: Callable[[str], str] = lambda _uuid: "") -> Repairs:
     """End the attempts under way; ``problem`` returns why that of a GPU failed."""
     return tuple(
         dataclasses.replace(each, is_open=False, problem=problem(each.gpu))
@@ -146,9 +146,11 @@ def why_left_to_others(
         for key in pod.tolerated
         if not key.startswith(_OF_KUBERNETES)
     }
-    known = {well_known.HOLD_TAINT, _STANDARD_TAINT, *own_taints, *tolerated}
-    if foreign := sorted(view.closing_taints - known):
-        return f"the node has a taint of another program: {messages.listed(foreign)}"
+    expected_taints = {well_known.HOLD_TAINT, _STANDARD_TAINT, *own_taints, *tolerated}
+    if foreign := sorted(view.closing_taints - expected_taints):
+        return f"the node has a taint of another program: {messages.list_names(foreign)}"
     if tainted_devices:
-        return f"the DRA driver has tainted devices: {messages.listed(sorted(tainted_devices))}"
+        return (
+            f"the DRA driver has tainted devices: {messages.list_names(sorted(tainted_devices))}"
+        )
     return ""

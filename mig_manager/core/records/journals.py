@@ -141,7 +141,7 @@ class Journal:
         """The unverified journal, if the node stays tainted for the next attempt of a drain."""
         return dataclasses.replace(self.unverified, hold_taint=self.hold_taint, draining=True)
 
-    def resumed(self, request: tuple[str, str], *, boot_id: str, may_drain: bool) -> "Journal":
+    def at_start(self, request: tuple[str, str], *, boot_id: str, may_drain: bool) -> "Journal":
         """Return the journal at the start of a run for a request.
 
         A drain continues only for the request that began it, and only if evictions are allowed.

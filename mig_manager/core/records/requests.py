@@ -54,7 +54,7 @@ class Verified:
             return ()
         return tuple(name for uuid, name in self.listed.items() if uuid not in uuids)
 
-    def returned(self, uuids: Iterable[str]) -> frozenset[str]:
+    def returned_gpus(self, uuids: Iterable[str]) -> frozenset[str]:
         """Return those of reachable GPUs that were unreachable then; none if unknown."""
         return frozenset(uuids) - self.listed.keys() if self.listed else frozenset()
 
@@ -160,10 +160,10 @@ class RequestRecord:
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
             applied=self.applied,
-            repairs=gpu_repair.postponed(self.repairs, now_s),
+            repairs=gpu_repair.postpone(self.repairs, now_s),
         )
 
-    def resolved(self, config_hash: str, goal: str, *, is_from_owner: bool) -> "RequestRecord":
+    def with_content(self, config_hash: str, goal: str, *, is_from_owner: bool) -> "RequestRecord":
         """Return the request once its layout's content is known.
 
         New content from the owner is a new request if it makes something else of the node's GPUs,

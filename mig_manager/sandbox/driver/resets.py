@@ -51,6 +51,6 @@ class SimulatedReset:
         if code is states.Code.IN_USE and users:
             why = f"in use by {procfs.listed(users)}"
         raise errors.HostError(
-            f"no reset of {messages.listed([*map(str, gpus)])}: {why}",
+            f"no reset of {messages.list_names([*map(str, gpus)])}: {why}",
             reason=_REASONS.get(code, errors.Reason.RESET_REQUIRED),
         )
