@@ -160,7 +160,14 @@ class Top:
         return tuple(entry.name for entry in self._report().node.layouts)
 
     def _request(self, choice: _Selection) -> _Selection:
-        """Request the layout, unless it does not fit or the node has changed since its read."""
+        """Request the layout, unless it does not fit or the plan on the screen is outdated."""
+        self._search = self._command.find(self._names)
+        current = self._present(choice)
+        if current is choice:
+            current = self._plan(choice)
+        if current.text != choice.text:
+            message = f"{choice.node} has changed since it was planned; nothing was requested"
+            return dataclasses.replace(current, message=message)
         if choice.does_not_fit:
             message = f"{choice.layout} does not fit {choice.node}: nothing was requested"
             return dataclasses.replace(choice, message=message)
@@ -173,10 +180,8 @@ class Top:
         except errors.ClusterError as error:
             if not error.is_conflict:
                 raise
-            self._search = self._command.find(self._names)
-            message = f"{choice.node} has changed since it was read"
-            choice = dataclasses.replace(choice, screen=_Page.LAYOUTS, message=message)
-            return self._present(choice)
+            message = f"{choice.node} has just changed: press y again"
+            return dataclasses.replace(choice, message=message)
         message = f"requested {choice.layout} of {choice.node}"
         return dataclasses.replace(choice, screen=_Page.NODES, message=message)
 

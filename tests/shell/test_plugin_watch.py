@@ -213,7 +213,42 @@ def test_top_leaves_a_node_that_changed_and_is_not_selected(viewer: rig.Viewer) 
         session.read_until("y request it")
         viewer.server.modify(resources.NODES, "gpu-8", deselect)
         session.type("y")
-        session.read_until(r"> gpu-9[\s\S]*gpu-8 has changed since it was read")
+        session.read_until(r"> gpu-9[\s\S]*gpu-8 has changed since it was planned")
+        session.type("q")
+
+        assert session.end() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("listing_node", "another_node")
+def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
+    def disable(thing: rig.Object) -> None:
+        gpus = rig.gpus("2xA100-SXM4-40GB", "all-disabled")
+        changed = rig.node("gpu-8", gpus=gpus, requested="all-disabled")["metadata"]
+        thing["metadata"]["labels"].update(changed["labels"])
+        thing["metadata"]["annotations"].update(changed["annotations"])
+
+    with terminal.started(
+        ["top", "--color=never", "gpu-9", "gpu-8"],
+        columns=100,
+        environ=viewer.environment,
+        module=_MODULE,
+    ) as session:
+        session.read_until("> gpu-8")
+        session.type("l")
+        session.read_until("> all-disabled")
+        session.type("j")
+        session.read_until("> all-1g.5gb")
+        session.type("\r")
+        session.read_until(r"then[\s\S]*y request it")
+        viewer.server.modify(resources.NODES, "gpu-8", disable)
+        viewer.server.store.remove(("nodes", "", "gpu-9"))
+        session.read_until(r'"gpu-9" not found')  # the screen is refreshed
+        session.type("y")
+        session.read_until("gpu-8 has changed since it was planned; nothing was requested")
+        assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-disabled"
+        session.type("y")
+        session.read_until("requested all-1g.5gb of gpu-8")
         session.type("q")
 
         assert session.end() == 0
