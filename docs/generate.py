@@ -192,13 +192,14 @@ def _man(of: program.CommandLine, command: str) -> str:
     ]
     if text.examples:
         blocks.append(".SH EXAMPLES\n" + "\n.PP\n".join(map(_man_example, text.examples)))
-    if of.environment:
+    if of.environment and of.has_settings(command):
         values = "" if command else of.values
         blocks.append(".SH ENVIRONMENT\n" + _roff(f"{of.environment} {values}".strip()))
-    blocks.append(".SH EXIT STATUS")
-    for status, meaning in help_pages.statuses(of, command).items():
+    statuses = help_pages.statuses(of, command)
+    blocks += [".SH EXIT STATUS"] if statuses else []
+    for status, meaning in statuses.items():
         blocks.append(f".TP\n.B {status}\n{_roff(meaning)}")
-    if of.other_statuses:
+    if statuses and of.other_statuses:
         blocks.append(f".PP\n{_roff(of.other_statuses)}")
     others = [""] if command else list(of.commands)
     blocks.append(".SH SEE ALSO\n" + ",\n".join(f".BR {_title(of, each)} (1)" for each in others))

@@ -94,21 +94,23 @@ _REMEDIES = {
     Reason.CUSTOM_LAYOUTS_OFF: (
         "Switch them on (--custom-layouts), or request a layout that 'kubectl mig layouts' lists."
     ),
-    Reason.UNKNOWN_PROFILE: "Use a profile of this GPU; 'mig-manager status' lists them.",
+    Reason.UNKNOWN_PROFILE: (
+        "Use a profile of this GPU; 'kubectl mig layouts NODE' draws the layouts that fit."
+    ),
     Reason.NO_GPU_MATCHES: (
-        "Request a layout for these GPUs, or correct this one's device-filter or devices; "
-        "'mig-manager status' shows PCI ids."
+        "Request a layout that 'kubectl mig layouts NODE' draws, or correct this one's "
+        "device-filter or devices."
     ),
     Reason.NOT_MIG_CAPABLE: "Restrict the layout to MIG-capable GPUs with a device-filter.",
     Reason.DOES_NOT_FIT: (
-        "Request fewer or smaller instances; 'mig-manager validate' shows what fits."
+        "Request fewer or smaller instances; 'kubectl mig layouts NODE' draws what fits."
     ),
     Reason.INVALID_CHECKPOINT: (
         "Restore a checkpoint of this node's GPUs; 'mig-manager checkpoint' takes one."
     ),
     Reason.USAGE: "See 'mig-manager --help'.",
     Reason.DRAIN_TIMEOUT: (
-        "Free the named pods (see their PodDisruptionBudgets), or raise the drain timeout."
+        "Free the named pods (see their PodDisruptionBudgets), or raise --drain-timeout-s."
     ),
     Reason.DRAIN_STALLED: (
         "Make room for the named pods, or raise their replicas or their PodDisruptionBudget; the "
@@ -186,12 +188,23 @@ _REMEDIES_AT_SHELL = {
     Reason.UNKNOWN_CONFIG: (
         "Name a layout that 'mig-manager validate' lists, or add this one to the file."
     ),
+    Reason.UNKNOWN_PROFILE: "Use a profile of this GPU; 'mig-manager status' lists them.",
+    Reason.NO_GPU_MATCHES: (
+        "Name a layout for these GPUs, or correct this one's device-filter or devices; "
+        "'mig-manager status' shows PCI ids."
+    ),
+    Reason.DOES_NOT_FIT: (
+        "Request fewer or smaller instances; 'mig-manager validate' shows what fits."
+    ),
     Reason.IN_USE: "Stop the processes that use the GPU, then run the command again.",
     Reason.REBOOT_REQUIRED: "Reboot the node; the pending MIG mode is kept.",
-    Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver, then run the command again.",
+    Reason.DRIVER_NOT_LOADED: (
+        "Load the NVIDIA driver, or name where it is (--driver-root, such as /run/nvidia/driver), "
+        "then run the command again."
+    ),
     Reason.API_UNAVAILABLE: "Check the Kubernetes API, then run the command again.",
 }
-"""Replaces the remedies that mention the agent."""
+"""Replaces the remedies that mention the agent or the cluster."""
 
 _TRANSIENT = frozenset(
     {

@@ -54,10 +54,12 @@ def run(settings: Settings, terminal: console.Console) -> int:
         )
     command = cluster.ClusterCommand(settings, terminal)
     document = command.document(listed_layouts.NO_FILE)
+    with command.layout_first("apply", settings.layout, [settings.node]):
+        report = command.node(settings.node)
     custom = None if settings.filename is None else select(document, settings.layout)
     result = apply(
         command.kubectl,
-        command.node(settings.node),
+        report,
         custom or str(settings.layout),
         document,
         is_dry_run=settings.is_dry_run,

@@ -1,8 +1,10 @@
 """What the plugin's commands on a cluster share."""
 
+import contextlib
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console, documents
 from mig_manager.core import bar
@@ -54,6 +56,30 @@ class ClusterCommand:
         """Return one node."""
         (report,) = self.reader.find([name], None, now=self.now).reports
         return report
+
+    @contextlib.contextmanager
+    def layout_first(self, name: str, layout: str | None, nodes: Sequence[str]) -> Iterator[None]:
+        """Explain the order of a command's operands if they are exchanged.
+
+        Raises:
+            UsageError: No named node exists, and the layout has the name of a node.
+        """
+        try:
+            yield
+        except errors.ClusterError as error:
+            if not (nodes and layout) or error.reason is not errors.Reason.API_ERROR:
+                raise
+            if not self._is_node(layout):
+                raise
+            problem = f"the layout comes first: kubectl mig {name} {nodes[0]} {layout}"
+            raise errors.UsageError(problem) from error
+
+    def _is_node(self, name: str) -> bool:
+        try:
+            self.node(name)
+        except errors.ClusterError:
+            return False
+        return True
 
     def is_drawn(self, search: cluster_reader.NodeSearch) -> bool:
         """Return whether nodes are drawn, not listed."""

@@ -34,7 +34,8 @@ class Settings(
 def run(settings: Settings, terminal: console.Console) -> int:
     """Show what a layout would change on nodes; 1 if a node cannot have it."""
     command = cluster.ClusterCommand(settings, terminal)
-    search = command.nodes(settings.nodes)
+    with command.layout_first("plan", settings.layout, settings.nodes):
+        search = command.nodes(settings.nodes)
     is_listed = listed_layouts.is_listed((each.node for each in search.reports), settings.layout)
     document = command.document(listed_layouts.NO_FILE if is_listed else None)
     pods = command.reader.pods(search.names)
@@ -189,10 +190,16 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
             verdict = "unknown" if fits is None else "does not fit"
             lines.append(style.wrap(f"{verdict}: {node.why_not}", indent="  "))
         else:
-            lines += ["", gpu_report.plan(result.planned, is_wide=False, style=style)]
+            evicts = result.losses is None or bool(result.evicted or result.maybe_evicted)
+            picture = gpu_report.plan(
+                result.planned, is_wide=False, style=style, agent_evicts=evicts
+            )
+            lines += ["", picture]
             if result.losses is None:
                 lines.append(_unknown_pods(plans, style))
             lines += [style.wrap(loss_text(loss)) for loss in result.losses or ()]
+            if node.is_changed and not evicts:
+                lines.append("Evicts no pod.")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

@@ -280,6 +280,7 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("validate", "--gpu", "banana"), "Known are A30, A100-SXM4-40GB, "),
         (("schema", "banana"), "'mig-manager schema' lists the names."),
         (("plan", *SPEC), "'mig-manager validate' shows which ones fit."),
+        (("plan", "all-1g.5gb", "--simulate", "1xA30"), "'mig-manager status' lists them."),
         (("plan", "banana", *SPEC), "Name a layout that 'mig-manager validate' lists, or"),
     ],
 )
@@ -321,7 +322,7 @@ def test_without_a_driver_a_command_that_reads_names_an_alternative(
     answer = shell(*argv, "--library-path", "/nonexistent.so", **files)
 
     assert answer.status == 1
-    assert "Load the NVIDIA driver" in answer.err
+    assert "Load the NVIDIA driver, or name where it is (--driver-root, such as" in answer.err
     assert answer.err.endswith(f"{hint}\n")
     assert ("without a gpu" in answer.err.lower()) is bool(hint)
 

@@ -34,6 +34,10 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
     assert "16 instances destroyed, 40 created, 16 kept; no reset" in answer.out
     assert "8 of 8 3g.20gb go: these pods are evicted: ml/train" in answer.out
     assert "ml/serve" not in answer.out
+    assert "Evicts no pod" not in answer.out
+    modes = viewer.alone("plan", "all-balanced", "gpu-4").out
+    assert "The agent evicts the pods that use GPU 0" in modes
+    assert "must be idle" not in modes
 
 
 @pytest.mark.slow

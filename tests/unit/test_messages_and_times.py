@@ -57,6 +57,22 @@ def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
     assert event.endswith(reason.remedy)
 
 
+@pytest.mark.parametrize(
+    ("reason", "named"),
+    [
+        (errors.Reason.DRAIN_TIMEOUT, "--drain-timeout-s"),
+        (errors.Reason.DOES_NOT_FIT, "'kubectl mig layouts NODE'"),
+        (errors.Reason.UNKNOWN_PROFILE, "'kubectl mig layouts NODE'"),
+        (errors.Reason.NO_GPU_MATCHES, "'kubectl mig layouts NODE'"),
+    ],
+)
+def test_a_remedy_on_a_node_names_an_option_or_a_cluster_command(
+    reason: errors.Reason, named: str
+) -> None:
+    assert named in outcomes.failure(reason, "x").message
+    assert "mig-manager" not in reason.remedy
+
+
 def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
     reason = errors.Reason.UNKNOWN_CONFIG
 

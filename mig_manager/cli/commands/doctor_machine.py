@@ -36,17 +36,13 @@ CHECKS: list[Check] = []
 _check = adding_to(CHECKS)
 
 
-@_check(
-    "driver",
-    "Load the NVIDIA driver, or say where its library is (--library-path, --driver-root).",
-)
+@_check("driver", errors.Reason.DRIVER_NOT_LOADED.remedy_at_shell)
 def _driver(facts: Facts) -> Iterator[Finding]:
     """NVML's library is found, loads, and reaches the driver."""
     try:
         inspection = facts.inspection.get()
     except errors.HardwareError as error:
-        is_absent = error.reason is errors.Reason.DRIVER_NOT_LOADED
-        yield fail(error.message, "" if is_absent else error.reason.remedy_at_shell)
+        yield fail(error.message, error.reason.remedy_at_shell)
         return
     text = f"driver {inspection.driver_version}, NVML {inspection.nvml_version}"
     branch = inspection.driver_version.partition(".")[0]

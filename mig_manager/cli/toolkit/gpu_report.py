@@ -87,8 +87,13 @@ def live_status(
     return "\n".join(blocks).rstrip(), lines
 
 
-def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
-    """Draw a change, its counts and the affected pods."""
+def plan(
+    result: plans.Planned, *, is_wide: bool, style: bar.Style, agent_evicts: bool | None = None
+) -> str:
+    """Draw a change, its counts and the affected pods.
+
+    ``agent_evicts`` is whether an agent can evict pods for it; None without an agent.
+    """
     blocks = [
         picture.draw_change(result.gpus, result.plan, selected=result.desired.keys(), style=style)
     ]
@@ -100,7 +105,7 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
             for step in gpu_plan.steps
         ]
         blocks.append("\n".join(rows))
-    lines = [_disruption(result, style)]
+    lines = [_disruption(result, style, agent_evicts=agent_evicts)]
     if result.origin:
         lines.append(style.paint(style.wrap(f"Origin: {result.origin}"), bar.Tone.FAINT))
     if result.plan.is_empty:
@@ -175,7 +180,7 @@ def difference(result: plans.Planned) -> str:
     return sentence
 
 
-def _disruption(result: plans.Planned, style: bar.Style) -> str:
+def _disruption(result: plans.Planned, style: bar.Style, *, agent_evicts: bool | None) -> str:
     """Say which pods would be evicted, or else which devices must be idle."""
     if result.evicted:
         return tables.listing("Pods that would be evicted", result.evicted, style)
@@ -183,6 +188,9 @@ def _disruption(result: plans.Planned, style: bar.Style) -> str:
     whole = [gpu for gpu in result.gpus if gpu.uuid in changed]
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
     devices = sorted(result.plan.destroyed_uuids - changed - parts)
+    if whole and agent_evicts is not None:
+        sentence = f"The agent evicts the pods that use GPU {picture.indices(whole)}."
+        return style.fit(sentence) if agent_evicts else ""
     lines = [style.fit(f"GPU {picture.indices(whole)} must be idle.")] if whole else []
     if len(devices) > _MAX_UUIDS:
         lines.append(style.fit(f"{len(devices)} MIG devices must be idle; '-o json' lists them."))

@@ -23,10 +23,11 @@ def page(of: program.CommandLine, command: str) -> tuple[str, str, str]:
     if not command and of.other_statuses:
         meanings.append(wrap(of.other_statuses, _INDENT))
     commands = [wrap(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in of.rows]
+    environment = of.environment if of.has_settings(command) else ""
     blocks = {
         "commands": [] if command else commands,
         "examples": examples,
-        "environment": [wrap(of.environment, _INDENT)] if of.environment else [],
+        "environment": [wrap(environment, _INDENT)] if environment else [],
         "exit status": meanings,
     }
     description = "\n\n".join(map(wrap, help_text.paragraphs))
@@ -36,6 +37,8 @@ def page(of: program.CommandLine, command: str) -> tuple[str, str, str]:
 
 def statuses(of: program.CommandLine, command: str) -> Mapping[str, str]:
     """Return the exit statuses of a command, or of the program, with their meanings."""
+    if not of.has_settings(command):
+        return of.text(command).own_statuses
     common = {status: meaning for status, meaning in of.statuses.items() if status != "3"}
     return {**(common if command else of.statuses), **of.text(command).own_statuses}
 

@@ -177,6 +177,11 @@ class CommandLine:
         """Return the options of a command that have a flag."""
         return tuple(each for each in self.options_of(command) if each.flags)
 
+    def has_settings(self, command: str) -> bool:
+        """Return whether a command has options of its own; True for the program."""
+        shared = {HELP, *self.leading}
+        return not command or any(each not in shared for each in self.flag_options_of(command))
+
     def usage_remedy(self, error: errors.MigManagerError, argv: Sequence[str]) -> str:
         """Return a pointer to the help after wrong usage; empty for other errors."""
         if error.reason is not errors.Reason.USAGE:
