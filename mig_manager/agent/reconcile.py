@@ -201,7 +201,7 @@ class Reconciler:
         view = self._shared.publisher.read()
         if self._is_run_open(view):
             self._attempts.end_pending("the label was removed")
-        recovery.resume_unlisted(self._shared, view)
+        are_resumed = recovery.resume_unlisted(self._shared, view)
         if self._attempts.journal.is_empty:
             resting.admit_workloads(self._shared, view)
         if self._deps.slots is not None:
@@ -209,7 +209,7 @@ class Reconciler:
         gpus, must_retry = resting.observe(self._shared, self.faults)
         self._publish_without_request(gpus, view)
         self._deps.telemetry.nothing_requested()
-        return must_retry or not self._attempts.journal.is_empty
+        return must_retry or not (are_resumed and self._attempts.journal.is_empty)
 
     def check_without_request(self) -> None:
         """Observe the GPUs of a node without a request; publish changes and faults.

@@ -109,7 +109,7 @@ def test_pauses_are_left_to_a_running_foreign_manager(layout: str | None) -> Non
 
     agent.recover(layout)
     if layout is None:
-        agent.rest()
+        assert agent.rest()
         agent.check_without_request()
     else:
         outcome = scenes.run(rig, layout, by=agent)

@@ -82,21 +82,24 @@ def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journ
     return None
 
 
-def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> None:
+def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> bool:
     """Resume the GPU clients whose deploy label has our paused value, but is in no journal.
 
     At its end, NVIDIA's driver manager writes back the values from its start, also over a label
     that was resumed meanwhile (k8s-driver-manager, ``rescheduleGPUOperatorComponents``). NVIDIA's
     manager pauses with the same value and keeps no journal, so while it runs, such labels are its.
 
+    Returns:
+        Whether no such label remains.
+
     Raises:
         ClusterError: The API refused or does not answer.
     """
     if not journals.unlisted_pauses(view):
-        return
+        return True
     if others := survey.foreign_managers(shared.deps, shared.deps.workloads.list()):
         _log.warning("pauses_left_to_foreign_manager", managers=others)
-        return
+        return False
     keys: tuple[str, ...] = ()
 
     def decide(view: node_object.NodeView) -> node_object.NodePatch:
@@ -111,6 +114,7 @@ def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> None:
         )
         message = f"resumed {names}: paused for a MIG change that is not under way"
         shared.deps.node.emit(reason="Recovered", message=message, is_warning=False)
+    return True
 
 
 def has_ended(journal: journals.Journal, view: node_object.NodeView) -> bool:
