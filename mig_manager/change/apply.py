@@ -42,6 +42,9 @@ def apply(
     """
     # An invalid request fails before the GPUs are observed, and is no reason to undo anything.
     layout = resolve()
+    variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
+    points = hook_points.HookPoints(deps.hooks, variables=variables)
+    deps = _aware_of_hooks(deps, points)
 
     def processes() -> plans.Processes | None:
         # What blocks the change is asked again when it begins.
@@ -64,8 +67,6 @@ def apply(
             layout, gpus, snapshot
         ),
     )
-    variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
-    points = hook_points.HookPoints(deps.hooks, variables=variables)
     return _run(deps, target, points, None if is_locked else "apply", is_mode_only=is_mode_only)
 
 
@@ -100,7 +101,16 @@ def restore(
         unrestored_elsewhere=lambda gpus, snapshot: gpus.unreachable_snapshots(snapshot),
     )
     points = hook_points.HookPoints(deps.hooks)
+    deps = _aware_of_hooks(deps, points)
     return _run(deps, target, points, "restore", is_mode_only=is_mode_only)
+
+
+def _aware_of_hooks(
+    deps: local.LocalDependencies, points: hook_points.HookPoints
+) -> local.LocalDependencies:
+    """Accept kubelet's last answer once a hook has run, which may stop kubelet."""
+    pods = dataclasses.replace(deps.pods, has_hook_run=lambda: points.has_run)
+    return dataclasses.replace(deps, pods=pods)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ class PodUse:
     kubelet: Callable[[], ports.DeviceAllocations | None]
     """Returns kubelet's PodResources API; None: no kubelet has started on this machine."""
     is_ignored: bool = False  # whether devices of pods may be destroyed
+    has_hook_run: Callable[[], bool] = lambda: False
+    """Returns whether a hook of the command has run, which may have stopped kubelet."""
     _answer: tuple[pod_object.PodDevices, ...] | None = dataclasses.field(default=None, init=False)
 
     def by_device(self) -> Mapping[str, tuple[str, ...]]:
@@ -62,13 +64,25 @@ class PodUse:
             )
 
     def _allocations(self) -> tuple[pod_object.PodDevices, ...]:
-        """Ask kubelet; return its last answer if a hook has stopped it since."""
+        """Return kubelet's answer, or its last one if a hook may have stopped it since."""
         try:
-            kubelet = self.kubelet()
-            self._answer = kubelet.assigned_devices() if kubelet is not None else ()
+            return self._ask()
         except errors.ClusterError:
-            if self._answer is None:
+            if self._answer is None or not self.has_hook_run():
                 raise
+            return self._answer
+
+    def _ask(self) -> tuple[pod_object.PodDevices, ...]:
+        """Ask kubelet; no pods if it has not started, an error if it answered before."""
+        kubelet = self.kubelet()
+        if kubelet is None:
+            if self._answer is None:
+                return ()
+            raise errors.ClusterError(
+                "kubelet does not report which pods have which devices: its socket is gone",
+                reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+            )
+        self._answer = kubelet.assigned_devices()
         return self._answer
 
 

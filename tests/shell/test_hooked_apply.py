@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import apply
-from mig_manager.core import checkpoint, steps
+from mig_manager.change import apply, pod_use
+from mig_manager.core import checkpoint, ports, steps
 from tests.node import applying_rig, scenes
 from tests.node.applying_rig import is_creation
 from tests.unit import samples
@@ -379,15 +379,27 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
     assert played.shape == played.before
 
 
-def test_a_hook_that_stops_kubelet_does_not_end_the_change() -> None:
-    played = Played("before")
+@pytest.mark.parametrize(
+    ("hooks", "is_changed"), [(scenes.HOOKS, True), ("", False)], ids=["by a hook", "by itself"]
+)
+@pytest.mark.parametrize("has_socket", [True, False], ids=["silent", "without a socket"])
+def test_a_kubelet_that_stops_ends_the_change_unless_a_hook_stopped_it(
+    hooks: str, *, is_changed: bool, has_socket: bool
+) -> None:
+    played = Played("before", hooks)
+    asked = "allocations.assigned_devices"
 
-    def stop_kubelet() -> None:
-        played.kubelet.is_silent = bool(played.happened)
+    def kubelet() -> ports.DeviceAllocations | None:
+        is_stopped = bool(played.happened) if hooks else asked in played.log
+        played.kubelet.is_silent = is_stopped
+        return played.allocations if has_socket or not is_stopped else None
 
-    played.on_call = stop_kubelet
+    deps = dataclasses.replace(played.deps, pods=pod_use.PodUse(kubelet=kubelet))
+    refusal = contextlib.nullcontext() if is_changed else pytest.raises(errors.GpuInUseError)
 
-    played.change_to("wanted")
+    with refusal:
+        apply.apply(deps, lambda: played.layouts.layout("wanted"))
 
+    assert asked in played.log
     assert played.kubelet.is_silent
-    assert played.has("wanted")
+    assert played.has("wanted") == is_changed
