@@ -25,6 +25,15 @@ from tests.unit.rollouts import (
     states,
 )
 
+
+def drained(name: str) -> nodes.FleetNode:
+    """A node that another rollout drains."""
+    pending = model.State.PENDING
+    status = run("third", pending, phase="Drain")
+    return node(name, requested="third", state=pending, status=status, is_cordoned=True)
+
+
+RETRYING = run("third", model.State.FAILED, reason="InUse", retryAt="2026-01-01T00:00:00Z")
 NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "status": None}
 
 
@@ -45,6 +54,13 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
             id="not all that are cordoned by others at once",
         ),
         pytest.param([done("a"), node("b")], "1", ("b",), id="another after one is applied"),
+        pytest.param([drained("a"), node("b")], "2", ("b",), id="another than one in a change"),
+        pytest.param(
+            [node("a", requested="third", state=model.State.FAILED, status=RETRYING), node("b")],
+            "1",
+            ("a",),
+            id="first one that retries another request",
+        ),
         pytest.param([failed("a"), node("b")], "1", ("b",), id="another after a failure"),
         pytest.param(
             [node("a", status=None, applied="", state=None, requested=None, gpus="published")],
@@ -138,6 +154,14 @@ STOPPED = asked(
 DEAD = node("z", requested="another", status=APPLIED)
 OTHER = node("z", requested="third", status=APPLIED)
 WAITING = busy("a", phase="Wait")
+
+
+def renewed(name: str) -> nodes.FleetNode:
+    """A node registered again under its name."""
+    there = node(name, requested=None, applied="", state=None, status=None, gpus="published")
+    return dataclasses.replace(there, view=dataclasses.replace(there.view, uid="new"))
+
+
 REPLACED = asked("a", mark=marks.Mark(layout="earlier", before=FORMER))
 NOT_READY = node("b", is_ready=False)
 Step = tuple[float, list[nodes.FleetNode], str]
@@ -281,21 +305,43 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             ),
         ],
     ),
-    # It is asked for the new layout in its decision; another rollout's node is not ours to judge.
     "a dead agent with an old request is not unavailable for ever": (
         {},
         [
-            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; start z; unavailable z"),
+            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
             (10, [node("b"), DEAD], "rolling; b to-do, z to-do; start b"),
         ],
     ),
     "another request restarts the silence of an agent": (
         {},
         [
-            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; start z; unavailable z"),
-            (9, [node("b"), OTHER], "rolling; b to-do, z to-do; start z; unavailable z"),
-            (18, [node("b"), OTHER], "rolling; b to-do, z to-do; start z; unavailable z"),
+            (0, [node("b"), DEAD], "rolling; b to-do, z to-do; unavailable z"),
+            (9, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
+            (18, [node("b"), OTHER], "rolling; b to-do, z to-do; unavailable z"),
             (19, [node("b"), OTHER], "rolling; b to-do, z to-do; start b"),
+        ],
+    ),
+    "a node starts after another rollout's change": (
+        {},
+        [
+            (0, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (99, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (100, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
+        ],
+    ),
+    "a change of another rollout that does not end stalls": (
+        {},
+        [
+            (0, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (100, [drained("a"), node("b")], "rolling; a to-do, b to-do; unavailable a"),
+            (110, [drained("a"), node("b")], "stalled; a to-do, b to-do; unavailable a"),
+        ],
+    ),
+    "a node registered again starts again": (
+        {"pauses": True},
+        [
+            (0, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (1, [renewed("a"), node("b")], "rolling; a to-do, b to-do; start a"),
         ],
     ),
     "a node times out, but not while it waits for a slot": (
@@ -345,7 +391,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             (
                 0,
                 [node("a", requested="second"), node("b")],
-                "rolling; a to-do, b to-do; start a; unavailable a",
+                "rolling; a to-do, b to-do; unavailable a",
             ),
             (1, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
             (

@@ -39,7 +39,7 @@ _OUTCOMES: Mapping[rollout.RolloutPhase, str] = {
     rollout.RolloutPhase.DONE: "is done",
     rollout.RolloutPhase.FAILED: "failed: not every node has the layout",
     rollout.RolloutPhase.PAUSED: "paused, because a node failed; the same command continues it",
-    rollout.RolloutPhase.STALLED: "stalled: too many nodes are unavailable to start another one",
+    rollout.RolloutPhase.STALLED: "stalled: no further node can start while these are unavailable",
     **dict.fromkeys(
         (rollout.RolloutPhase.ROLLING, rollout.RolloutPhase.PAUSING),
         "was interrupted; agents finish nodes in progress, and the same command continues it",

@@ -81,6 +81,8 @@ class NodeProgress:
     seconds: float = 0.0  # since it was first seen in progress
     before: str | None = None  # the layout that ``undo`` requests
     is_unavailable: bool = False
+    is_reserved: bool = False
+    """Whether another request must finish before this node starts."""
     unreachable: tuple[str, ...] = ()
     """Unreachable GPUs of an ``APPLIED`` node: the layout is not active on them."""
 
@@ -143,6 +145,8 @@ _MOVING = (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
 class _Track:
     """What a rollout remembers of one node between decisions."""
 
+    uid: str = ""
+    """A node registered again under its name is another node."""
     is_requested: bool = False
     """Whether its label was written and is not visible yet."""
     has_joined: bool = False  # whether it has shown the target label during this rollout
@@ -151,16 +155,13 @@ class _Track:
     is_withdrawn: bool = False  # whether its previous request was restored
     since_s: float | None = None
     """Since when it is in progress, without its wait for a slot."""
-    unanswered: tuple[str | None, float] | None = None
-    """A request of others to which its agent has not responded, and since when."""
+    unfinished: tuple[object, float] | None = None
+    """A request that its agent has not finished, whether it has responded, and since when."""
     failure: NodeProgress | None = None  # the last one; None if it is applied
     has_failed: bool | None = None
     """Whether it failed during the rollout, even if it was applied later; None: never failed.
 
     False: it had failed at the start, and does not pause the rollout."""
-
-
-_NEW = _Track()
 
 
 class Rollout:
@@ -176,28 +177,29 @@ class Rollout:
 
     def record_request(self, name: str) -> None:
         """Record that a node's label was written."""
-        self._tracks[name] = dataclasses.replace(self._track(name), is_requested=True)
+        self._tracks[name] = dataclasses.replace(self._tracks[name], is_requested=True)
 
     def withdrawn(self, name: str) -> None:
         """Record that a node's previous request was restored."""
-        self._tracks[name] = dataclasses.replace(self._track(name), is_withdrawn=True)
+        self._tracks[name] = dataclasses.replace(self._tracks[name], is_withdrawn=True)
 
     def decide(self, nodes: Sequence[fleet_nodes.FleetNode], now_s: float) -> RolloutDecision:
         """Decide the next actions for the selected nodes; ``now_s`` is monotonic."""
         included = (
-            node
-            for node in nodes
-            if self._goal.includes(node) or self._track(node.name).has_joined
+            node for node in nodes if self._goal.includes(node) or self._track(node).has_joined
         )
         ordered = sorted(included, key=lambda node: node.name)
-        steps = [self._step(self._track(node.name), node, now_s) for node in ordered]
+        steps = [self._step(self._track(node), node, now_s) for node in ordered]
         progress = [each for _, each in steps]
         self._tracks.update((each.name, track) for track, each in steps)
         self._has_begun = True
         is_moving = any(map(self._is_moving, steps))
         # A node that fails repeatedly changes often, but never lets another node start.
-        states = () if is_moving else tuple(None if p.state in BAD else p.state for p in progress)
-        if is_moving or states != self._rest[0]:
+        is_awaiting = is_moving or any(self._is_awaiting(each, now_s) for each in steps)
+        states = (
+            () if is_awaiting else tuple(None if p.state in BAD else p.state for p in progress)
+        )
+        if is_awaiting or states != self._rest[0]:
             self._rest = states, now_s
         phase = self._phase(progress, is_moving=is_moving, rest_s=now_s - self._rest[1])
         decision = RolloutDecision(
@@ -218,8 +220,10 @@ class Rollout:
         phase = RolloutPhase.ROLLING if start else phase
         return dataclasses.replace(decision, phase=phase, start=start)
 
-    def _track(self, name: str) -> _Track:
-        return self._tracks.get(name, _NEW)
+    def _track(self, node: fleet_nodes.FleetNode) -> _Track:
+        track = self._tracks.get(node.name)
+        is_same = track is not None and track.uid == node.view.uid
+        return track if track and is_same else _Track(uid=node.view.uid)
 
     def _is_ours(self, track: _Track, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
@@ -232,6 +236,12 @@ class Rollout:
         return progress.state is NodeProgressState.IN_PROGRESS or (
             progress.is_retried and progress.seconds < self._limits.node_timeout_s
         )
+
+    def _is_awaiting(self, step: tuple[_Track, NodeProgress], now_s: float) -> bool:
+        """Return whether another request may finish in time, so that the node can start."""
+        track, progress = step
+        since_s = track.unfinished[1] if track.unfinished else now_s
+        return progress.is_reserved and now_s - since_s < self._limits.node_timeout_s
 
     def _phase(
         self, progress: Sequence[NodeProgress], *, is_moving: bool, rest_s: float
@@ -269,7 +279,11 @@ class Rollout:
         if state is NodeProgressState.IN_PROGRESS:
             is_silent = is_visible and not node.has_responded
             state, message = self._state_in_time(seconds, is_silent=is_silent)
-        is_unavailable, unanswered = self._availability(track, node, state, now_s)
+        unfinished = _unfinished(track, node, now_s)
+        # A silent agent changes nothing.
+        is_awaited = unfinished is not None and (
+            node.has_responded or now_s - unfinished[1] < self._limits.silence_timeout_s
+        )
         progress = NodeProgress(
             name=node.name,
             state=state,
@@ -283,7 +297,12 @@ class Rollout:
             unreachable=reported.unreachable
             if reported and state is NodeProgressState.APPLIED
             else (),
-            is_unavailable=is_unavailable,
+            is_unavailable=self._is_unavailable(track, node, state, is_awaited=is_awaited),
+            is_reserved=state is NodeProgressState.TO_DO
+            and self._goal.layout is not None
+            and is_awaited
+            # A request that failed has changed nothing.
+            and not (reported and reported.state is model.State.FAILED),
         )
         failure, has_failed = track.failure, track.has_failed
         if state in BAD:
@@ -293,30 +312,29 @@ class Rollout:
         track = dataclasses.replace(
             track,
             since_s=since_s,
-            unanswered=unanswered,
+            unfinished=unfinished,
             failure=failure,
             has_failed=has_failed,
         )
         return track, progress
 
-    def _availability(
-        self, track: _Track, node: fleet_nodes.FleetNode, state: NodeProgressState, now_s: float
-    ) -> tuple[bool, tuple[str | None, float] | None]:
-        """Return whether a node counts as unavailable, and ``_Track.unanswered``."""
+    def _is_unavailable(
+        self,
+        track: _Track,
+        node: fleet_nodes.FleetNode,
+        state: NodeProgressState,
+        *,
+        is_awaited: bool,
+    ) -> bool:
+        """Return whether a node counts as unavailable."""
         if not (node.has_published or node.has_gpus):
-            return False, None
+            return False
         if node.is_unavailable or state in _MOVING:
-            return True, None
+            return True
         if state is NodeProgressState.NO_RESPONSE:
             # An agent that returns acts on its request until the request is withdrawn.
-            return self._is_ours(track, node), None
-        if node.is_finished or node.has_responded:
-            return not node.is_finished, None
-        unanswered = track.unanswered
-        if unanswered is None or unanswered[0] != node.requested:
-            unanswered = node.requested, now_s
-        # A silent agent changes nothing.
-        return now_s - unanswered[1] < self._limits.silence_timeout_s, unanswered
+            return self._is_ours(track, node)
+        return is_awaited
 
     def _state(
         self, track: _Track, node: fleet_nodes.FleetNode, *, is_visible: bool
@@ -355,6 +373,16 @@ class Rollout:
         return NodeProgressState.IN_PROGRESS, ""
 
 
+def _unfinished(
+    track: _Track, node: fleet_nodes.FleetNode, now_s: float
+) -> tuple[object, float] | None:
+    """Return ``_Track.unfinished``."""
+    if node.is_finished:
+        return None
+    key = node.requested, node.has_responded
+    return track.unfinished if track.unfinished and track.unfinished[0] == key else (key, now_s)
+
+
 def _state_of_requested(node: fleet_nodes.FleetNode) -> tuple[NodeProgressState, str]:
     if node.requested is None:
         why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
@@ -371,10 +399,9 @@ def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     in_progress = sum(node.state in _MOVING or node.is_retried for node in decision.nodes)
     unavailable = len(decision.unavailable)
     startable: list[str] = []
+    free = (node for node in decision.of(NodeProgressState.TO_DO) if not node.is_reserved)
     # Nodes that are already unavailable do not add to the limit.
-    for node in sorted(
-        decision.of(NodeProgressState.TO_DO), key=lambda each: not each.is_unavailable
-    ):
+    for node in sorted(free, key=lambda each: not each.is_unavailable):
         fits = node.is_unavailable or unavailable < decision.most
         if fits and in_progress + len(startable) < decision.most:
             unavailable += not node.is_unavailable
