@@ -85,6 +85,22 @@ def test_idle_instances_on_a_hold_are_destroyed_while_much_is_free() -> None:
     assert less.destroyed == {samples.profile("1g.5gb"): 1}
 
 
+def test_a_gpu_on_hold_is_not_merged_back() -> None:
+    nodes, pods = [node("a", _ONE, _ONE)], [pod("large", "7g.40gb", age_s=700)]
+    parsed, _ = partitions.seen(nodes, ())
+    sevens = {gpu.uuid: samples.want({"1g.5gb": 7}) for each in parsed for gpu in each.gpus}
+    options: dict[str, Any] = {"base": {"a": sevens}, "merge_back_after_s": 300}
+    (_, history), now = remembered(nodes, []), NOW
+
+    for _ in range(2):
+        now += dt.timedelta(seconds=400)
+        assert not decided(nodes, pods, now=now, history=history, **options).changes
+        _, history = remembered(nodes, pods, now, history)
+
+    # After a hold, too, the node had demand a moment ago.
+    assert history.demand_at == {"a": now}
+
+
 def test_a_hold_stays_on_gpus_that_are_used_as_little_as_others() -> None:
     before = [node("a", ["2g.10gb@0*"], ["3g.20gb@0*"]), node("b", _FULL, _FULL)]
     pods = [pod("large", "7g.40gb", age_s=700)]

@@ -190,14 +190,17 @@ class Requests:
 
 def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[PartitionedNode, ...]:
     """Return the nodes with the requests of their pods, and whether their agents are lost."""
-    return tuple(
-        dataclasses.replace(
+
+    def complete(node: PartitionedNode) -> PartitionedNode:
+        is_lost = requests.has_lost_agent(node.name)
+        return dataclasses.replace(
             node,
             allocated=_allocated(node, requests.of(node.name)),
-            has_lost_agent=requests.has_lost_agent(node.name),
+            has_lost_agent=is_lost,
+            unusable=node.unusable or ("its agent's pod is not ready" if is_lost else ""),
         )
-        for node in nodes
-    )
+
+    return tuple(map(complete, nodes))
 
 
 def _allocated(node: PartitionedNode, requests: demand.Amounts) -> demand.Amounts:

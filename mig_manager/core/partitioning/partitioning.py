@@ -108,12 +108,11 @@ class _Decider:
         """Return the decision, with the reasons why the remaining pods are not served."""
         unmet: list[decisions.Unmet] = []
         waits = list(self._kept.waiting)
-        on_hold = {name for record in self._gpu_holds.values() for name, _ in record.gpus}
         causes = waiting.Causes(
             self._batch,
             self.changes.why_not_now,
             is_full=self.changes.is_full,
-            on_hold=node_sets.of(map(self._batch.index.position.__getitem__, on_hold)),
+            on_hold=node_sets.of(map(self._batch.index.position.__getitem__, self._on_hold)),
         )
         for rank in self._remaining:
             pod = self._batch.pods[rank]
@@ -130,6 +129,11 @@ class _Decider:
             gpu_holds=self._gpu_holds,
             unused=self._kept.unused,
         )
+
+    @property
+    def _on_hold(self) -> set[str]:
+        """The nodes with a hold."""
+        return {name for record in self._gpu_holds.values() for name, _ in record.gpus}
 
     def _why(self, rank: int, causes: waiting.Causes) -> waiting.Cause:
         if self._kept.is_backed_off(rank):
@@ -233,7 +237,9 @@ class _Decider:
         for node in self.changes.own if after_s else ():
             since = self._history.demand_at.get(node.name)
             is_due = since and (self._now - since).total_seconds() >= after_s
-            if not is_due or self._batch.is_claimed(node) or not self.changes.can_change(node):
+            # A hold has just destroyed the idle instances of its GPUs.
+            is_wanted = node.name in self._on_hold or self._batch.is_claimed(node)
+            if not is_due or is_wanted or not self.changes.can_change(node):
                 continue
             wanted = self._batch.merged(node, base.get(node.name, {}))
             if self._batch.keeps_reserved(node, wanted):

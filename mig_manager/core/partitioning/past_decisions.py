@@ -52,6 +52,7 @@ def remember(
         for pod in change.pods:
             room_since.setdefault(pod.uid, {})[change.node] = now
     with_demand = {name for since in room_since.values() for name in since}
+    with_demand |= {name for hold in decision.gpu_holds.values() for name, _ in hold.gpus}
     allocated = {
         node.name: tuple(item for item in node.allocated if resources.is_mig(item[0]))
         for node in nodes
