@@ -11,7 +11,14 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import batches, node_index, offers, past_decisions, waiting
+from mig_manager.core.partitioning import (
+    batches,
+    demand,
+    node_index,
+    offers,
+    past_decisions,
+    waiting,
+)
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, text, why
 
@@ -34,6 +41,17 @@ def preempting(where: str) -> dict[str, Any]:
     nominated = pod("p", "3g.20gb", spec={"priority": 9})
     nominated["status"]["nominatedNodeName"] = where
     return nominated
+
+
+def uncounted(nominated: dict[str, Any]) -> dict[str, Any]:
+    nominated["metadata"]["labels"] = {well_known.PARTITIONING_LABEL: demand.OFF}
+    return nominated
+
+
+def agent_not_ready(where: str) -> dict[str, Any]:
+    item = pod("agent", node=where, metadata={"labels": {"app.kubernetes.io/name": "mig-manager"}})
+    item["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    return item
 
 
 def taints_of(*whys: str) -> list[dict[str, str]]:
@@ -260,6 +278,18 @@ DECISIONS: dict[
             "p SCHEDULER: the scheduler preempts pods on node a for it",
             f"q CHANGING: it waits for a (the scheduler preempts pods on it); b ({IN_USE})",
         ],
+    ),
+    "the scheduler preempts pods on the node for a pod that does not count": (
+        [node("a", ["3g.20gb@0"])],
+        [uncounted(preempting("a")), pod("q", "1g.5gb")],
+        {},
+        ["q UNUSABLE: it waits for a (the scheduler preempts pods on it)"],
+    ),
+    "the agent of a node is not ready": (
+        [node("a", EMPTY), node("b", EMPTY)],
+        [agent_not_ready("a"), pod("q", "1g.5gb")],
+        {},
+        ["b: 1x 1g.5gb for q"],
     ),
     "the scheduler preempts pods on another node": (
         [node("a", ["3g.20gb@0*"]), node("b", ["7g.40gb@0*"])],

@@ -105,8 +105,8 @@ class PartitionerCluster:
         """Return which pods, by UID, have a node."""
         if not uids:
             return set()
-        pods = self._pods.items()
-        return {pod.uid for pod in pods if isinstance(pod, demand.BoundPod) and pod.uid in uids}
+        pods = (pod for pod in self._pods.items() if isinstance(pod, demand.BoundPod))
+        return {pod.uid for pod in pods if pod.uid in uids and not pod.is_nominated}
 
     def request(self, change: decisions.NodeChange) -> bool:
         """Request a layout of a node; return False if the node has changed since, or is gone.

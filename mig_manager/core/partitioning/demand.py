@@ -135,13 +135,17 @@ class Pending:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
-    """A pod that has a node and has not ended, with its requests."""
+    """A pod that has a node and has not ended, with its requests.
+
+    Or a pod that does not count, for which the scheduler makes room on a node (``is_nominated``).
+    """
 
     uid: str
     node_name: str
     amounts: Amounts
     needs: Needs | None = None  # None: it requests no MIG device
     is_ready_agent: bool | None = None  # None: it is not an agent's pod
+    is_nominated: bool = False
 
 
 def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
@@ -149,7 +153,7 @@ def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
 
     A pending pod counts if it is not bound, deleted or gated, the scheduler reported it
     unschedulable, it requests ``nvidia.com/mig-*``, and no label or annotation
-    ``mig-manager.io/partitioning: off`` excludes it.
+    ``mig-manager.io/partitioning: off`` excludes it. Another counts as nominated, if it is.
 
     Raises:
         ClusterError: The object is malformed.
@@ -178,13 +182,16 @@ def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
             == ("PodScheduled", "False", "Unschedulable")
             for each in status.get("conditions") or ()
         )
-        is_gone = bool(metadata.get("deletionTimestamp") or spec.get("schedulingGates"))
-        if is_gone or is_excluded or not is_unschedulable:
+        if metadata.get("deletionTimestamp") or spec.get("schedulingGates"):
             return None
-        pod = as_pending(item)
-        if not pod.needs.mig:
-            return None
-        return dataclasses.replace(pod, nominated=str(status.get("nominatedNodeName") or ""))
+        nominated = str(status.get("nominatedNodeName") or "")
+        needs_mig = bool(Needs(amounts=_amounts(spec)).mig)
+        if needs_mig and is_unschedulable and not is_excluded:
+            return dataclasses.replace(as_pending(item), nominated=nominated)
+        if nominated and (needs_mig or spec.get("resourceClaims")):
+            uid = str(metadata["uid"])
+            return BoundPod(uid=uid, node_name=nominated, amounts=(), is_nominated=True)
+        return None
 
 
 def as_pending(item: Mapping[str, Any]) -> Pending:

@@ -151,6 +151,8 @@ class Requests:
         self._amounts: dict[str, demand.Amounts] = {}
         self._ready_agents: dict[str, set[str]] = {}
         """UIDs by node; a node without an agent's pod since the first list is missing."""
+        self._nominated: collections.Counter[str] = collections.Counter()
+        """By node: for how many pods that do not count the scheduler preempts pods on it."""
         for pod in bound:
             self.replace(None, pod)
 
@@ -160,6 +162,7 @@ class Requests:
             for pod, sign in ((before, -1), (now, 1)):
                 if pod is None:
                     continue
+                self._nominated[pod.node_name] += sign * pod.is_nominated
                 counts = self._counts.setdefault(pod.node_name, collections.Counter())
                 for name, amount in pod.amounts:
                     counts[name] += sign * amount
@@ -187,17 +190,25 @@ class Requests:
         with self._lock:
             return self._ready_agents.get(node_name) == set()
 
+    def is_nominated(self, node_name: str) -> bool:
+        """Return whether the scheduler preempts pods on a node for one that does not count."""
+        with self._lock:
+            return self._nominated[node_name] > 0
+
 
 def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[PartitionedNode, ...]:
     """Return the nodes with the requests of their pods, and whether their agents are lost."""
 
     def complete(node: PartitionedNode) -> PartitionedNode:
         is_lost = requests.has_lost_agent(node.name)
+        why = "its agent's pod is not ready" if is_lost else ""
+        if requests.is_nominated(node.name):
+            why = "the scheduler preempts pods on it"
         return dataclasses.replace(
             node,
             allocated=_allocated(node, requests.of(node.name)),
             has_lost_agent=is_lost,
-            unusable=node.unusable or ("its agent's pod is not ready" if is_lost else ""),
+            unusable=node.unusable or why,
         )
 
     return tuple(map(complete, nodes))
