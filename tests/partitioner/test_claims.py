@@ -72,6 +72,25 @@ def test_device_of_a_claim_is_never_destroyed(rig: Rig) -> None:
     assert len(own.kube.patches) == 1
 
 
+def test_nodes_wait_if_their_claims_cannot_be_read(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=10**6))
+    rig.by_claims.add("n1")
+    rig.add_node()
+    rig.publish_devices("n1")
+    rig.add_classes("3g.20gb")
+    own = rig.replica()
+    rig.add_pods("p1", profile="3g.20gb")
+
+    def why() -> list[str]:
+        return [node.unusable for node in own.service.cluster.nodes()]
+
+    expected = ["the partitioner cannot list ResourceClaims"]
+    waiting.until(lambda: why() == expected, "the refusal")
+    rig.pass_time(SOON_S, own)
+
+    assert own.kube.patches == []
+
+
 @pytest.mark.parametrize("status", [403, 404])
 def test_cluster_that_serves_or_grants_no_classes_is_served_as_before(
     rig: Rig, status: int

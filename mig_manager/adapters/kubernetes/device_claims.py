@@ -25,15 +25,16 @@ _log = structlog.get_logger()
 class _Optional(collection.Collection[_Item]):
     """A collection that is empty where the API does not serve or grant it."""
 
-    _is_absent = False
+    is_absent = False
+    """Whether the API does not serve or grant it."""
 
     @property
     def last_contact_s(self) -> float:
         """As of a collection; 0 while the API refuses it."""
-        return 0.0 if self._is_absent else super().last_contact_s
+        return 0.0 if self.is_absent else super().last_contact_s
 
     def opened(self) -> None:
-        self._is_absent = False
+        self.is_absent = False
         super().opened()
 
     def lost(self, error: Exception) -> None:
@@ -42,12 +43,12 @@ class _Optional(collection.Collection[_Item]):
                 status=http.HTTPStatus.NOT_FOUND | http.HTTPStatus.FORBIDDEN,
                 reason=errors.Reason.API_ERROR | errors.Reason.FORBIDDEN,
             ):
-                if not self._is_absent:
+                if not self.is_absent:
                     _log.info("collection_absent", of=self._plural, detail=error.message)
-                self._is_absent = self.is_current = True
+                self.is_absent = self.is_current = True
                 self.listed(())
             case _:
-                self._is_absent = False
+                self.is_absent = False
                 super().lost(error)
 
 
@@ -112,7 +113,9 @@ class DeviceClaims:
         if not classes:
             return tuple(nodes)
         cluster = claimed_nodes.ClusterClaims(
-            classes=classes, slices=self._slices.items(), allocated=self._claims.items()
+            classes=classes,
+            slices=self._slices.items(),
+            allocated=None if self._claims.is_absent else self._claims.items(),
         )
         return claimed_nodes.with_claims(nodes, cluster)
 

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from mig_manager.core.node import claims, device_classes, resources
 from mig_manager.core.partitioning import demand, partitioned
 
+_UNREADABLE = "the partitioner cannot list ResourceClaims"
 _DYNAMIC = "its DRA driver creates MIG devices by itself (DynamicMIG)"
 
 
@@ -23,7 +24,8 @@ class ClusterClaims:
 
     classes: tuple[device_classes.DeviceClass, ...] = ()
     slices: tuple[claims.Slice, ...] = ()  # of NVIDIA's DRA driver, on all nodes
-    allocated: tuple[frozenset[claims.Device], ...] = ()  # of each ResourceClaim
+    allocated: tuple[frozenset[claims.Device], ...] | None = ()
+    """Of each ResourceClaim; None: claims cannot be read, so any device may have one."""
 
 
 def with_claims(
@@ -36,15 +38,21 @@ def with_claims(
         # The driver names a node's pool after the node.
         by_pool[one.pool].append(one)
     claimed: dict[str, set[str]] = collections.defaultdict(set)
-    for devices in cluster.allocated:
+    for devices in cluster.allocated or ():
         for pool, device in devices:
             claimed[pool].add(device)
-    return tuple(
-        _with_devices(node, by_pool[node.name], claimed.get(node.name, set()), served)
-        if node.name in by_pool and not _has_plugin(node)
-        else node
-        for node in nodes
-    )
+
+    def complete(node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
+        if node.name not in by_pool or _has_plugin(node):
+            return node
+        if cluster.allocated is None:
+            is_mismatch = node.unusable == node.mismatch
+            return dataclasses.replace(
+                node, unusable=_UNREADABLE if is_mismatch else node.unusable
+            )
+        return _with_devices(node, by_pool[node.name], claimed.get(node.name, set()), served)
+
+    return tuple(map(complete, nodes))
 
 
 def _has_plugin(node: partitioned.PartitionedNode) -> bool:
