@@ -211,7 +211,9 @@ class _LockedChange:
             self.deps.pods.require_unused(first.affected)
         except errors.GpuInUseError as error:
             if not self.deps.idle_timeout_s:
-                error.add("nothing was changed")
+                # An interrupted change is undone now.
+                if not self.interrupted.snapshot:
+                    error.add("nothing was changed")
                 raise
 
     def _outside(self, gpus: model.ObservedGpus) -> transaction.Snapshots:

@@ -67,7 +67,8 @@ def run(
     with local.hold_lock(deps, f"{NAME} of a GPU"):
         observed = local.observe(deps)
         journal = local.open_journal(deps, observed, config=NAME)
-        gpu = require_unused(observed, uuid)
+        gpu = find_gpu(observed, uuid)
+        require_unused(gpu)
         if journal.entries.snapshot:
             raise errors.UsageError(
                 local.describe_unfinished(journal.entries),
@@ -92,14 +93,19 @@ def run(
         return CourseResult(stages=tuple(done), compute_profiles=course.compute_profiles)
 
 
-def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
-    """Return the GPU with this UUID, on which the course may run; raises as ``run``."""
+def find_gpu(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
+    """Return the GPU with this UUID; UsageError: it is not there; LayoutError: it has no MIG."""
     gpu = next((each for each in observed if each.uuid == uuid), None)
     if gpu is None:
         uuids = ", ".join(each.uuid for each in observed)
         raise errors.UsageError(f"no reachable GPU {uuid}; there are {uuids}")
     if not gpu.is_mig_capable:
         raise errors.LayoutError(f"{gpu} has no MIG", reason=errors.Reason.NOT_MIG_CAPABLE)
+    return gpu
+
+
+def require_unused(gpu: model.Gpu) -> None:
+    """Raise ``GpuInUseError`` if the course may not run on this GPU."""
     if gpu.has_pending_mode:
         raise errors.GpuInUseError(
             f"{gpu} waits for a reset, after a change of its MIG mode",
@@ -113,7 +119,6 @@ def require_unused(observed: model.ObservedGpus, uuid: str) -> model.Gpu:
             f"{gpu} has GPU instances ({names})",
             remedy="Apply a layout without instances on this GPU, or choose another one.",
         )
-    return gpu
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -344,11 +344,20 @@ def _use(node: shell_node.Node) -> None:
     node.state.add_client(node.state.boards[0].uuid, name="trainer")
 
 
-def _divide(node: shell_node.Node) -> None:
+def _write_layout(node: shell_node.Node) -> None:
     row = '{"devices": "all", "mig-enabled": true, "mig-devices": {"1g.6gb": 4}}'
     document = f'{{"version": "v1", "mig-configs": {{"a": [{row}]}}}}'
     node.layouts.write_text(document, encoding="utf-8")
+
+
+def _divide(node: shell_node.Node) -> None:
+    _write_layout(node)
     assert node.run("apply", "a").status == 0
+
+
+def _kill_a_change(node: shell_node.Node) -> None:
+    _write_layout(node)
+    node.kill("apply", "a", function="nvmlDeviceCreateGpuInstanceWithPlacement", first=2)
 
 
 @pytest.mark.slow
@@ -359,6 +368,8 @@ def _divide(node: shell_node.Node) -> None:
         (_divide, ["--yes"], 1, "has GPU instances (1g.6gb at 0:1"),
         (lambda _: None, ["--yes", "--change-gpu", "GPU-0"], 2, "no reachable GPU GPU-0"),
         (lambda _: None, [], 2, "without a terminal give --yes"),
+        (_kill_a_change, [], 2, "without a terminal give --yes"),
+        (_kill_a_change, ["--yes", "--change-gpu", "GPU-0"], 2, "no reachable GPU GPU-0"),
     ],
 )
 def test_a_gpu_in_use_or_not_confirmed_is_refused(

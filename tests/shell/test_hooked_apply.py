@@ -379,6 +379,21 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
     assert played.shape == played.before
 
 
+def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> None:
+    played = Played("before")
+    played.hooks.text = ""
+    with played.killed(at=3):
+        played.change_to("wanted")
+    played.hooks.text = scenes.HOOKS
+    kept = frozenset(uuid for gpu in played.gpus for uuid in gpu.mig_uuids)
+    played.add_pod("train", devices=kept)
+
+    with pytest.raises(errors.GpuInUseError, match="left unfinished") as caught:
+        played.change_to("other")
+
+    assert "nothing was changed" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("hooks", "is_changed"), [(scenes.HOOKS, True), ("", False)], ids=["by a hook", "by itself"]
 )

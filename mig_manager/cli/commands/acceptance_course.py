@@ -73,13 +73,18 @@ def play(
     command = (*deps.gpus.command, nvml_worker.REPORTS_STEPS)
     gpus = dataclasses.replace(deps.gpus, command=command, telemetry=observer)
     deps = dataclasses.replace(deps, gpus=gpus)
-    if undone := local.undo_interrupted(deps):
-        deps.notify(undone)
-    gpu = course.require_unused(gpus.observe(), uuid)
+    gpu = course.find_gpu(gpus.observe(), uuid)
     _require_no_processes(gpu, gpus)
     deps.pods.require_unused({gpu.uuid})
+    if interrupted := local.describe_interrupted(deps.journal):
+        # It may be the reason for instances on this GPU.
+        deps.notify(f"{interrupted}; so does this command, before the course")
+    else:
+        course.require_unused(gpu)
     if asked_at is not None:
         _ask(gpu, asked_at)
+    if undone := local.undo_interrupted(deps):
+        deps.notify(undone)
     line = cuda.command(
         library_path=access.settings.gpus.library_path,
         driver_roots=access.settings.gpus.driver_roots,
