@@ -196,9 +196,12 @@ class _LockedChange:
                 self.journal.refresh_files()
                 return self._result(first, first.gpus, ())
             if self.interrupted.snapshot:
+                covered = self.target.covered(first.gpus)
+                restored = local.list_restored_outside(first.gpus, outside, covered)
                 self.deps.notify(
                     f"{local.describe_unfinished(self.interrupted)}; if this one fails, the GPUs "
                     "are rolled back to their state before that one"
+                    f"{restored and f'; this one also restores {restored}, outside its layout'}"
                 )
             return self._result(first, *self._execute(first, outside, check))
 

@@ -6,7 +6,7 @@ run can roll back and does not mistake half of a change for the former state.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Unpack
 
 from mig_manager import errors
@@ -196,16 +196,35 @@ def describe_unfinished(entries: journals.Journal) -> str:
     return f"the change to layout '{entries.config}' was left unfinished"
 
 
-def describe_interrupted(deps: LocalDependencies) -> str:
-    """Say that a killed run left a change unfinished; empty without a valid journal of one."""
-    with contextlib.suppress(ValueError, errors.ConfigError):
-        entries = journals.Journal.from_json(deps.journal.read() or "")
-        if entries.snapshot:
-            return (
-                f"{describe_unfinished(entries)}; the next 'apply', 'restore' or 'boot' finishes "
-                "or undoes it"
-            )
-    return ""
+def describe_interrupted(
+    journal: ports.KeptFile,
+    observed: model.ObservedGpus = model.NO_GPUS,
+    covered: Collection[str] = (),
+) -> str:
+    """Say that a killed run left a change unfinished; empty without a valid journal of one.
+
+    Names the GPUs that 'apply' restores although its layout does not cover them (by UUID).
+    """
+    try:
+        entries = journals.Journal.from_json(journal.read() or "")
+        outside = list_restored_outside(observed, entries.snapshot, covered)
+    except (ValueError, errors.ConfigError, errors.LayoutError):
+        return ""
+    if not entries.snapshot:
+        return ""
+    return (
+        f"{describe_unfinished(entries)}; the next 'apply', 'restore' or 'boot' finishes or "
+        f"undoes it{outside and f', and restores {outside} outside its layout'}"
+    )
+
+
+def list_restored_outside(
+    observed: model.ObservedGpus, snapshot: transaction.Snapshots, covered: Collection[str]
+) -> str:
+    """Name the GPUs outside a layout that its change restores; empty if there are none."""
+    outside = [gpu for gpu in snapshot if gpu.uuid not in covered]
+    uuids = planner.restore(observed, outside).gpu_uuids
+    return ", ".join(str(gpu) for gpu in observed if gpu.uuid in uuids)
 
 
 def undo_interrupted(deps: LocalDependencies) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -407,6 +408,28 @@ def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
     assert ("kubelet does not report which pods" in words) == is_refused
     assert ("remedy: Start kubelet, or name its socket" in words) == is_refused
     assert forced.status == 0, forced.err
+
+
+@pytest.mark.parametrize("argv", [("plan",), ("apply", "--dry-run"), ("assert",), ("apply",)])
+def test_a_killed_change_of_other_gpus_is_named_before_it_is_undone(
+    tmp_path: pathlib.Path, argv: Sequence[str]
+) -> None:
+    layouts = """
+version: v1
+mig-configs:
+  first: [{devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 2}}]
+  second: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}]
+"""
+    node = Node(tmp_path, "2xA100-SXM4-40GB", layouts=layouts, active="first")
+    node.kill("apply", "second", function="nvmlDeviceCreateGpuInstance*", first=2)
+
+    answer = node.run(*argv, "first")
+
+    words = " ".join(answer.err.split())
+    assert answer.status == 0, answer.err
+    assert "the change to layout 'second' was left unfinished" in words
+    assert re.search(r"restores GPU 1 \([^)]*\),? outside its layout", words)
+    assert node.journal.exists() == (argv != ("apply",))
 
 
 def test_a_pod_of_other_devices_keeps_no_change_from_beginning(

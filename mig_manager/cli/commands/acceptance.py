@@ -85,7 +85,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
     survey, course = deps.gpus.survey(), None
     if settings.changed_gpu is None:
-        if interrupted := local.describe_interrupted(deps):
+        if interrupted := local.describe_interrupted(deps.journal):
             terminal.note(interrupted)
     else:
         asked_at = None if settings.is_confirmed else terminal

@@ -67,6 +67,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     result = plans.plan(command.observe(), layout, is_mode_only=settings.is_mode_only)
     command.warn(result.overlooked)
     command.warn_unreachable(result.gpus.unreachable, "it was not compared")
+    command.note_interrupted(result)
     if result.is_applied:
         kind = "mode settings from configuration" if settings.is_mode_only else "configuration"
         return command.answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
 from mig_manager.agent import served_layouts
+from mig_manager.change import local
 from mig_manager.cli.commands import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.core import messages, model, node_settings, yaml_tree
@@ -121,6 +122,12 @@ class GpuCommand(gpu_access.CommandAdapters):
         """Write warnings, which systemd's journal marks as such."""
         for diagnostic in diagnostics:
             self._terminal.note(f"warning: {diagnostic}", priority=log.Priority.WARNING)
+
+    def note_interrupted(self, planned: plans.Planned) -> None:
+        """Say that a killed run left a change unfinished, which 'apply' undoes outside a plan."""
+        journal = files.JournalFile(self.settings.journal_file)
+        if interrupted := local.describe_interrupted(journal, planned.gpus, planned.desired):
+            self._terminal.note(interrupted)
 
     def warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
         """Name unreachable GPUs, with the effect on each."""

@@ -50,6 +50,7 @@ def run(settings: gpu_settings.GpuSettings, terminal: console.Console) -> int:
         lambda: gpu_report.plan(result, is_wide=command.is_wide, style=command.style),
     )
     command.warn(result.warnings)
+    command.note_interrupted(result)
     try:
         command.pods.require_unused(result.affected)
     except errors.GpuInUseError as error:
