@@ -126,6 +126,42 @@ def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: Rig
     assert rig.labels() == before
 
 
+@pytest.mark.parametrize(
+    ("rollouts", "expected"),
+    [
+        pytest.param(
+            [(LAYOUT, "gpu=yes"), ("third", "pool=one")],
+            {"undone": LAYOUT, "others": LAYOUT},
+            id="another layout on one node",
+        ),
+        pytest.param(
+            [(LAYOUT, "pool=one"), (LAYOUT, "gpu=yes")],
+            {"undone": FORMER, "others": FORMER},
+            id="the same layout on more nodes",
+        ),
+        pytest.param(
+            [(LAYOUT, "gpu=yes"), ("undo", "gpu=yes"), (LAYOUT, "pool=one")],
+            {"undone": FORMER, "others": FORMER},
+            id="the same layout after an undo",
+        ),
+    ],
+)
+def test_undo_restores_only_nodes_of_the_last_rollout(
+    rig: Rig, rollouts: list[tuple[str, str]], expected: dict[str, str]
+) -> None:
+    rig.apply(FORMER, rig.names)
+    rig.write("node-000", labels={"pool": "one"})
+    for layout, selector in rollouts:
+        assert rig(layout, "-l", selector, "--max-unavailable", "5").status == 0
+
+    answer = rig.roll("undo")
+
+    assert (answer.status, rig.label("node-000")) == (0, expected["undone"])
+    assert {rig.label(name) for name in rig.names[1:]} == {expected["others"]}
+    named = "labelled by an earlier rollout, not undone: node-001, node-002"
+    assert (named in answer.err) is (expected["others"] == LAYOUT)
+
+
 def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> None:
     rig.change("node-001", lambda thing: thing["metadata"]["annotations"].clear())
 

@@ -1,6 +1,7 @@
 """What a rollout does next, decision by decision."""
 
 import dataclasses
+import datetime as dt
 from typing import Any
 
 import pytest
@@ -506,4 +507,6 @@ def test_mark_has_the_layout_before_and_round_trips() -> None:
     ):
         mark = marks.Mark(layout=LAYOUT, before=before)
         assert forward.mark(there) == mark == marks.parse(mark.to_json())
-    assert marks.parse(UNDONE.to_json()) == UNDONE
+    dated = dataclasses.replace(UNDONE, started_at=dt.datetime(2026, 6, 1, tzinfo=dt.UTC))
+    for mark in (UNDONE, dated):
+        assert marks.parse(mark.to_json()) == mark

@@ -5,6 +5,7 @@ table or a line for each change, then the outcome.
 """
 
 import contextlib
+import datetime as dt
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,7 +14,7 @@ from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_report, rollout_settings
 from mig_manager.cli.toolkit import console, documents
-from mig_manager.core import bar, node_settings
+from mig_manager.core import bar, messages, node_settings
 from mig_manager.core.fleet import goals, listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
@@ -36,8 +37,9 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
         selected = fleet.Fleet(kube, selector=settings.selector)
         selected.start()
         with contextlib.closing(selected):
-            if not any(map(settings.goal.includes, selected.nodes())):
-                if settings.goal.layout is None:
+            goal = settings.goal.of_rollout(selected.nodes(), dt.datetime.now(tz=dt.UTC))
+            if not any(map(goal.includes, selected.nodes())):
+                if goal.layout is None:
                     raise errors.UsageError(
                         f"no node selected by {settings.selector!r} was labelled by a rollout",
                         remedy="Nothing to undo here: check the selector.",
@@ -46,13 +48,16 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
                     f"{settings.selector!r} selects no node",
                     remedy="See all labels with 'kubectl get nodes --show-labels'.",
                 )
+            if others := sorted(n.name for n in selected.nodes() if goal.is_of_another(n)):
+                names = messages.list_names(others, limit=messages.MAX_AT_A_TERMINAL)
+                terminal.note(f"labelled by an earlier rollout, not undone: {names}")
             reader = cluster_reader.ClusterReader(kube.get)
             if settings.is_dry_run:
-                return _preview(settings, terminal, reader, selected.nodes())
+                return _preview(settings, goal, terminal, reader, selected.nodes())
             # A rollout needs no right to read the agents' layout file.
             with contextlib.suppress(errors.ClusterError):
                 _refuse_unknown_layout(settings, terminal, reader, selected.nodes())
-            return _roll_out(settings, terminal, selected)
+            return _roll_out(settings, goal, terminal, selected)
 
 
 def _refuse_unknown_layout(
@@ -72,11 +77,11 @@ def _refuse_unknown_layout(
 
 def _preview(
     settings: rollout_settings.RolloutSettings,
+    goal: goals.Goal,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
 ) -> int:
-    goal = settings.goal
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
     targets = filter(None, map(goal.target, nodes))
     is_listed = all(listed_layouts.is_listed(nodes, target) for target in targets)
@@ -123,9 +128,13 @@ def _title(settings: rollout_settings.RolloutSettings) -> str:
 
 
 def _roll_out(
-    settings: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+    settings: rollout_settings.RolloutSettings,
+    goal: goals.Goal,
+    terminal: console.Console,
+    selected: fleet.Fleet,
 ) -> int:
-    display, decisions = _Display(settings, terminal), _decisions(settings, terminal, selected)
+    display = _Display(settings, terminal)
+    decisions = _decisions(settings, goal, terminal, selected)
     decision = next(decisions)  # an interrupt before this has no outcome to show
     try:
         display.show(decision)
@@ -137,7 +146,7 @@ def _roll_out(
     display.clear()
     status = terminal.answer(
         settings.output_format,
-        lambda: rollout_report.data(decision, settings.goal),
+        lambda: rollout_report.data(decision, goal),
         lambda: rollout_report.outcome(
             decision, _title(settings), style=terminal.style(settings.colour)
         ),
@@ -147,14 +156,16 @@ def _roll_out(
 
 
 def _decisions(
-    settings: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+    settings: rollout_settings.RolloutSettings,
+    goal: goals.Goal,
+    terminal: console.Console,
+    selected: fleet.Fleet,
 ) -> Iterator[rollout.RolloutDecision]:
     """Yield every decision, then execute it, until the rollout is over.
 
     Raises:
         ClusterError: The API refused a request.
     """
-    goal = settings.goal
     decider = rollout.Rollout(goal, settings.limits)
     clock = host.SystemClock()
     noted = ""

@@ -1,6 +1,9 @@
 """What a rollout, or its undo, requests of every node."""
 
 import dataclasses
+import datetime as dt
+from collections.abc import Iterable
+from typing import Self
 
 from mig_manager.core import model
 from mig_manager.core.fleet import marks
@@ -11,7 +14,34 @@ from mig_manager.core.fleet import nodes as fleet_nodes
 class Goal:
     """The request of a rollout: one layout, or, to undo, every node's former layout."""
 
-    layout: str | None  # None: undo on the nodes with a rollout's mark
+    layout: str | None  # None: undo on the nodes with the rollout's mark
+    started_at: dt.datetime | None = None
+    """The rollout by its start, as in ``marks.Mark``."""
+
+    def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
+        """Return the goal of the last rollout of the layout, or for a new one.
+
+        An undo is of the last rollout of any layout.
+        """
+        every = [node.mark for node in nodes if node.mark]
+        last = max((mark.started_at for mark in every if mark.started_at), default=None)
+        is_same = self.layout is None or any(
+            (mark.layout, mark.started_at, mark.is_undone) == (self.layout, last, False)
+            for mark in every
+            if last
+        )
+        return dataclasses.replace(self, started_at=last if is_same else now)
+
+    def is_of_another(self, node: fleet_nodes.FleetNode) -> bool:
+        """Return whether an undo omits a node because another rollout labelled it."""
+        mark = node.mark
+        return (
+            self.layout is None
+            and mark is not None
+            and mark.started_at != self.started_at
+            and mark.layout == node.requested
+            and not mark.is_undone
+        )
 
     def target(self, node: fleet_nodes.FleetNode) -> str | None:
         """Return the label's value; None to remove it."""
@@ -26,7 +56,12 @@ class Goal:
             if last and last.config == self.layout and last.state is model.State.FAILED:
                 failed_at = last.started_at
             before = node.requested or node.applied or None
-            return marks.Mark(layout=self.layout, before=before, failed_at=failed_at)
+            return marks.Mark(
+                layout=self.layout,
+                before=before,
+                failed_at=failed_at,
+                started_at=self.started_at,
+            )
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
     def withdrawal(
@@ -52,4 +87,7 @@ class Goal:
         """Return whether the rollout includes a node; an undo omits one superseded after it."""
         if self.layout is not None:
             return True
-        return node.mark is not None and not (node.mark.is_undone and self.is_superseded(node))
+        mark = node.mark
+        if mark is None or mark.started_at != self.started_at:
+            return False
+        return not (mark.is_undone and self.is_superseded(node))

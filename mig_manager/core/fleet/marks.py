@@ -17,12 +17,16 @@ class Mark:
     is_undone: bool = False
     failed_at: dt.datetime | None = None
     """Start of a run that failed for the same layout before this request."""
+    started_at: dt.datetime | None = None
+    """Start of the rollout, which identifies it; None: written before marks had it."""
 
     def to_json(self) -> str:
         """Return the annotation's value."""
         data = {"layout": self.layout, "before": self.before, "undone": self.is_undone}
         if self.failed_at is not None:
             data["failedAt"] = self.failed_at.isoformat()
+        if self.started_at is not None:
+            data["startedAt"] = self.started_at.isoformat()
         return json.dumps(data)
 
 
@@ -36,5 +40,6 @@ def parse(text: str | None) -> Mark | None:
             before=None if before is None else str(before),
             is_undone=data.get("undone") is True,
             failed_at=timestamps.parse(data.get("failedAt")),
+            started_at=timestamps.parse(data.get("startedAt")),
         )
     return None
