@@ -9,6 +9,7 @@ import pytest
 from mig_manager.cli.commands import rollout_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.node import well_known
 from tests.unit.rollouts import (
     APPLIED,
     FORMER,
@@ -479,6 +480,10 @@ def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
     assert goals.Goal(layout=None).target(done("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
+    tainted = dataclasses.replace(unlabelled.view, taint_keys=frozenset({well_known.HOLD_TAINT}))
+    pending = {**unlabelled.view.labels, well_known.STATE_LABEL: model.State.PENDING.value}
+    for view in (tainted, dataclasses.replace(unlabelled.view, labels=pending)):
+        assert undo(dataclasses.replace(unlabelled, view=view)).phase is Phase.ROLLING
 
 
 def test_undo_leaves_superseded_nodes_alone() -> None:

@@ -119,6 +119,11 @@ class FleetNode:
         )
 
     @property
+    def is_changing(self) -> bool:
+        """Whether its agent works on a request, or has not restored the node after one."""
+        return self.state in _CHANGING or well_known.HOLD_TAINT in self.view.taint_keys
+
+    @property
     def has_published(self) -> bool:
         """Whether an agent has ever published a status or GPUs; NVIDIA's sets only the state."""
         return self.status is not None or bool(self.gpus)

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from mig_manager.core import model
+from mig_manager.core import messages, model
 from mig_manager.core.fleet import goals
 from mig_manager.core.fleet import nodes as fleet_nodes
 
@@ -278,7 +278,8 @@ class Rollout:
         seconds = 0.0 if since_s is None else now_s - since_s
         if state is NodeProgressState.IN_PROGRESS:
             is_silent = is_visible and not node.has_responded
-            state, message = self._state_in_time(seconds, is_silent=is_silent)
+            state, late = self._state_in_time(seconds, is_silent=is_silent)
+            message = messages.join(late, message)
         unfinished = _unfinished(track, node, now_s)
         # A silent agent changes nothing.
         is_awaited = unfinished is not None and (
@@ -385,6 +386,8 @@ def _unfinished(
 
 def _state_of_requested(node: fleet_nodes.FleetNode) -> tuple[NodeProgressState, str]:
     if node.requested is None:
+        if node.is_changing:
+            return NodeProgressState.IN_PROGRESS, "its agent has not finished the former request"
         why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
         return NodeProgressState.APPLIED, why
     is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
