@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mig_manager.catalogue import hardware
-from mig_manager.core.layout import served
+from mig_manager.core.layout import config, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
@@ -160,6 +160,26 @@ def test_undo_restores_only_nodes_of_the_last_rollout(
     assert {rig.label(name) for name in rig.names[1:]} == {expected["others"]}
     named = "labelled by an earlier rollout, not undone: node-001, node-002"
     assert (named in answer.err) is (expected["others"] == LAYOUT)
+
+
+def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
+    rig: Rig, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "layouts.yaml"
+    file.write_text(scenes.CONFIG)
+    rig.apply(LAYOUT, rig.names)
+    layout = config.parse(scenes.CONFIG, source="").layout(LAYOUT)
+    for name, content_hash in (("node-000", layout.content_hash), ("node-001", "0" * 12)):
+        status = json.loads(rig.metadata(name)["annotations"][well_known.STATUS_ANNOTATION])
+        status |= {"configHash": content_hash}
+        rig.write(name, annotations={well_known.STATUS_ANNOTATION: json.dumps(status)})
+
+    answer = rig.roll(LAYOUT, "-f", str(file), "--node-timeout-s", "1")
+
+    assert (answer.status, answer.data["counts"]["applied"]) == (1, 4)
+    message = "not applied 1 s after the start; its agent still has other content"
+    assert answer.data["failures"] == [{"name": "node-001", "reason": "", "message": message}]
+    assert rig.roll(LAYOUT).status == 0
 
 
 def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> None:

@@ -5,6 +5,7 @@ table or a line for each change, then the outcome.
 """
 
 import contextlib
+import dataclasses
 import datetime as dt
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,23 +57,29 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
                 return _preview(settings, goal, terminal, reader, selected.nodes())
             # A rollout needs no right to read the agents' layout file.
             with contextlib.suppress(errors.ClusterError):
-                _refuse_unknown_layout(settings, terminal, reader, selected.nodes())
+                content_hash = _check_layout(settings, terminal, reader, selected.nodes())
+                goal = dataclasses.replace(goal, content_hash=content_hash)
             return _roll_out(settings, goal, terminal, selected)
 
 
-def _refuse_unknown_layout(
+def _check_layout(
     settings: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
-) -> None:
-    """Raise LayoutError (UNKNOWN_CONFIG) for a layout that no node can have."""
+) -> str:
+    """Return the layout's content hash in the document that a person named, or an empty text.
+
+    LayoutError (UNKNOWN_CONFIG) for a layout that no node can have.
+    """
     if settings.goal.layout is None:
-        return
+        return ""
     document = _document(settings, terminal, reader, listed_layouts.NO_FILE)
     # The agents may use another document than the presumed one.
     if not document.is_presumed or all(node.lists_every_layout for node in nodes):
         listed_layouts.require_layout(nodes, document, settings.goal.layout)
+    layout = document.layouts.get(settings.goal.layout)
+    return "" if layout is None or document.is_presumed else layout.content_hash
 
 
 def _preview(

@@ -17,6 +17,7 @@ class Goal:
     layout: str | None  # None: undo on the nodes with the rollout's mark
     started_at: dt.datetime | None = None
     """The rollout by its start, as in ``marks.Mark``."""
+    content_hash: str = ""  # of the layout in a document that a person named; empty: unknown
 
     def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
         """Return the goal of the last rollout of the layout, or for a new one.

@@ -350,7 +350,7 @@ class Rollout:
                 "no agent has ever published its GPUs; is one running there?",
             )
         if is_visible:
-            return _state_of_requested(node)
+            return _state_of_requested(node, self._goal.content_hash)
         if track.is_requested:
             return NodeProgressState.IN_PROGRESS, ""
         if track.has_joined or self._goal.is_superseded(node):
@@ -384,7 +384,9 @@ def _unfinished(
     return track.unfinished if track.unfinished and track.unfinished[0] == key else (key, now_s)
 
 
-def _state_of_requested(node: fleet_nodes.FleetNode) -> tuple[NodeProgressState, str]:
+def _state_of_requested(
+    node: fleet_nodes.FleetNode, content_hash: str
+) -> tuple[NodeProgressState, str]:
     if node.requested is None:
         if node.is_changing:
             return NodeProgressState.IN_PROGRESS, "its agent has not finished the former request"
@@ -392,6 +394,10 @@ def _state_of_requested(node: fleet_nodes.FleetNode) -> tuple[NodeProgressState,
         return NodeProgressState.APPLIED, why
     is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
     if is_success and (node.status is None or node.is_finished):
+        # A status of an older agent has no hash.
+        own = node.status.config_hash if node.status else ""
+        if content_hash and own and own != content_hash:
+            return NodeProgressState.IN_PROGRESS, "its agent still has other content"
         return NodeProgressState.APPLIED, ""
     has_failed = node.answer and node.answer.state is model.State.FAILED
     return NodeProgressState.FAILED if has_failed else NodeProgressState.IN_PROGRESS, ""
