@@ -144,7 +144,7 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
 ) -> None:
     systemctl, log = tmp_path / "bin" / "systemctl", tmp_path / "log"
     systemctl.parent.mkdir()
-    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{log}\n', encoding="utf-8")
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{log}\necho active\n', encoding="utf-8")
     systemctl.chmod(0o755)
     bin_folder = machine.path("usr/local/bin")
     bin_folder.mkdir(parents=True)
@@ -158,10 +158,20 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
     start = text.index("is_here() {")
     paths.write_text(f"{text[:start]}is_here() {{ :; }}\n", encoding="utf-8")
 
-    path = f"{systemctl.parent}:{os.environ['PATH']}"
-    programs.output(machine.systemd / "uninstall", DESTDIR=str(machine.root), PATH=path)
+    path = f"PATH={systemctl.parent}:{os.environ['PATH']}"
+    settings = (f"DESTDIR={machine.root}", path, "LOCK_WAIT_S=0")
+    line = ("env", *settings, machine.systemd / "uninstall")
+    lock = machine.path("run/mig-manager/lock")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused = programs.run(*line)
+        refused_calls = log.read_text(encoding="utf-8").splitlines()
+    programs.output(*line)
     calls = log.read_text(encoding="utf-8").splitlines()
 
+    assert "nothing was removed" in refused.stderr
+    assert [call.split()[0] for call in refused_calls] == ["is-active", "stop", "start"]
     assert not ours.is_symlink()
     assert other.is_symlink()
     for unit in UNITS:

@@ -193,15 +193,24 @@ def test_package_waits_for_a_change_under_way(
     lock = tmp_path / "lock"
     lock.with_name("lock.holder").write_text("mig-manager apply all-1g.5gb")
     text = (ROOT / "release" / "native" / script).read_text(encoding="utf-8")
-    here = text.replace("/run/mig-manager", str(tmp_path)).replace("systemctl", "true")
+    here = text.replace("/run/mig-manager", str(tmp_path))
     here = here.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
+    systemctl, log = tmp_path / "systemctl", tmp_path / "log"
+    systemctl.write_text(f'#!/bin/sh\necho "$1" >>{log}\necho active\n', encoding="utf-8")
+    systemctl.chmod(0o755)
+    settings = ("LOCK_WAIT_S=0", f"PATH={tmp_path}:{os.environ['PATH']}")
+    line = ("env", *settings, "sh", "-c", here, "sh", reason)
+    log.touch()
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        refused = programs.run("sh", "-c", here, "sh", reason, LOCK_WAIT_S="0")
+        refused = programs.run(*line)
+        calls = log.read_text(encoding="utf-8").split()
 
     assert refused.returncode == 1
     assert refused.stderr.endswith("at work on the GPUs: mig-manager apply all-1g.5gb\n")
-    assert programs.run("sh", "-c", here, "sh", reason, LOCK_WAIT_S="0").returncode == 0
+    assert calls == (["is-active", "stop", "start"] if script == "preremove" else [])
+    assert programs.run(*line).returncode == 0
+    assert ("disable" in log.read_text(encoding="utf-8")) == (script == "preremove")
 
 
 @pytest.mark.parametrize("reason", ["remove", "upgrade", "0"])
