@@ -71,10 +71,11 @@ class PodResources:
             devices[entry.resource_name] = known.union(entry.device_ids)
         return devices
 
-    def has_started(self) -> bool:
+    def has_started(self, *, is_booting: bool = False) -> bool:
         """Return whether kubelet has created its socket since the machine was booted.
 
-        A stopped kubelet leaves the socket, and the containers of its pods run on.
+        A stopped kubelet leaves the socket, and the containers of its pods run on. ``is_booting``
+        is whether the clock may still be behind, and the socket be of an earlier boot.
         """
         try:
             created_s = self._path.stat().st_mtime
@@ -82,7 +83,9 @@ class PodResources:
             return False
         except OSError:
             return True  # unknown, as ``check`` will say
-        if created_s >= time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
+        now_s = time.time()
+        is_certain = not is_booting or created_s <= now_s
+        if is_certain and created_s >= now_s - time.clock_gettime(time.CLOCK_BOOTTIME):
             return True
         # A clock that was set since may make the socket appear older.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:

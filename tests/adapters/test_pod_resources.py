@@ -107,23 +107,39 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
 
 
 @pytest.mark.parametrize(
-    ("arrange", "is_older", "has_started"),
+    ("arrange", "created_s", "is_booting", "has_started"),
     [
-        (lambda _: None, False, False),
-        (lambda it: bound(it, listens=False), False, True),
-        (lambda it: bound(it, listens=False), True, False),
-        (lambda it: bound(it, listens=True), True, True),
+        (lambda _: None, None, False, False),
+        (lambda it: bound(it, listens=False), None, False, True),
+        (lambda it: bound(it, listens=False), 0, False, False),
+        (lambda it: bound(it, listens=True), 0, False, True),
+        (lambda it: bound(it, listens=False), time.time() + 3600, True, False),
+        (lambda it: bound(it, listens=True), time.time() + 3600, True, True),
+        (lambda it: bound(it, listens=False), time.time() + 3600, False, True),
     ],
-    ids=["missing", "stopped", "of the boot before", "of a clock that was set since"],
+    ids=[
+        "missing",
+        "stopped",
+        "of the boot before",
+        "of a clock that was set since",
+        "of the boot before, while the clock is behind",
+        "of this boot, before the clock was set back",
+        "stopped before the clock was set back",
+    ],
 )
 def test_kubelet_has_started_if_its_socket_is_of_this_boot_or_answers(
-    kubelet: Kubelet, arrange: Callable[[Kubelet], object], *, is_older: bool, has_started: bool
+    kubelet: Kubelet,
+    arrange: Callable[[Kubelet], object],
+    created_s: float | None,
+    *,
+    is_booting: bool,
+    has_started: bool,
 ) -> None:
     arranged = arrange(kubelet)
-    if is_older:
-        os.utime(kubelet.path, (0, 0))
+    if created_s is not None:
+        os.utime(kubelet.path, (created_s, created_s))
 
-    assert ask(kubelet).has_started() == has_started
+    assert ask(kubelet).has_started(is_booting=is_booting) == has_started
     if isinstance(arranged, socket.socket):
         arranged.close()
 

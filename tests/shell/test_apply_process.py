@@ -7,6 +7,7 @@ import pathlib
 import re
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -377,7 +378,7 @@ def test_a_plan_says_that_apply_would_refuse(
     assert applied.status == bool(named)
 
 
-@pytest.mark.parametrize("state", ["stopped", "silent", "absent", "older"])
+@pytest.mark.parametrize("state", ["stopped", "silent", "absent", "older", "newer"])
 @pytest.mark.parametrize("argv", [("apply", "wanted"), ("boot", "--in-use-timeout-s", "0.1")])
 def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
     node: Node, kubelet: kubelet_rig.Kubelet, state: str, argv: Sequence[str]
@@ -397,6 +398,8 @@ def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
             listener.listen()
         if state == "older":
             os.utime(kubelet.path, (0, 0))  # of a kubelet before this boot
+        if state == "newer":  # the same, and the clock is behind
+            os.utime(kubelet.path, (time.time() + 3600,) * 2)
         refused = node.run(*line)
         is_changed = node.shape != before
         forced = node.run(*line, "--ignore-pods")

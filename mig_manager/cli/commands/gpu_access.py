@@ -163,8 +163,9 @@ class CommandAdapters:
             str(named or settings.usual_socket), timeout_s=_KUBELET_TIMEOUT_S
         )
         # The boot unit starts before kubelet.
-        is_required = named is not None and settings.command != "boot"
-        return kubelet if is_required or kubelet.has_started() else None
+        is_booting = settings.command == "boot"
+        is_required = named is not None and not is_booting
+        return kubelet if is_required or kubelet.has_started(is_booting=is_booting) else None
 
     @functools.cached_property
     def observed(self) -> model.ObservedGpus:
