@@ -77,21 +77,11 @@ class PodResources:
         A stopped kubelet leaves the socket, and the containers of its pods run on. ``is_booting``
         is whether the clock may still be behind, and the socket be of an earlier boot.
         """
-        try:
-            created_s = self._path.stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True  # unknown, as ``check`` will say
-        now_s = time.time()
-        is_certain = not is_booting or created_s <= now_s
-        if is_certain and created_s >= now_s - time.clock_gettime(time.CLOCK_BOOTTIME):
+        if _is_of_this_boot(self._path, is_booting=is_booting):
             return True
-        # A clock that was set since may make the socket appear older.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(self._path))
-            return True
-        return False
+        # With another --root-dir, as of k0s, only the socket for device plugins is here.
+        plugins = self._path.parent.with_name("device-plugins") / "kubelet.sock"
+        return not is_booting and _is_of_this_boot(plugins)
 
     def check(self) -> None:
         """Raise ClusterError, POD_RESOURCES_UNAVAILABLE, if the socket does not exist."""
@@ -145,6 +135,25 @@ class PodResources:
             except kubelet_messages.DecodeError as err:
                 raise self.unavailable(f"{method}: the answer is malformed: {err}") from err
             self._sleep(_PAUSE_S)
+
+
+def _is_of_this_boot(path: pathlib.Path, *, is_booting: bool = False) -> bool:
+    """Return whether kubelet has created this socket since the machine was booted."""
+    try:
+        created_s = path.stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # unknown, as ``check`` will say
+    now_s = time.time()
+    is_certain = not is_booting or created_s <= now_s
+    if is_certain and created_s >= now_s - time.clock_gettime(time.CLOCK_BOOTTIME):
+        return True
+    # A clock that was set since may make the socket appear older.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        return True
+    return False
 
 
 def load() -> types.ModuleType:

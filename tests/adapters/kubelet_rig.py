@@ -81,6 +81,8 @@ def a_kubelet() -> Iterator[Kubelet]:
     """Have a kubelet, not yet started, for the body."""
     # pytest's tmp_path can be longer than the 107 bytes that a unix socket's path may have.
     with tempfile.TemporaryDirectory(prefix="mm") as directory:
-        server = Kubelet(pathlib.Path(directory, "kubelet.sock"))
+        path = pathlib.Path(directory, "pod-resources", "kubelet.sock")
+        path.parent.mkdir()
+        server = Kubelet(path)
         yield server
         server.stop()

@@ -44,6 +44,13 @@ def test_the_rate_limit_is_waited_out(kubelet: Kubelet) -> None:
     assert kubelet.asked == 4
 
 
+def bound_elsewhere(kubelet: Kubelet) -> None:
+    """Have kubelet's socket for device plugins, as of a kubelet with another --root-dir."""
+    plugins = kubelet.path.parent.with_name("device-plugins")
+    plugins.mkdir()
+    (plugins / "kubelet.sock").touch()
+
+
 def no_message(kubelet: Kubelet) -> None:
     kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
     kubelet.start()
@@ -110,6 +117,8 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     ("arrange", "created_s", "is_booting", "has_started"),
     [
         (lambda _: None, None, False, False),
+        (bound_elsewhere, None, False, True),
+        (bound_elsewhere, None, True, False),
         (lambda it: bound(it, listens=False), None, False, True),
         (lambda it: bound(it, listens=False), 0, False, False),
         (lambda it: bound(it, listens=True), 0, False, True),
@@ -119,6 +128,8 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     ],
     ids=[
         "missing",
+        "in another root",
+        "in another root, perhaps of an earlier boot",
         "stopped",
         "of the boot before",
         "of a clock that was set since",
