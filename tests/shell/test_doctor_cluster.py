@@ -123,7 +123,7 @@ def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig
 
 @pytest.mark.slow
 def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
-    labels = {f"{well_known.DEPLOY_LABEL_PREFIX}dcgm": well_known.PAUSED_VALUE}
+    labels = {f"{well_known.DEPLOY_LABEL_PREFIX}dcgm": f"{well_known.PAUSED_VALUE}_by-another"}
     annotations = {
         well_known.JOURNAL_ANNOTATION: "{}",
         well_known.UNREADABLE_JOURNAL_ANNOTATION: "x",

@@ -65,6 +65,7 @@ def journal(**entries: Any) -> dict[str, str]:
         {"annotations": journal(rebooted_from="boot-1")},
         {"taint_keys": frozenset({well_known.HOLD_TAINT})},
         {"labels": {well_known.PLUGIN_DEPLOY_LABEL: well_known.PAUSED_VALUE}},
+        {"labels": {well_known.PLUGIN_DEPLOY_LABEL: f"{well_known.PAUSED_VALUE}_by-another"}},
     ],
 )
 def test_each_mark_of_a_change_makes_a_node_disrupted(mark: dict[str, object]) -> None:

@@ -99,6 +99,8 @@ def _single_refusal(gpus: Sequence[GpuLayout]) -> str:
     if not enabled:
         return ""
     off = [gpu.name for gpu in gpus if not gpu.is_enabled]
+    if off and off[0] == enabled[0].name:
+        return "MIG is enabled on some GPUs and not on others"
     if off:
         return f"MIG is enabled on {enabled[0].name} and not on {off[0]}"
     if without_devices(enabled):
