@@ -248,9 +248,9 @@ class Decider:
         began_s = time.process_time()
         pending = self._watched.pending
         seen = partitioned.with_pods(self._watched.nodes.values(), self._watched.requests)
-        nodes = self._own_clock.dated(seen, now=now)
+        nodes = self._own_clock.with_own_times(seen, now=now)
         index = node_index.NodeIndex(nodes, self._cache)
-        likely = self._watched.arrivals.expected(0.0, _LIMITS.prepare_for_s, index)
+        likely = self._watched.arrivals.expected_pods(0.0, _LIMITS.prepare_for_s, index)
         decision = partitioning.decide(
             index,
             pending,

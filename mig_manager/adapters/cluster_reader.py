@@ -130,7 +130,7 @@ class ClusterReader:
     def select_nodes(self, selector: str | None) -> list[fleet_nodes.FleetNode]:
         """Return the nodes that a selector matches; None: all nodes with GPUs."""
         query = {"labelSelector": selector} if selector else {}
-        nodes = rest.listed(self._get, _NODES, query, fleet_nodes.parse)
+        nodes = rest.list_items(self._get, _NODES, query, fleet_nodes.parse)
         return [node for node in nodes if selector or node.has_gpus]
 
     def pods(self, names: Sequence[str]) -> Pods:
@@ -148,7 +148,7 @@ class ClusterReader:
         by_node: dict[str, list[pod_object.Pod]] = {name: [] for name in names}
         for selector in selectors:
             query = {"fieldSelector": selector}
-            for pod in rest.listed(self._get, _PODS, query, pod_object.parse_pod):
+            for pod in rest.list_items(self._get, _PODS, query, pod_object.parse_pod):
                 if pod.node_name in by_node and (pod.gpu_resources or pod.has_claims):
                     by_node[pod.node_name].append(pod)
         return {name: tuple(pods) for name, pods in by_node.items()}
@@ -156,13 +156,13 @@ class ClusterReader:
     def every_gpu_pod(self) -> tuple[pod_object.Pod, ...]:
         """Return the running or pending pods that request GPUs, also without a node yet."""
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-        pods = rest.listed(self._get, _PODS, query, pod_object.parse_pod)
+        pods = rest.list_items(self._get, _PODS, query, pod_object.parse_pod)
         return tuple(pod for pod in pods if pod.gpu_resources or pod.has_claims)
 
     def device_classes(self) -> tuple[device_classes.DeviceClass, ...]:
         """Return the DeviceClasses that serve MIG resources."""
-        found = rest.listed(self._get, device_classes.PATH, {}, device_classes.parse)
-        return tuple(filter(None, found))
+        classes = rest.list_items(self._get, device_classes.PATH, {}, device_classes.parse)
+        return tuple(filter(None, classes))
 
     def events(self, node_name: str) -> tuple[Moment, ...]:
         """Return the agent's Events about a node, in no order."""
@@ -227,7 +227,7 @@ def agent_events(
         source = (item.get("source") or {}).get("component")
         return parse(item) if _COMPONENT in (item.get("reportingComponent"), source) else None
 
-    return tuple(filter(None, rest.listed(get, _EVENTS, query, parse_own)))
+    return tuple(filter(None, rest.list_items(get, _EVENTS, query, parse_own)))
 
 
 def _moment(item: Mapping[str, Any]) -> Moment:

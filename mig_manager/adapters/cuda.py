@@ -68,7 +68,7 @@ def main(paths: Sequence[str], use_device: Callable[[], str] | None = None) -> i
 
 def _use_device(paths: Sequence[str]) -> str:
     """Create a context on the visible device; return why not, or an empty text."""
-    cuda = next((library for path in paths if (library := _loaded(path)) is not None), None)
+    cuda = next((library for path in paths if (library := _load(path)) is not None), None)
     if cuda is None:
         return "no CUDA driver library"
     device, context = ctypes.c_int(), ctypes.c_void_p()
@@ -83,7 +83,7 @@ def _use_device(paths: Sequence[str]) -> str:
     return ""
 
 
-def _loaded(path: str) -> ctypes.CDLL | None:
+def _load(path: str) -> ctypes.CDLL | None:
     with contextlib.suppress(OSError):
         return ctypes.CDLL(path)
     return None

@@ -131,10 +131,10 @@ class Kubectl:
             if process.returncode == 0:
                 answer.seek(0)
                 return answer.read()
-        raise _refused(what, lines[-1] if lines else "kubectl failed without a message")
+        raise _refusal_error(what, lines[-1] if lines else "kubectl failed without a message")
 
 
-def _refused(what: str, message: str) -> errors.ClusterError:
+def _refusal_error(what: str, message: str) -> errors.ClusterError:
     refusal = _REFUSAL.match(message)
     if refusal is None:
         is_login = _NOT_LOGGED_IN.match(message)

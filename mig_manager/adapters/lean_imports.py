@@ -75,9 +75,9 @@ def omitted(name: str) -> Iterator[None]:
     finally:
         if sys.modules.get(name) is placeholder:
             del sys.modules[name]
-        parent, _, own = name.rpartition(".")
-        if parent in sys.modules and vars(sys.modules[parent]).get(own) is placeholder:
-            delattr(sys.modules[parent], own)
+        parent, _, short_name = name.rpartition(".")
+        if parent in sys.modules and vars(sys.modules[parent]).get(short_name) is placeholder:
+            delattr(sys.modules[parent], short_name)
 
 
 class _DeferredModule(types.ModuleType):
@@ -143,7 +143,7 @@ def _install(name: str) -> types.ModuleType | None:
     for attribute, value in vars(importlib.util.module_from_spec(spec)).items():
         setattr(module, attribute, value)
     sys.modules[name] = module
-    parent, _, own = name.rpartition(".")
+    parent, _, short_name = name.rpartition(".")
     if parent:
-        setattr(sys.modules[parent], own, module)
+        setattr(sys.modules[parent], short_name, module)
     return module

@@ -67,8 +67,8 @@ class PodResources:
         devices: dict[str, frozenset[str]] = {}
         # Kubelet lists one resource several times, once for each NUMA node.
         for entry in response.devices:
-            known = devices.get(entry.resource_name, frozenset())
-            devices[entry.resource_name] = known.union(entry.device_ids)
+            ids = devices.get(entry.resource_name, frozenset())
+            devices[entry.resource_name] = ids.union(entry.device_ids)
         return devices
 
     def has_started(self, *, is_booting: bool = False) -> bool:

@@ -47,7 +47,7 @@ def pages(
     raise errors.ClusterError(f"{what} does not end", reason=errors.Reason.API_ERROR)
 
 
-def listed(
+def list_items(
     get: Callable[[str, Mapping[str, str]], Mapping[str, Any]],
     path: str,
     query: Mapping[str, str],

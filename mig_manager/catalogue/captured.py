@@ -89,7 +89,9 @@ def _profile(each: Mapping[str, Any], product: hardware.Product | None) -> dict[
         "engines": list(map(int, each["engines"])),
         "memory_mib": int(each["memory_mib"]),
         "placements": " ".join(map(str, each["placements"])),
-        "compute": _inferred(each, product) if captured is None else list(map(_compute, captured)),
+        "compute": _infer_compute_profiles(each, product)
+        if captured is None
+        else list(map(_compute, captured)),
     }
     return row | ({"inferred": ["compute"]} if captured is None else {})
 
@@ -105,7 +107,9 @@ def _compute(each: Mapping[str, Any]) -> list[Any]:
     return [int(each["id"]), size, most, int(each["multiprocessors"]), " ".join(map(str, starts))]
 
 
-def _inferred(each: Mapping[str, Any], product: hardware.Product | None) -> list[list[Any]]:
+def _infer_compute_profiles(
+    each: Mapping[str, Any], product: hardware.Product | None
+) -> list[list[Any]]:
     """Return the compute-instance profiles of the product, or one of a slice and one of all."""
     for row in product.profiles if product else ():
         if (row.enum_index, row.profile.gpu_slices) == (each["enum"], each["slices"]):

@@ -120,11 +120,11 @@ def find(name: str) -> Product:
     common product.
     """
     wanted = _normal(name)
-    known = _names()
+    keys_by_name = _names()
     if wanted in _DEFAULTS:
         return _of_key(_DEFAULTS[wanted])
-    if wanted in known:
-        return _of_key(known[wanted])
+    if wanted in keys_by_name:
+        return _of_key(keys_by_name[wanted])
     keys = _beginning_with(wanted)
     if len(keys) == 1:
         return _of_key(*keys)
@@ -132,9 +132,9 @@ def find(name: str) -> Product:
         raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(keys))}")
     import difflib  # noqa: PLC0415 - only for mistakes
 
-    longer = sorted(key for each, key in known.items() if "-" in wanted and wanted in each)
+    longer = sorted(key for each, key in keys_by_name.items() if "-" in wanted and wanted in each)
     close = [*dict.fromkeys(longer)][:3] or difflib.get_close_matches(
-        wanted, known, n=3, cutoff=0.5
+        wanted, keys_by_name, n=3, cutoff=0.5
     )
     hint = f"; did you mean {' or '.join(repr(each.upper()) for each in close)}?" if close else ""
     remedy = "" if close else f"Known are {', '.join(product_names())}."
@@ -239,7 +239,7 @@ def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tupl
 
     UsageError if a pattern selects no product, or no selected product can be simulated.
     """
-    return tuple(template(product) for product in _chosen(patterns, warn))
+    return tuple(template(product) for product in _select_products(patterns, warn))
 
 
 def kinds(
@@ -250,13 +250,13 @@ def kinds(
     Of products with the same PCI id it returns the first: a layout's filter cannot distinguish
     them.
     """
-    products = _chosen(patterns, warn)
+    products = _select_products(patterns, warn)
     by_ids: dict[tuple[int, ...], Product] = {}
     for product in products:
         first = by_ids.setdefault(product.pci_device_ids, product)
         if product.is_mig_capable and first is not product:
             warn(f"{product.key} is left out: it has the PCI id of {first.key}")
-    known = tuple(
+    gpu_kinds = tuple(
         generator.GpuKind(
             device_ids=product.pci_device_ids,
             name=product.name,
@@ -265,15 +265,15 @@ def kinds(
         for product in by_ids.values()
         if product.is_mig_capable
     )
-    if not known:
+    if not gpu_kinds:
         names = ", ".join(product.name for product in products)
         raise errors.UsageError(f"{names} has no MIG")
-    return known
+    return gpu_kinds
 
 
 def product_names() -> tuple[str, ...]:
     """Return the short names, as in help texts, of products with MIG and known slices."""
-    return tuple(product.key.upper() for product in _known())
+    return tuple(product.key.upper() for product in _known_products())
 
 
 @functools.cache
@@ -281,12 +281,15 @@ def known_gpus() -> Sequence[model.Gpu]:
     """Return an idle GPU of every product with known or published profiles."""
     unplaced = [each for each in products().values() if each.not_simulatable]
     return [
-        *map(template, _known()),
-        *(_idle(each, map(_published, _table()[each.key]["profiles"])) for each in unplaced),
+        *map(template, _known_products()),
+        *(
+            _idle(each, map(_published_profile, _table()[each.key]["profiles"]))
+            for each in unplaced
+        ),
     ]
 
 
-def _published(raw: Mapping[str, Any]) -> model.GpuInstanceProfile:
+def _published_profile(raw: Mapping[str, Any]) -> model.GpuInstanceProfile:
     """Return a profile from its published name and count, which suffice to check layouts.
 
     Unpublished placements are assumed to be adjacent. Other unknown numbers are zero.
@@ -403,21 +406,21 @@ def _profile(enum_index: int, slices: int, instance_mib: int, gpu_mib: int) -> m
     return profile_name.from_nvml(enum_index=enum_index, slice_count=slices, memory_gb=memory_gb)
 
 
-def _known() -> list[Product]:
+def _known_products() -> list[Product]:
     every = products().values()
     return [each for each in every if each.is_mig_capable and not each.not_simulatable]
 
 
-def _chosen(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[Product]:
-    chosen: dict[str, Product] = {}
+def _select_products(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[Product]:
+    selected: dict[str, Product] = {}
     for pattern in patterns:
         matching = match(pattern)
         if len(matching) > 1 and _normal(pattern) in _DEFAULTS:
             warn(f"{pattern} means {', '.join(product.key.upper() for product in matching)}")
-        chosen |= {product.key: product for product in matching}
-    known = [product for product in chosen.values() if not product.not_simulatable]
-    for product in chosen.values():
-        if known and product not in known:
+        selected |= {product.key: product for product in matching}
+    simulatable = [product for product in selected.values() if not product.not_simulatable]
+    for product in selected.values():
+        if simulatable and product not in simulatable:
             warn(f"{product.name} is left out: {product.not_simulatable}")
     # If none can be simulated, the first one's error has the reason.
-    return known or tuple(chosen.values())
+    return simulatable or tuple(selected.values())

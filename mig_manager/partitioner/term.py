@@ -178,7 +178,7 @@ class Term:
         self._served &= self._pending_since.keys()
         self._avoided = {name: each for name, each in self._avoided.items() if each[0] > now_s}
         nodes = partitioned.with_pods(self._cluster.nodes(), self._cluster.requests)
-        dated = self._own_clock.dated(nodes, now=now)
+        dated = self._own_clock.with_own_times(nodes, now=now)
         return tuple(map(self._mark_unusable, dated)), pending
 
     def _since(self, pod: demand.Pending, now: dt.datetime) -> dt.datetime:
@@ -192,7 +192,7 @@ class Term:
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
             return ()
         within_s = self._settings.limits.prepare_for_s
-        return self._cluster.arrivals.expected(now_s, within_s, index)
+        return self._cluster.arrivals.expected_pods(now_s, within_s, index)
 
     def _mark_unusable(self, node: partitioned.PartitionedNode) -> partitioned.PartitionedNode:
         """Mark a node that the partitioner must not change."""

@@ -62,7 +62,7 @@ class Host:
                 self.roots,
                 makes_management=makes_management,
                 timeout_s=timeout_s,
-                here=self.root / "nowhere",
+                own_root=self.root / "nowhere",
             )
         return "; ".join(
             f"{each['event']} {each.get('what') or each.get('path')} {each.get('why', '')}".strip()
@@ -293,7 +293,7 @@ def test_paths_in_a_spec_of_our_own_tool_are_transformed_to_the_hosts(
         dev_here=pathlib.Path("/host"),
     )
 
-    cdi.refresh(roots, makes_management=True, timeout_s=30.0, here=host.root)
+    cdi.refresh(roots, makes_management=True, timeout_s=30.0, own_root=host.root)
 
     assert host.runs()[0].endswith("--driver-root=/driver-root --dev-root=/host")
     assert host.runs()[1:] == [

@@ -266,7 +266,7 @@ signal.pause()
 def test_a_burst_is_reported_once() -> None:
     command = scripted("""
 say(watching)
-os.write(parent._out, 50 * subprocesses._encoded(changed))
+os.write(parent._out, 50 * subprocesses._encode(changed))
 until_the_end()
 """)
     with watching(command, quiet_s=2.0) as rig:

@@ -53,8 +53,8 @@ def pods_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None
 @contextlib.contextmanager
 def fleet_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
     class Heard(fleet.Fleet):
-        def changed(self, kind: str, item: Any) -> None:
-            super().changed(kind, item)
+        def on_change(self, kind: str, item: Any) -> None:
+            super().on_change(kind, item)
             heard()
 
     with contextlib.closing(Heard(kube, selector="")) as nodes:

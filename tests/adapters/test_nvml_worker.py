@@ -120,7 +120,7 @@ def test_worker_that_hangs_between_calls_is_killed_and_reported(tmp_path: pathli
     script = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 last_calls.RECORDER.began("nvmlInit", 1.0)
-last_calls.RECORDER.returned()
+last_calls.RECORDER.note_return()
 open({str(file)!r}, "w").close()
 signal.pause()
 """

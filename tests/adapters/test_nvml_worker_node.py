@@ -104,7 +104,7 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(node: Node) -> None:
             assert process.stdout is not None
             if not is_read:
                 process.stdout.close()
-            process.stdin.write(subprocesses._encoded(("observe",)))
+            process.stdin.write(subprocesses._encode(("observe",)))
             process.stdin.close()
             return process.wait(60)
 

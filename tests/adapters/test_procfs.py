@@ -196,7 +196,7 @@ def test_a_node_in_dev_dri_belongs_to_the_gpu_of_its_pci_address(proc: ProcTree)
 
 
 def test_at_most_eight_processes_are_named() -> None:
-    assert procfs.listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert procfs.name_users(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
 
 
 def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) -> None:

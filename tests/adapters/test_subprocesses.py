@@ -45,7 +45,7 @@ def test_an_answer_before_the_request_was_read_counts_whatever_follows(then: str
 
 def test_messages_in_pieces_are_put_together() -> None:
     script = """
-data = subprocesses._encoded("one") + subprocesses._encoded("two")
+data = subprocesses._encode("one") + subprocesses._encode("two")
 for byte in data:
     os.write(parent._out, bytes([byte]))
 time.sleep(60)
@@ -93,7 +93,7 @@ def test_an_error_keeps_its_kind_and_all_its_fields(kind: type[errors.HardwareEr
             -9,
             60.0,
         ),
-        ("os.write(parent._out, subprocesses._encoded(1)[:-1]); sys.exit(3)", EOFError, 3, 60.0),
+        ("os.write(parent._out, subprocesses._encode(1)[:-1]); sys.exit(3)", EOFError, 3, 60.0),
         ("os.kill(os.getpid(), signal.SIGSEGV)", EOFError, -signal.SIGSEGV, 60.0),
     ],
 )

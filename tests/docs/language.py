@@ -69,7 +69,11 @@ STRICT_NAMES = {
 }
 """The same for ``STRICT``, where also no function is a single participle."""
 STRICT = tuple(
-    f"mig_manager/{folder}/" for folder in ("agent", "change", "cli", "kubectl", "partitioner")
+    f"mig_manager/{folder}/"
+    for folder in (
+        *("adapters", "agent", "catalogue", "change"),
+        *("cli", "core", "kubectl", "partitioner"),
+    )
 )
 _JSON_KEYS = "mig_manager/core/answers.py"
 _LIMIT = re.compile(r"\b_?(?:MOST|LONGEST|LARGEST|FEWEST|LEAST)_(?!FRAGMENTED|COMMON)[A-Z_]+\b")

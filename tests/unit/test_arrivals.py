@@ -18,7 +18,9 @@ def after(*times_s: tuple[tuple[str, int], float]) -> arrivals.Arrivals:
 
 def expected(known: arrivals.Arrivals, now_s: float, within_s: float) -> list[tuple[str, int]]:
     return [
-        each for pod in known.expected(now_s, within_s, _NO_NODES) for each in pod.needs.amounts
+        each
+        for pod in known.expected_pods(now_s, within_s, _NO_NODES)
+        for each in pod.needs.amounts
     ]
 
 
@@ -28,7 +30,7 @@ def test_the_most_likely_pods_are_expected_first() -> None:
     # The time of a device with seven slices is seven times as long.
     assert expected(known, 30, 60) == [_LARGE, _SMALL]
     assert expected(known, 30, 150) == [_LARGE, _LARGE, _SMALL, _LARGE]
-    assert [pod.uid for pod in known.expected(30, 60, _NO_NODES)] == ["0000", "0001"]
+    assert [pod.uid for pod in known.expected_pods(30, 60, _NO_NODES)] == ["0000", "0001"]
 
 
 def test_fewer_pods_are_expected_the_longer_none_arrives() -> None:
@@ -52,7 +54,7 @@ def test_as_many_pods_are_expected_as_arrive_in_a_large_cluster() -> None:
 
     # 0.16 a second after ten minutes: 9.5 in the mean, 12 with a probability of 20 %.
     assert expected(known, 600, 60) == [_SMALL] * 12
-    assert len(known.expected(600, 1e9, _NO_NODES)) == 500
+    assert len(known.expected_pods(600, 1e9, _NO_NODES)) == 500
 
 
 def tolerating(key: str) -> tuple[demand.Toleration, ...]:
@@ -77,4 +79,4 @@ def test_pods_count_together_if_they_may_use_the_same_nodes(
     known.add(demand.Needs(amounts=(_SMALL,), tolerations=tolerations), 0)
 
     # Each alone has a probability of 15 %, both together 28 %.
-    assert len(known.expected(0, 100, node_index.NodeIndex(nodes))) == count
+    assert len(known.expected_pods(0, 100, node_index.NodeIndex(nodes))) == count

@@ -97,7 +97,7 @@ def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
             (),
         )
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = own_clock.dated([changing], now=now)
+        (dated,) = own_clock.with_own_times([changing], now=now)
         return changes.is_under_change(dated, now=now)
 
     at_s = (0, *ready_after_s, 290, 310, 3700)
@@ -135,7 +135,7 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
 
     def counts(after_s: int) -> bool:
         now = NOW + dt.timedelta(seconds=after_s)
-        (dated,) = own_clock.dated(partitioned.with_pods([changing], requests), now=now)
+        (dated,) = own_clock.with_own_times(partitioned.with_pods([changing], requests), now=now)
         return changes.is_under_change(dated, now=now)
 
     counts(0)

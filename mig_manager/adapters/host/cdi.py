@@ -69,7 +69,7 @@ def refresh(
     *,
     makes_management: bool,
     timeout_s: float,
-    here: pathlib.Path = pathlib.Path("/"),
+    own_root: pathlib.Path = pathlib.Path("/"),
 ) -> None:
     """Update the specs that this machine has; HostError leaves a spec unchanged.
 
@@ -77,7 +77,7 @@ def refresh(
         roots: Where the host's files are, and the driver's.
         makes_management: Whether to create the spec that the GPU operator's own containers use.
         timeout_s: The limit of each step of ``nvidia-ctk``.
-        here: Our own root.
+        own_root: Our own root.
     """
     # The administrator's variables for the host's refresh service.
     file = programs.inside(roots.host_here, _VARIABLES_FILE)
@@ -92,7 +92,7 @@ def refresh(
         if path is not None and (path.is_file() or not path.exists()):
             _refresh_workloads(roots, path, each, timeout_s)
     if makes_management:
-        _refresh_management(roots, here, timeout_s)
+        _refresh_management(roots, own_root, timeout_s)
 
 
 def _missing_spec(host: pathlib.Path, spec: str) -> pathlib.Path | None:
@@ -122,10 +122,10 @@ def _refresh_workloads(
 
 
 def _refresh_management(
-    roots: host_settings.HostRoots, here: pathlib.Path, timeout_s: float
+    roots: host_settings.HostRoots, own_root: pathlib.Path, timeout_s: float
 ) -> None:
     """Regenerate the operator's spec; our own tool must write the host's paths."""
-    both = here, roots.host_here
+    both = own_root, roots.host_here
     folders = (programs.inside(root, _FOLDER) for root in both)
     folder = next((each for each in folders if each and each.is_dir()), None)
     program = programs.Programs([programs.Root(path=root) for root in both]).find(_TOOL)
@@ -135,7 +135,7 @@ def _refresh_management(
         return
     real_driver, real_dev = roots.driver, roots.dev
     driver, dev = real_driver, real_dev
-    if program.root == here:
+    if program.root == own_root:
         driver, dev = roots.driver_here, roots.dev_here
     generate = [
         "cdi",

@@ -163,7 +163,7 @@ class SmiReset:
             raise _with_instances(gpu)
         if users := self._users(gpu, status, ignore=steps.RELEASING_DAEMONS):
             raise errors.HostError(
-                f"{gpu} is not reset while it is in use by {procfs.listed(users)}",
+                f"{gpu} is not reset while it is in use by {procfs.name_users(users)}",
                 reason=errors.Reason.IN_USE,
             )
         if hidden := procfs.hidden(self.proc):
@@ -184,35 +184,35 @@ class SmiReset:
 
     def _reset(
         self,
-        chosen: Sequence[model.Gpu],
+        gpus: Sequence[model.Gpu],
         pending: Sequence[model.Gpu],
         note: ports.NotePersistence,
     ) -> Sequence[model.Gpu]:
         """Reset GPUs and connected GPUs of ``pending`` in one command; return the reset GPUs."""
-        done = self._try_reset(chosen, note)
+        done = self._try_reset(gpus, note)
         if done.status == 0:
-            statuses = self._query(chosen)
-            if waiting := [str(gpu) for gpu in chosen if statuses[gpu.uuid].is_pending]:
+            statuses = self._query(gpus)
+            if waiting := [str(gpu) for gpu in gpus if statuses[gpu.uuid].is_pending]:
                 raise errors.HostError(
                     f"{_TOOL} says that it reset {', '.join(waiting)}, yet their MIG mode is "
                     "still pending",
                     reason=_REASON,
                 )
-            return chosen
-        own = (_addresses(gpu.pci_address) for gpu in chosen)
-        linked = _addresses(done.output).difference(*own)
+            return gpus
+        addresses = (_addresses(gpu.pci_address) for gpu in gpus)
+        linked = _addresses(done.output).difference(*addresses)
         if not linked:
-            raise self._refusal(chosen, done)
+            raise self._refusal(gpus, done)
         linked_pending = [gpu for gpu in pending if linked & _addresses(gpu.pci_address)]
         if len(linked_pending) < len(linked):
             names = ", ".join(f"{a:08X}:{b:02X}:{c:02X}.{d:X}" for a, b, c, d in sorted(linked))
             raise errors.HostError(
-                f"{', '.join(map(str, chosen))} can only be reset together with {names}, which "
+                f"{', '.join(map(str, gpus))} can only be reset together with {names}, which "
                 f"must not be: {done.line} ended with status {done.status}. Start NVIDIA's Fabric "
                 "Manager, with which GPUs are reset one by one, or reboot",
                 reason=_REASON,
             )
-        return self._reset([*chosen, *linked_pending], pending, note)
+        return self._reset([*gpus, *linked_pending], pending, note)
 
     def _try_reset(
         self, gpus: Sequence[model.Gpu], note: ports.NotePersistence
@@ -249,11 +249,11 @@ class SmiReset:
         _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
         return True
 
-    def _refusal(self, chosen: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
+    def _refusal(self, gpus: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
         if _IN_USE.search(done.output):
-            statuses = self._query(chosen)
-            users = [user for gpu in chosen for user in self._users(gpu, statuses[gpu.uuid])]
-            names = procfs.listed(dict.fromkeys(users))
+            statuses = self._query(gpus)
+            users = [user for gpu in gpus for user in self._users(gpu, statuses[gpu.uuid])]
+            names = procfs.name_users(dict.fromkeys(users))
             by = f"by {names}, and maybe by other processes" if names else "by processes"
             error = errors.HostError(
                 f"{done.line}: in use {by} that are not visible here", reason=errors.Reason.IN_USE
@@ -303,8 +303,8 @@ def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
     The persistence daemon releases a GPU only for an ``nvidia-smi`` that sees its socket in
     ``/run``, so our own is last.
     """
-    here, *others = programs.roots(host)
-    return (*others, here)
+    own_root, *others = programs.roots(host)
+    return (*others, own_root)
 
 
 def _with_instances(gpu: model.Gpu) -> errors.HostError:

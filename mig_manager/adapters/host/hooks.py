@@ -72,7 +72,7 @@ class HookPrograms:
         name = f"{hook.location}: the {point.value} hook {shown}"
         program = self._find(hook)
         if program is None:
-            raise _failed(f"{name} cannot be run: program not found")
+            raise _failure(f"{name} cannot be run: program not found")
         timeout_s = hook.timeout_s or self._timeout_s
         began_s = time.monotonic()
 
@@ -96,7 +96,7 @@ class HookPrograms:
         except OSError as error:
             where = f" in {_shown(hook.workdir)}" if hook.workdir else ""
             why = error.strerror or str(error)
-            raise _failed(f"{name} cannot be run{where}: {why}") from error
+            raise _failure(f"{name} cannot be run{where}: {why}") from error
         how = "" if outcome.status == 0 else subprocesses.ending(outcome.status)
         if outcome.status is None:
             how = f"was killed after {timeout_s:g} s"
@@ -112,7 +112,7 @@ class HookPrograms:
         )
         if how:
             message = programs.last_line(outcome.stderr) or programs.last_line(outcome.stdout)
-            raise _failed(f"{name} {how}{f': {message}' if message else ''}")
+            raise _failure(f"{name} {how}{f': {message}' if message else ''}")
 
     def _find(self, hook: hook_files.Hook) -> str | None:
         if "/" not in hook.command:
@@ -126,7 +126,7 @@ class HookPrograms:
         return None
 
 
-def _failed(message: str) -> errors.HostError:
+def _failure(message: str) -> errors.HostError:
     return errors.HostError(message, reason=errors.Reason.HOOK_FAILED)
 
 

@@ -143,15 +143,15 @@ class LineWriter:
         elif stat.S_IFMT(status.st_mode) in _REOPENED:
             try:
                 # The same pipe or terminal, with a file description of our own (proc_pid_fd(5)).
-                own = os.open(
+                own_fd = os.open(
                     f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
                 )
             except OSError:
                 # Another user's, or a pipe without a reader.
                 self._write_some = functools.partial(_write_if_ready, fd)
             else:
-                weakref.finalize(self, os.close, own).atexit = False
-                self._write_some = functools.partial(os.write, own)
+                weakref.finalize(self, os.close, own_fd).atexit = False
+                self._write_some = functools.partial(os.write, own_fd)
 
     def _write_to_stream(self, data: bytes) -> int:
         self._stream.write(data.decode(self._encoding))

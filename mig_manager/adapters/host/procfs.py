@@ -142,9 +142,11 @@ def using_gpu(
     drm: Collection[str] = (),
 ) -> tuple[DeviceFileUser, ...]:
     """Return the processes that have a device node of a GPU or of its instances open."""
-    known, nodes = frozenset(caps), frozenset(drm)
+    capabilities, nodes = frozenset(caps), frozenset(drm)
     return tuple(
-        each for each in processes if minor in each.gpus or each.caps & known or each.drm & nodes
+        each
+        for each in processes
+        if minor in each.gpus or each.caps & capabilities or each.drm & nodes
     )
 
 
@@ -200,7 +202,7 @@ def drm_nodes(root: pathlib.Path, pci_address: str) -> frozenset[str]:
     return frozenset(each.name for each in folder.iterdir()) if folder.is_dir() else frozenset()
 
 
-def listed(users: Iterable[object]) -> str:
+def name_users(users: Iterable[object]) -> str:
     """Name the first users, and count the rest; empty without users."""
     return messages.list_names(list(map(str, users)), limit=_MAX_NAMED)
 

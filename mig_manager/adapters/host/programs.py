@@ -175,16 +175,16 @@ class Programs:
         for root in self.roots:
             for folder in self.folders:
                 path = pathlib.PurePosixPath("/", folder, name)
-                here = inside(root.driver_here, path)
-                if here is not None and _is_program(here):
-                    path = path if root.is_at_top else _in_root(root, here)
+                local_path = inside(root.driver_here, path)
+                if local_path is not None and _is_program(local_path):
+                    path = path if root.is_at_top else _in_root(root, local_path)
                     variables = _variables(root, folder)
                     return Program(path=str(path), root=root.path, variables=variables)
         for folder in self.search_path.split(":"):
-            here = pathlib.Path(folder, name)
+            local_path = pathlib.Path(folder, name)
             # A relative folder would depend on where we are started.
-            if here.is_absolute() and _is_program(here):
-                return Program(path=str(here), root=_TOP, variables=self.loader_variables)
+            if local_path.is_absolute() and _is_program(local_path):
+                return Program(path=str(local_path), root=_TOP, variables=self.loader_variables)
         return None
 
     def run(
@@ -276,9 +276,9 @@ def _variables(root: Root, folder: str) -> Mapping[str, str]:
     return {"LD_PRELOAD": str(_in_root(root, library))} if library else {}
 
 
-def _in_root(root: Root, here: pathlib.Path) -> pathlib.PurePosixPath:
+def _in_root(root: Root, local_path: pathlib.Path) -> pathlib.PurePosixPath:
     """Return a path of ours as a process with that root sees it."""
-    return pathlib.PurePosixPath("/", here.relative_to(root.path))
+    return pathlib.PurePosixPath("/", local_path.relative_to(root.path))
 
 
 def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | None:
@@ -303,21 +303,21 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
         if links > _MAX_LINKS:
             return None
         remaining += reversed(pathlib.PurePosixPath(target).parts)
-    here = root.joinpath(*resolved)
-    return here if os.path.lexists(here) else None
+    local_path = root.joinpath(*resolved)
+    return local_path if os.path.lexists(local_path) else None
 
 
 def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield the NVML libraries below a root: in the usual folders, then in its loader's cache."""
     yielded: set[pathlib.Path] = set()
-    for path in (*(f"{folder}/{NVML}" for folder in _LIBRARY_FOLDERS), *_cached(root)):
+    for path in (*(f"{folder}/{NVML}" for folder in _LIBRARY_FOLDERS), *_cached_libraries(root)):
         library = inside(root, path)
         if library is not None and library not in yielded and library.is_file():
             yielded.add(library)
             yield library
 
 
-def _cached(root: pathlib.Path) -> Iterator[str]:
+def _cached_libraries(root: pathlib.Path) -> Iterator[str]:
     """Yield the NVML libraries in the loader's cache, as seen from the root."""
     cache = inside(root, _CACHE)
     try:

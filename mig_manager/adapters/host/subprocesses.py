@@ -109,7 +109,7 @@ class Child:
         assert self._process.stdin is not None  # noqa: S101 - a pipe
         fd = self._process.stdin.fileno()
         os.set_blocking(fd, False)
-        self._outgoing = memoryview(_encoded(request))
+        self._outgoing = memoryview(_encode(request))
         self._poller.register(fd, select.POLLOUT)
         return self.receive(timeout_s)
 
@@ -368,7 +368,7 @@ class Parent:
 
     def send(self, message: object) -> None:
         """Send a message; BrokenPipeError if the parent is gone."""
-        rest = memoryview(_encoded(message))
+        rest = memoryview(_encode(message))
         while rest:
             rest = rest[os.write(self._out, rest) :]
 
@@ -384,7 +384,7 @@ class Parent:
         threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
-def _encoded(message: object) -> bytes:
+def _encode(message: object) -> bytes:
     data = pickle.dumps(message)
     return _LENGTH.pack(len(data)) + data
 

@@ -38,7 +38,7 @@ class KubeSlices:
     def list(self) -> tuple[claims.Slice, ...] | None:
         get = self._resources.get
         try:
-            return tuple(rest.listed(get, "resourceslices", self._query, claims.parse_slice))
+            return tuple(rest.list_items(get, "resourceslices", self._query, claims.parse_slice))
         except errors.ClusterError as error:
             if not _is_unavailable(error):
                 raise
@@ -94,9 +94,9 @@ class PodClaims:
         """
         listed = tuple(pods)
         self._read(pod for pod in listed if pod.has_claims and not pod.is_finished)
-        return self.known(listed)
+        return self.from_cache(listed)
 
-    def known(self, pods: Iterable[pod_object.Pod]) -> tuple[pod_object.Pod, ...]:
+    def from_cache(self, pods: Iterable[pod_object.Pod]) -> tuple[pod_object.Pod, ...]:
         """Return the same from earlier answers, without a request."""
         return tuple(
             dataclasses.replace(pod, has_claims=bool(uuids), claimed_ids=uuids)
@@ -116,7 +116,7 @@ class PodClaims:
         claimed = {
             uid: devices
             for uid, pod in unsettled.items()
-            if (devices := self._claimed(pod)) is not None
+            if (devices := self._claimed_devices(pod)) is not None
         }
         self._allocated |= claimed
         slices = self._list_slices() if any(claimed.values()) else ()
@@ -127,7 +127,7 @@ class PodClaims:
                 if unsettled[uid].phase != "Pending":
                     self._final |= {uid}
 
-    def _claimed(self, pod: pod_object.Pod) -> frozenset[claims.Device] | None:
+    def _claimed_devices(self, pod: pod_object.Pod) -> frozenset[claims.Device] | None:
         """Return the pod's devices of NVIDIA's driver; None if they are not known."""
         if pod.uid in self._allocated:
             return self._allocated[pod.uid]

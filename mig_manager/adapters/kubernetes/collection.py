@@ -64,27 +64,29 @@ class Collection(watch.Watch, Generic[_Item]):
         with self._lock:
             return tuple(self._kept.values())
 
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        known, self._malformed = self._malformed, set()
-        parsed = ((key := _key(item), self._parsed(key, item, known)) for item in items)
+    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
+        malformed_before, self._malformed = self._malformed, set()
+        parsed = (
+            (key := _key(item), self._parse_item(key, item, malformed_before)) for item in items
+        )
         now = {key: item for key, item in parsed if item is not None}
         with self._lock:
             before, self._kept = self._kept, now
         for key in before.keys() | now.keys():
             self._report(before.get(key), now.get(key))
 
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
         key = _key(item)
-        known = self._malformed & {key}
+        malformed_before = self._malformed & {key}
         self._malformed.discard(key)
-        now = None if kind == "DELETED" else self._parsed(key, item, known)
+        now = None if kind == "DELETED" else self._parse_item(key, item, malformed_before)
         with self._lock:
             before = self._kept.pop(key, None)
             if now is not None:
                 self._kept[key] = now
         self._report(before, now)
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         self.is_current = True
 
     def lost(self, error: Exception) -> None:
@@ -96,13 +98,16 @@ class Collection(watch.Watch, Generic[_Item]):
         elif error.status != http.HTTPStatus.GONE:
             _log.warning("collection_watch_lost", of=self._plural, detail=error.message)
 
-    def _parsed(
-        self, key: tuple[str, str], item: Mapping[str, Any], known: Container[tuple[str, str]]
+    def _parse_item(
+        self,
+        key: tuple[str, str],
+        item: Mapping[str, Any],
+        malformed_before: Container[tuple[str, str]],
     ) -> _Item | None:
         try:
             return self._parse(item)
         except errors.ClusterError as error:
-            if key not in known:
+            if key not in malformed_before:
                 _log.warning(
                     "object_left_out", name="/".join(filter(None, key)), detail=error.message
                 )

@@ -33,9 +33,9 @@ class _Optional(collection.Collection[_Item]):
         """As of a collection; 0 while the API refuses it."""
         return 0.0 if self.is_absent else super().last_contact_s
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         self.is_absent = False
-        super().opened()
+        super().on_open()
 
     def lost(self, error: Exception) -> None:
         match error:
@@ -46,7 +46,7 @@ class _Optional(collection.Collection[_Item]):
                 if not self.is_absent:
                     _log.info("collection_absent", of=self._plural, detail=error.message)
                 self.is_absent = self.is_current = True
-                self.listed(())
+                self.on_list(())
             case _:
                 self.is_absent = False
                 super().lost(error)
@@ -92,18 +92,18 @@ class DeviceClaims:
 
     def close(self) -> None:
         """Stop watching."""
-        for each in self._started():
+        for each in self._started_watches():
             each.end(timeout_s=0.0)
 
     @property
     def is_current(self) -> bool:
         """Whether changes arrive, as far as the cluster serves them."""
-        return all(each.is_current for each in self._started())
+        return all(each.is_current for each in self._started_watches())
 
     @property
     def last_contact_s(self) -> float:
         """How long ago the API server last sent data."""
-        return max((each.last_contact_s for each in self._started()), default=0.0)
+        return max((each.last_contact_s for each in self._started_watches()), default=0.0)
 
     def with_claims(
         self, nodes: Iterable[partitioned.PartitionedNode]
@@ -119,7 +119,7 @@ class DeviceClaims:
         )
         return claimed_nodes.with_claims(nodes, cluster)
 
-    def _started(self) -> Iterator[_Optional[Any]]:
+    def _started_watches(self) -> Iterator[_Optional[Any]]:
         yield self._classes
         if self._slices.is_started:
             yield from (self._slices, self._claims)

@@ -60,7 +60,7 @@ class Fleet(watch.Watch):
         self._changed.wait(seconds)
 
     def request(
-        self, seen: fleet_nodes.FleetNode, layout: str | None, mark: marks.Mark | None
+        self, observed: fleet_nodes.FleetNode, layout: str | None, mark: marks.Mark | None
     ) -> bool:
         """Set a node's layout label; return False if the node has changed since, or is gone.
 
@@ -71,14 +71,16 @@ class Fleet(watch.Watch):
             "labels": {well_known.CONFIG_LABEL: layout},
             "annotations": {well_known.ROLLOUT_ANNOTATION: mark and mark.to_json()},
         }
-        return node.patch_version(self._kube, seen.name, seen.version, metadata) is not None
+        return (
+            node.patch_version(self._kube, observed.name, observed.version, metadata) is not None
+        )
 
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
         self._nodes = {each.name: each for each in map(fleet_nodes.parse, items)}
         self._changed.set()
         self.trouble = ""
 
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
         each = fleet_nodes.parse(item)
         nodes = {**self._nodes, each.name: each}
         if kind == "DELETED":
@@ -86,7 +88,7 @@ class Fleet(watch.Watch):
         self._nodes = nodes
         self._changed.set()
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         self.trouble = ""
 
     def lost(self, error: Exception) -> None:

@@ -144,13 +144,13 @@ class LeaseSlots:
             if self._write(slot):
                 return None
         interrupted = tuple(slot for slot in state.silent if self._is_disrupted(slot.holder))
-        taken = (*state.occupied, *interrupted)
+        occupied = (*state.occupied, *interrupted)
         takeable = [
             slot
             for slot in (*state.free, *state.silent)
             if slot not in interrupted and slot.index < self._limit
         ]
-        while takeable and len(taken) < self._limit:
+        while takeable and len(occupied) < self._limit:
             slot = self._pick(takeable)
             takeable.remove(slot)
             if self._write(slot):

@@ -30,7 +30,7 @@ _EVENT_QUEUE = 64
 """A change publishes about ten."""
 _FORBIDDEN_PAUSE_S = 600.0
 """A missing right may be granted, and a refused token renewed, while we run."""
-_OURS = (well_known.READY_CONDITION, well_known.RECOVERY_CONDITION)
+_OUR_CONDITIONS = (well_known.READY_CONDITION, well_known.RECOVERY_CONDITION)
 _chance = random.random
 
 _log = structlog.get_logger()
@@ -277,7 +277,9 @@ class KubeNode:
                 view=view,
                 version=str(node["metadata"].get("resourceVersion") or ""),
                 taints=tuple((node.get("spec") or {}).get("taints") or ()),
-                conditions={each["type"]: each for each in conditions if each["type"] in _OURS},
+                conditions={
+                    each["type"]: each for each in conditions if each["type"] in _OUR_CONDITIONS
+                },
             )
         self._last_s = self._clock.monotonic()
         return self._last

@@ -43,7 +43,9 @@ class KubeWorkloads:
         pods = self._watch.first_list() if self._watch else None
         if pods is None:
             query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
-            pods = tuple(rest.listed(self._kube.get, "/api/v1/pods", query, pod_object.parse_pod))
+            pods = tuple(
+                rest.list_items(self._kube.get, "/api/v1/pods", query, pod_object.parse_pod)
+            )
         self._listed_s = self._monotonic()
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
@@ -53,20 +55,20 @@ class KubeWorkloads:
             return None
         pods = self._watch.pods()
         # A pod whose claims were not read yet counts until the next list reads them.
-        return None if pods is None else self._claims.known(pods)
+        return None if pods is None else self._claims.from_cache(pods)
 
     def present(self) -> tuple[pod_object.Pod, ...]:
         watched = self._watch.pods() if self._watch else None
         if watched is None:
             return self.list()
-        pods = self._claims.known(watched)
+        pods = self._claims.from_cache(watched)
         return self.list() if any(pod.has_claims and not pod.is_finished for pod in pods) else pods
 
     def budgets(self, namespaces: Collection[str]) -> tuple[evictions.Budget, ...]:
         return tuple(
             budget
             for namespace in sorted(namespaces)
-            for budget in rest.listed(
+            for budget in rest.list_items(
                 self._kube.get,
                 rest.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
                 {},
@@ -78,7 +80,7 @@ class KubeWorkloads:
         path = rest.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
-        pods = rest.listed(self._kube.get, path, query, pod_object.parse_pod)
+        pods = rest.list_items(self._kube.get, path, query, pod_object.parse_pod)
         return tuple(pod for pod in pods if budget.covers(pod))
 
     def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
@@ -232,10 +234,10 @@ class _WatchedPods(watch.Watch):
         self.is_current = False
         self._is_refused = False
 
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
         self._update({pod.uid: pod for pod in map(_parse, items)})
 
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
         pod = _parse(item)
         others = {uid: other for uid, other in self.by_uid.items() if uid != pod.uid}
         self._update(others if kind == "DELETED" else {**others, pod.uid: pod})
@@ -247,7 +249,7 @@ class _WatchedPods(watch.Watch):
         if self._use != before:
             self._on_use()
 
-    def opened(self) -> None:
+    def on_open(self) -> None:
         self.is_current = True
         self._is_refused = False
 

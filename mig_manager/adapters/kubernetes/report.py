@@ -29,15 +29,15 @@ def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
     item = kube.get(node.path(name))
     with api_values.as_cluster_error(f"node {name}"):
         meta, spec, status = (item.get(key) or {} for key in ("metadata", "spec", "status"))
-        annotations = _ours(meta.get("annotations"))
+        annotations = _our_entries(meta.get("annotations"))
         return {
             "name": name,
-            "labels": _ours(meta.get("labels")),
-            "annotations": {key: _parsed(value) for key, value in annotations.items()},
+            "labels": _our_entries(meta.get("labels")),
+            "annotations": {key: _parse_json(value) for key, value in annotations.items()},
             "unschedulable": bool(spec.get("unschedulable")),
             "taints": [_part(each, "key effect") for each in spec.get("taints") or ()],
-            "capacity": _ours(status.get("capacity")),
-            "allocatable": _ours(status.get("allocatable")),
+            "capacity": _our_entries(status.get("capacity")),
+            "allocatable": _our_entries(status.get("allocatable")),
             "conditions": status.get("conditions") or [],
             "nodeInfo": _part(
                 status.get("nodeInfo") or {},
@@ -61,7 +61,7 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
         pod = pod_object.parse_pod(item)
         return item if mig_managers.is_mig_manager(pod.labels, pod.container_names) else {}
 
-    return tuple(filter(None, rest.listed(kube.get, "/api/v1/pods", query, manager)))
+    return tuple(filter(None, rest.list_items(kube.get, "/api/v1/pods", query, manager)))
 
 
 def of_agents(pods: Iterable[Object]) -> list[dict[str, Any]]:
@@ -121,11 +121,11 @@ def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
         return str(config_map["data"]["config.yaml"])
 
 
-def _ours(values: Mapping[str, str] | None) -> dict[str, str]:
+def _our_entries(values: Mapping[str, str] | None) -> dict[str, str]:
     return {key: each for key, each in (values or {}).items() if key.startswith(_OUR_KEYS)}
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         data = json_text.parse(text)
         # Python also parses and writes NaN, and infinity for 1e999.

@@ -79,18 +79,18 @@ class Watch(abc.ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abc.abstractmethod
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
         """Receive all objects; iterating may raise ``ClusterError``."""
 
     @abc.abstractmethod
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
         """Receive a change: ``ADDED``, ``MODIFIED`` or ``DELETED``."""
 
     @abc.abstractmethod
     def lost(self, error: Exception) -> None:
         """Receive the reason why changes do not arrive now, within the error's handler."""
 
-    def opened(self) -> None:  # noqa: B027 - not every subclass needs to know
+    def on_open(self) -> None:  # noqa: B027 - not every subclass needs to know
         """Receive the message that changes arrive from now on."""
 
     @property
@@ -107,7 +107,7 @@ class Watch(abc.ABC):
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        self.listed(self._items())
+        self.on_list(self._items())
         # Only now: the list is repeated if the listener failed.
         self._version = self._listed_version
 
@@ -164,12 +164,12 @@ class Watch(abc.ABC):
             self._stream = stream
             if self._stop.is_set():
                 return
-            self.opened()
+            self.on_open()
             for event in stream:
                 self._contact_s = time.monotonic()
                 kind, item = str(event.get("type")), event["object"]
                 if kind in _CHANGES and not self._stop.is_set():
-                    self.changed(kind, item)
+                    self.on_change(kind, item)
                 with api_values.as_cluster_error(f"an event of the {self._plural}"):
                     self._version = str(item["metadata"]["resourceVersion"])
 
@@ -200,20 +200,20 @@ class NodeWatch(Watch):
         times: WatchTimes | None = None,
     ) -> None:
         selector = {"fieldSelector": f"metadata.name={name}"}
-        own = "node-watch"
-        super().__init__(kube, "/api/v1/nodes", selector, name=own, stop=stop, times=times)
+        thread_name = "node-watch"
+        super().__init__(kube, "/api/v1/nodes", selector, name=thread_name, stop=stop, times=times)
         self._on_node = on_node
         self.latest: Mapping[str, Any] | None = None
         """The node as last reported; None while the watch is not up to date."""
 
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
         nodes = list(items)
         if not nodes:
             _log.warning("node_not_found", selector=self._selector["fieldSelector"])
         for item in nodes:
-            self.changed("MODIFIED", item)
+            self.on_change("MODIFIED", item)
 
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
         if kind == "DELETED":
             self.latest = None
             _log.warning("node_deleted", selector=self._selector["fieldSelector"])

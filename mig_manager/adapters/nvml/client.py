@@ -95,7 +95,7 @@ class _Worker:
     @property
     def doing(self) -> str:
         """Its running calls as text; empty if unknown."""
-        return procfs.listed(self.running)
+        return procfs.name_users(self.running)
 
     @property
     def stuck_s(self) -> float:
@@ -141,7 +141,7 @@ class WorkerGpus(standbys.Standby):
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index."""
         with self._timed("observe"):
-            gpus = self._identified(self._ask(("observe",)))
+            gpus = self._identify_lost(self._ask(("observe",)))
         self._observed = gpus
         self.telemetry.gpus_observed(gpus)
         return gpus
@@ -150,12 +150,12 @@ class WorkerGpus(standbys.Standby):
         """Execute a plan; if the worker did not answer, it is unknown which steps were done."""
         uuids = {gpu.gpu_uuid for gpu in plan.gpus}
         # The worker lists their instances again, so only lasting facts are sent.
-        known = tuple(
+        without_instances = tuple(
             dataclasses.replace(gpu, gpu_instances=()) for gpu in observed if gpu.uuid in uuids
         )
         self.telemetry.steps_began(plan)
         with self._timed("execute"):
-            gpus: model.ObservedGpus = self._ask(("execute", plan, known))
+            gpus: model.ObservedGpus = self._ask(("execute", plan, without_instances))
         self._observed = self._observed.with_newer(gpus)
         self.telemetry.gpus_observed(self._observed)
         return gpus
@@ -167,14 +167,14 @@ class WorkerGpus(standbys.Standby):
 
     def survey(self) -> "surveys.Survey":
         """Return what each NVML function answers for each GPU."""
-        found: surveys.Survey = self._ask(("survey",))
-        return found
+        survey: surveys.Survey = self._ask(("survey",))
+        return survey
 
     def processes(self) -> dict[str, tuple[steps.GpuProcess, ...]]:
         """Return the processes of each GPU that answers, by UUID."""
         return dict(self.inspect().processes)
 
-    def _identified(self, observed: model.ObservedGpus) -> model.ObservedGpus:
+    def _identify_lost(self, observed: model.ObservedGpus) -> model.ObservedGpus:
         """Complete unreachable GPUs with facts from their last observation."""
         reachable = {gpu.uuid for gpu in observed}
         self._by_index |= {gpu.index: gpu for gpu in observed}
@@ -234,7 +234,7 @@ class WorkerGpus(standbys.Standby):
             case TimeoutError():
                 raise self._hung(worker) from failure
             case _:
-                raise _died(worker, failure, stderr) from failure
+                raise _worker_error(worker, failure, stderr) from failure
 
     def _answer(self, child: subprocesses.Child, request: tuple[object, ...]) -> Any:
         """Return a worker's answer, and pass on the steps that it reports before."""
@@ -261,7 +261,7 @@ class WorkerGpus(standbys.Standby):
         if worker.child.status is None:
             fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
         if worker.running:
-            calls = procfs.listed(
+            calls = procfs.name_users(
                 f"{call} for {round(max(0.0, worker.ended_s - call.since_s), 1):g} s"
                 for call in worker.running
             )
@@ -275,7 +275,7 @@ class WorkerGpus(standbys.Standby):
         if worker.running and worker.running[0].minor is not None:
             # Do not read files that the driver serves now, such as the capabilities.
             processes = procfs.gpu_processes(self.proc_root, ignore=(os.getpid(),))
-            if users := procfs.listed(procfs.using_gpu(processes, worker.running[0].minor)):
+            if users := procfs.name_users(procfs.using_gpu(processes, worker.running[0].minor)):
                 error.add(
                     f"{error.gpu} is open in {users}, "
                     "and maybe in others that cannot be seen from here"
@@ -289,7 +289,7 @@ class WorkerGpus(standbys.Standby):
         return error
 
 
-def _died(worker: _Worker, failure: Exception, stderr: str) -> errors.HardwareError:
+def _worker_error(worker: _Worker, failure: Exception, stderr: str) -> errors.HardwareError:
     status = worker.child.status
     is_signal = status is not None and status < 0
     message = "the GPU worker "

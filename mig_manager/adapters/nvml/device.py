@@ -66,16 +66,16 @@ class ComputeInstanceRef:
     placement: model.Placement
 
 
-def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
+def find(index: int, uuid: str, observed: model.Gpu | None) -> "Device":
     """Return the GPU of a plan, with its known profiles; GPU_LOST if another GPU is there.
 
     ``nvmlDeviceGetHandleByUUID`` attaches all GPUs to find one, and answers GPU_IS_LOST if any of
     them is lost (nvml.h). The PCI address and the index attach one.
     """
     last_calls.RECORDER.set_gpu(index, uuid)
-    if known is not None and known.pci_address:
+    if observed is not None and observed.pci_address:
         by_address = pynvml.nvmlDeviceGetHandleByPciBusId
-        handle = library.call(by_address, known.pci_address.upper().encode())
+        handle = library.call(by_address, observed.pci_address.upper().encode())
     else:
         handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
     actual: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
@@ -85,7 +85,7 @@ def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
             reason=errors.Reason.GPU_LOST,
             operation="nvmlDeviceGetUUID",
         )
-    return Device(handle, profiles=known.profiles if known else None)
+    return Device(handle, profiles=observed.profiles if observed else None)
 
 
 class Device:
@@ -197,7 +197,7 @@ class Device:
         by_id: dict[int, GpuInstanceRef] = {}
         for profile_id in profile_ids:
             handles = (pynvml.c_nvmlGpuInstance_t * room)()
-            for handle in _listed(function, self.handle, profile_id, handles):
+            for handle in _list_handles(function, self.handle, profile_id, handles):
                 instance = self.gpu_instance(handle)
                 by_id[instance.instance_id] = instance
         return tuple(sorted(by_id.values(), key=lambda gi: (gi.placement, gi.instance_id)))
@@ -247,10 +247,10 @@ class Device:
         self, profiles: Iterable[model.GpuInstanceProfile]
     ) -> tuple[model.GpuInstanceProfile, ...]:
         """Return the profiles with the compute-instance profiles queried so far."""
-        known = self._compute_profiles
+        by_profile_id = self._compute_profiles
         return tuple(
-            dataclasses.replace(each, compute_profiles=known[each.profile_id])
-            if each.profile_id in known
+            dataclasses.replace(each, compute_profiles=by_profile_id[each.profile_id])
+            if each.profile_id in by_profile_id
             else each
             for each in profiles
         )
@@ -263,7 +263,7 @@ class Device:
         by_id: dict[int, ComputeInstanceRef] = {}
         for profile in profiles:
             handles = (pynvml.c_nvmlComputeInstance_t * room)()
-            for handle in _listed(function, instance.handle, profile.profile_id, handles):
+            for handle in _list_handles(function, instance.handle, profile.profile_id, handles):
                 compute = self.compute_instance(instance, handle)
                 by_id[compute.instance_id] = compute
         return tuple(by_id[instance_id] for instance_id in sorted(by_id))
@@ -281,12 +281,12 @@ class Device:
 
 
 def _profile_infos(
-    enum_indices: range, known: int, query: Callable[[int], Any]
+    enum_indices: range, known_count: int, query: Callable[[int], Any]
 ) -> Iterator[tuple[int, Any]]:
     """Yield enum index and info of the profiles that the driver offers.
 
     INVALID_ARGUMENT is the answer beyond the driver's last profile (nvml.h), and from an older
-    driver for any profile, so all ``known`` profiles are queried.
+    driver for any profile, so all ``known_count`` profiles are queried.
     """
     for enum_index in enum_indices:
         try:
@@ -294,7 +294,7 @@ def _profile_infos(
         except errors.HardwareError as error:
             if error.code not in library.UNOFFERED:
                 raise
-            if error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT and enum_index >= known:
+            if error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT and enum_index >= known_count:
                 return
 
 
@@ -344,7 +344,7 @@ def placement(span: Any) -> model.Placement:
     return model.Placement(start=span.start, size=span.size)
 
 
-def _listed(
+def _list_handles(
     function: Callable[..., Any], owner: Handle, profile_id: int, handles: Any
 ) -> list[Handle]:
     """Have NVML write the handles of a profile's instances to an array; return these handles.

@@ -113,7 +113,7 @@ class GpuEvents:
                 failure = self._listen(generation)
             except Exception as error:  # noqa: BLE001 - a bug, also in on_change, must not end listening
                 _log.exception("gpu_events_error")
-                failure = _failed(repr(error))
+                failure = _failure(repr(error))
             if self._is_interrupted(generation):
                 # The caller then observes the GPUs.
                 self._failures = 0
@@ -135,11 +135,11 @@ class GpuEvents:
         self._left_behind = [child for child in self._left_behind if child.status is None]
         if self._left_behind:
             # A driver that hangs would fill the node with processes that cannot be killed.
-            return _ended(self._left_behind[0])
+            return _ending_error(self._left_behind[0])
         try:
             child = subprocesses.Child(self.command)
         except OSError as error:
-            return _failed(f"the GPU listener cannot be started: {error}")
+            return _failure(f"the GPU listener cannot be started: {error}")
         with self._state:
             self._child = child
             if self._is_interrupted(generation):
@@ -155,7 +155,7 @@ class GpuEvents:
             stderr = child.stderr.text().strip()
             if stderr:
                 _log.warning("gpu_listener_stderr", stderr=stderr)
-        return failure or _ended(child)
+        return failure or _ending_error(child)
 
     def _receive(self, child: subprocesses.Child, generation: int) -> errors.HardwareError | None:
         """Handle the messages of a listener; return why it failed, None if it has ended."""
@@ -171,7 +171,7 @@ class GpuEvents:
             except EOFError:
                 return None
             except ValueError as error:
-                return _failed(f"the GPU listener sent an invalid message: {error}")
+                return _failure(f"the GPU listener sent an invalid message: {error}")
             except errors.HardwareError as error:
                 return error
             now_s = time.monotonic()
@@ -232,7 +232,7 @@ class GpuEvents:
         return delay_s
 
 
-def _ended(child: subprocesses.Child) -> errors.HardwareError:
+def _ending_error(child: subprocesses.Child) -> errors.HardwareError:
     status = child.status
     reason = errors.Reason.INTERNAL
     if status is None:
@@ -242,5 +242,5 @@ def _ended(child: subprocesses.Child) -> errors.HardwareError:
     return errors.HardwareError(f"the GPU listener {subprocesses.ending(status)}", reason=reason)
 
 
-def _failed(message: str) -> errors.HardwareError:
+def _failure(message: str) -> errors.HardwareError:
     return errors.HardwareError(message, reason=errors.Reason.INTERNAL)

@@ -35,7 +35,7 @@ class Executor:
     """
 
     plan: steps.GpuPlan
-    known: model.Gpu | None
+    observed: model.Gpu | None
     in_use_timeout_s: float
     clock: timing.Clock
     proc_root: pathlib.Path | None
@@ -74,8 +74,8 @@ class Executor:
                 if self.on_step is not None:
                     self.on_step(self.plan.gpu_index)
             try:
-                if self.known is not None:
-                    return observe.update(self.known, self._open())
+                if self.observed is not None:
+                    return observe.update(self.observed, self._open())
                 return observe.in_full(self.plan.gpu_index, self.plan.gpu_uuid, self._open())
             except errors.HardwareError as error:
                 error.begin_with(str(self.plan), doing="cannot observe the result")
@@ -134,7 +134,7 @@ class Executor:
 
     def _open(self) -> gpu_device.Device:
         if self._device is None:
-            self._device = gpu_device.find(self.plan.gpu_index, self.plan.gpu_uuid, self.known)
+            self._device = gpu_device.find(self.plan.gpu_index, self.plan.gpu_uuid, self.observed)
             if self.proc_root is not None:
                 # Each time, because a change of MIG mode may change it (nvml.h).
                 minor = self._device.minor()
@@ -212,7 +212,7 @@ class Executor:
             # A switch, also a failed one, may detach and attach the GPU again, which can change
             # its handle (nvml.h) and its profiles.
             self._device = None
-            self.known = None
+            self.observed = None
             self._clear()
         _require_mode(self._open(), step.mode, activation)
 

@@ -47,9 +47,9 @@ class NvmlGpus:
         with library.session(self.library_path, self.driver_roots):
             count = library.call(pynvml.nvmlDeviceGetCount)
             one = functools.partial(observe.gpu, notes_minor=self.proc_root is not None)
-            observed = _observed(_each([functools.partial(one, i) for i in range(count)]))
+            observed = _share_profiles(_each([functools.partial(one, i) for i in range(count)]))
         if observed.unreachable and not observed:
-            raise _joined([_failure(gpu) for gpu in observed.unreachable])
+            raise _join_failures([_failure(gpu) for gpu in observed.unreachable])
         _require_distinct(observed)
         return observed
 
@@ -58,33 +58,33 @@ class NvmlGpus:
 
         NOT_SUPPORTED before the first step: the library lacks a function that the plan needs.
         """
-        known = {gpu.uuid: gpu for gpu in observed}
+        by_uuid = {gpu.uuid: gpu for gpu in observed}
         timeout_s = self.in_use_timeout_s
         if plan.in_use_timeout_s is not None:
             timeout_s = min(timeout_s, plan.in_use_timeout_s)
         run = functools.partial(self._run, in_use_timeout_s=timeout_s)
-        with self._session_for(plan, known):
-            return _observed(
-                _each([functools.partial(run, g, known.get(g.gpu_uuid)) for g in plan.gpus])
+        with self._session_for(plan, by_uuid):
+            return _share_profiles(
+                _each([functools.partial(run, g, by_uuid.get(g.gpu_uuid)) for g in plan.gpus])
             )
 
     @contextlib.contextmanager
-    def _session_for(self, plan: steps.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
+    def _session_for(self, plan: steps.Plan, by_uuid: Mapping[str, model.Gpu]) -> Iterator[None]:
         require_idle = None
         if plan.requires_idle:
             from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
 
             # Before the session, which opens the device nodes itself.
-            ours = (os.getpid(), os.getppid())
-            files = processes.OpenFiles.find(self.proc_root, self.driver_roots, exclude=ours)
-            require_idle = functools.partial(processes.require_idle, plan, files, known)
+            own_pids = (os.getpid(), os.getppid())
+            files = processes.OpenFiles.find(self.proc_root, self.driver_roots, exclude=own_pids)
+            require_idle = functools.partial(processes.require_idle, plan, files, by_uuid)
         with library.session(self.library_path, self.driver_roots):
             _require_functions(plan)
             if require_idle is not None:
                 require_idle()
                 for gpu in plan.gpus:
                     try:
-                        _require_fresh(gpu, known.get(gpu.gpu_uuid))
+                        _require_fresh(gpu, by_uuid.get(gpu.gpu_uuid))
                     except errors.HardwareError as error:
                         # An unreachable GPU does not stop the others.
                         if not _is_unreachable(gpu, error):
@@ -92,11 +92,11 @@ class NvmlGpus:
             yield
 
     def _run(
-        self, plan: steps.GpuPlan, known: model.Gpu | None, *, in_use_timeout_s: float
+        self, plan: steps.GpuPlan, observed: model.Gpu | None, *, in_use_timeout_s: float
     ) -> model.Gpu | model.UnreachableGpu:
         executor = execute.Executor(
             plan=plan,
-            known=known,
+            observed=observed,
             in_use_timeout_s=in_use_timeout_s,
             clock=self.clock,
             proc_root=self.proc_root,
@@ -115,7 +115,7 @@ class NvmlGpus:
                 code=error.code,
                 message=error.text,
             )
-            return lost.with_identity(known) if known else lost
+            return lost.with_identity(observed) if observed else lost
 
 
 _MODE_FUNCTIONS = ("nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode")
@@ -151,7 +151,7 @@ def _require_functions(plan: steps.Plan) -> None:
         )
 
 
-def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
+def _require_fresh(plan: steps.GpuPlan, observed: model.Gpu | None) -> None:
     """Refuse a plan if an instance that it creates exists already.
 
     Another program created it after planning, or the driver withheld it then. A rollback removes
@@ -169,7 +169,7 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
         return
     with last_calls.RECORDER.on_gpu(plan.gpu_index):
         try:
-            device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, known)
+            device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, observed)
             existing = [*_existing(plan, device, creates), *_existing_inside(plan, device, inside)]
         except errors.HardwareError as error:
             error.begin_with(str(plan), doing="cannot list its GPU instances")
@@ -223,7 +223,7 @@ def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
     return not isinstance(now, model.Gpu) or now.uuid != plan.gpu_uuid
 
 
-def _observed(observed: Sequence[model.Gpu | model.UnreachableGpu]) -> model.ObservedGpus:
+def _share_profiles(observed: Sequence[model.Gpu | model.UnreachableGpu]) -> model.ObservedGpus:
     """Share equal profiles, and their compute-instance profiles, among GPUs.
 
     A worker's message consists mostly of profiles.
@@ -280,11 +280,11 @@ def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
         # The caller gets no result with the GPUs that were lost meanwhile.
         results = (call.result() for call in calls if call.error is None)
         lost = [_failure(each) for each in results if isinstance(each, model.UnreachableGpu)]
-        raise _joined([*failures, *lost]) from failures[0]
+        raise _join_failures([*failures, *lost]) from failures[0]
     return [call.result() for call in calls]
 
 
-def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:
+def _join_failures(failures: list[errors.HardwareError]) -> errors.HardwareError:
     first = failures[0]
     problems: dict[tuple[str, ...], list[str]] = {}
     are_alike = len({failure.reason for failure in failures}) == 1
@@ -294,7 +294,7 @@ def _joined(failures: list[errors.HardwareError]) -> errors.HardwareError:
         problem = problem if are_alike else f"{problem} ({failure.reason.value})"
         problems.setdefault(failure.additions, []).append(problem)
     # What several GPUs share is stated once.
-    parts = [part for shared, own in problems.items() for part in (*own, *shared)]
+    parts = [part for shared, causes in problems.items() for part in (*causes, *shared)]
     return errors.HardwareError(
         "; ".join(parts),
         reason=first.reason,

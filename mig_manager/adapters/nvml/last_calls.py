@@ -143,7 +143,7 @@ class Recorder:
             # Last: it makes the rest valid.
             slot.state = _RUNNING
 
-    def returned(self) -> None:
+    def note_return(self) -> None:
         """Note that this thread's function has returned."""
         if (slot := self._slot()) is not None:
             slot.state = _RETURNED
@@ -179,7 +179,7 @@ class Recorder:
         try:
             yield
         finally:
-            self.returned()
+            self.note_return()
 
     def _slot(self) -> _Slot | None:
         try:

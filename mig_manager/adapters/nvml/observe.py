@@ -99,18 +99,18 @@ def gpu(
         )
 
 
-def update(known: model.Gpu, device: gpu_device.Device) -> model.Gpu:
+def update(earlier: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     """Observe again what can change of a GPU while its MIG mode stays."""
     current, pending = device.mig_mode() or (None, None)
-    if current is not known.current_mode:
+    if current is not earlier.current_mode:
         # Its profiles may have changed as well.
-        return in_full(known.index, known.uuid, gpu_device.Device(device.handle))
-    action = known.recovery_action
-    if known.needs_recovery:
+        return in_full(earlier.index, earlier.uuid, gpu_device.Device(device.handle))
+    action = earlier.recovery_action
+    if earlier.needs_recovery:
         action = _recovery_action(_fields(device.handle))
     return _with_instances(
         dataclasses.replace(
-            known, current_mode=current, pending_mode=pending, recovery_action=action
+            earlier, current_mode=current, pending_mode=pending, recovery_action=action
         ),
         device,
     )
@@ -166,8 +166,8 @@ def _fields(handle: object) -> dict[int, int]:
             pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
         ],
     )
-    known = (each for each in values or () if each.nvmlReturn == pynvml.NVML_SUCCESS)
-    return {each.fieldId: each.value.uiVal for each in known}
+    successes = (each for each in values or () if each.nvmlReturn == pynvml.NVML_SUCCESS)
+    return {each.fieldId: each.value.uiVal for each in successes}
 
 
 def _needs_reset(fields: Mapping[int, int], architecture: model.Architecture) -> bool:

@@ -76,22 +76,22 @@ def inspect(
         )
 
 
-def require_idle(plan: steps.Plan, files: OpenFiles, known: Mapping[str, model.Gpu]) -> None:
+def require_idle(plan: steps.Plan, files: OpenFiles, by_uuid: Mapping[str, model.Gpu]) -> None:
     """Raise GpuInUseError if a process blocks a plan; call within a session.
 
-    The driver itself refuses for processes that are hidden from us. ``known`` has the observed
+    The driver itself refuses for processes that are hidden from us. ``by_uuid`` has the observed
     GPUs by UUID. HardwareError if a GPU cannot be found.
     """
     busy: list[str] = []
     for gpu in plan.gpus:
         try:
-            device = gpu_device.find(gpu.gpu_index, gpu.gpu_uuid, known.get(gpu.gpu_uuid))
+            device = gpu_device.find(gpu.gpu_index, gpu.gpu_uuid, by_uuid.get(gpu.gpu_uuid))
         except errors.HardwareError as error:
             error.begin_with(str(gpu), doing="cannot find it")
             raise
         with contextlib.suppress(errors.HardwareError):
             if users := steps.blocking(gpu, _of_gpu(device.handle, files)):
-                busy.append(f"{gpu} is in use by {procfs.listed(users)}")
+                busy.append(f"{gpu} is in use by {procfs.name_users(users)}")
     if busy:
         raise errors.GpuInUseError("; ".join(busy))
 
@@ -131,7 +131,7 @@ def add_users(
             where = "" if instance in _NONE else f" in GPU instance {instance}"
             owner = f", {owners[pid]}" if owners.get(pid) else ""
             names.append(f"{_name(pid)} (pid {pid}{where}{owner})")
-        error.add(f"in use by {procfs.listed(names)}")
+        error.add(f"in use by {procfs.name_users(names)}")
     elif others:
         error.add("NVML lists no process that uses it")
     else:
@@ -141,7 +141,8 @@ def add_users(
             error.add(hidden)
     if others:
         error.add(
-            f"open in {procfs.listed(others)}, and maybe in others that cannot be seen from here"
+            f"open in {procfs.name_users(others)}, "
+            "and maybe in others that cannot be seen from here"
         )
 
 

@@ -101,7 +101,7 @@ def _require_no_processes(gpu: model.Gpu, gpus: nvml_worker.WorkerGpus) -> None:
     processes = gpus.processes().get(gpu.uuid, ())
     users = [each for each in processes if not steps.is_releasing_daemon(each)]
     if users:
-        raise errors.GpuInUseError(f"{gpu} is in use by {procfs.listed(users)}")
+        raise errors.GpuInUseError(f"{gpu} is in use by {procfs.name_users(users)}")
 
 
 def _ask(gpu: model.Gpu, terminal: console.Console) -> None:

@@ -280,7 +280,7 @@ class Rollout:
             is_silent = is_visible and not node.has_responded
             state, late = self._state_in_time(seconds, is_silent=is_silent)
             message = messages.join(late, message)
-        unfinished = _unfinished(track, node, now_s)
+        unfinished = _track_unfinished(track, node, now_s)
         # A silent agent changes nothing.
         is_awaited = unfinished is not None and (
             node.has_responded or now_s - unfinished[1] < self._limits.silence_timeout_s
@@ -374,7 +374,7 @@ class Rollout:
         return NodeProgressState.IN_PROGRESS, ""
 
 
-def _unfinished(
+def _track_unfinished(
     track: _Track, node: fleet_nodes.FleetNode, now_s: float
 ) -> tuple[object, float] | None:
     """Return ``_Track.unfinished``."""
@@ -395,8 +395,8 @@ def _state_of_requested(
     is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
     if is_success and (node.status is None or node.is_finished):
         # A status of an older agent has no hash.
-        own = node.status.config_hash if node.status else ""
-        if content_hash and own and own != content_hash:
+        status_hash = node.status.config_hash if node.status else ""
+        if content_hash and status_hash and status_hash != content_hash:
             return NodeProgressState.IN_PROGRESS, "its agent still has other content"
         return NodeProgressState.APPLIED, ""
     has_failed = node.answer and node.answer.state is model.State.FAILED

@@ -37,7 +37,7 @@ class Arrivals:
             if now_s > self._present_s + _MEMORY_S:
                 self._forget(now_s)
 
-    def expected(
+    def expected_pods(
         self, now_s: float, within_s: float, index: node_index.NodeIndex
     ) -> tuple[demand.Pending, ...]:
         """Return the pods that likely arrive within a time for each slice of theirs.

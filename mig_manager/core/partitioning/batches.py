@@ -63,7 +63,7 @@ class Batch:
     def has_room(self, group: int, node: partitioned.PartitionedNode) -> bool:
         """Return whether the scheduler can place a pod of a group on a node as it is."""
         position = self.index.position[node.name]
-        if not node.is_ready or position in self.excluded(group):
+        if not node.is_ready or position in self.excluded_nodes(group):
             return False
         available = self._available[position]
         return all(available.get(name, 0) >= count for name, count in self.needs[group].amounts)
@@ -76,7 +76,7 @@ class Batch:
         amounts = self.needs[group].amounts
         if group not in self._hosts:
             short = self.amounts.short(amounts)
-            self._hosts[group] = self.index.ready - self.excluded(group) - short
+            self._hosts[group] = self.index.ready - self.excluded_nodes(group) - short
         for name, _ in amounts:
             # Claims only take away room.
             self._hosts[group] &= self._positive.get(name, self.index.every)
@@ -113,7 +113,7 @@ class Batch:
 
     # -- room after a change -------------------------------------------------------------------
 
-    def excluded(self, group: int) -> node_sets.NodeSet:
+    def excluded_nodes(self, group: int) -> node_sets.NodeSet:
         """Return the nodes on which pods of a group can never run."""
         if group not in self._excluded:
             excluded = self.index.exclusions.of(self.needs[group])
@@ -128,7 +128,7 @@ class Batch:
         index = self.index
         possible = self.possible(group) | (index.every - index.published)
         short = index.allocatable.short(self.needs[group].others)
-        able = (index.opted_in & possible) - self.excluded(group) - short
+        able = (index.opted_in & possible) - self.excluded_nodes(group) - short
         return index.every - able
 
     def possible(self, group: int) -> node_sets.NodeSet:
@@ -152,7 +152,7 @@ class Batch:
     def serving(self, group: int, nodes: node_sets.NodeSet) -> node_sets.NodeSet:
         """Return the nodes of a set that a change lets serve a pod of a known group."""
         short = self.amounts.short(self.needs[group].others)
-        return self.with_devices(group, nodes - self.excluded(group) - short)
+        return self.with_devices(group, nodes - self.excluded_nodes(group) - short)
 
     def with_devices(self, group: int, nodes: node_sets.NodeSet) -> node_sets.NodeSet:
         """Return the nodes of a set that have room for a group's devices alone."""
@@ -203,7 +203,7 @@ class Batch:
 
     @functools.cached_property
     def _distinct_exclusions(self) -> tuple[node_sets.NodeSet, ...]:
-        return tuple({self.excluded(group) for group in range(len(self.needs))})
+        return tuple({self.excluded_nodes(group) for group in range(len(self.needs))})
 
     def queue(self, ranks: Iterable[int]) -> dict[int, list[int]]:
         """Return ascending ranks by group."""
@@ -258,18 +258,20 @@ class Batch:
         GPUs that need recovery from a fault stay as they are: a reboot may be what they need.
         """
         faulty = {
-            gpu.uuid: desired(gpu, [(gi.profile, gi.placement) for gi in gpu.gpu_instances], ())
+            gpu.uuid: desired_gpu(
+                gpu, [(gi.profile, gi.placement) for gi in gpu.gpu_instances], ()
+            )
             for gpu in node.gpus
             if gpu.needs_recovery and all(gi.compute_instances for gi in gpu.gpu_instances)
         }
         return faulty | {
-            gpu.uuid: desired(
+            gpu.uuid: desired_gpu(
                 gpu, state.fixed, model.in_order(collections.Counter(p for p, _ in state.idle))
             )
             for gpu, state in self.states(node)
         }
 
-    def merged(
+    def merge_base(
         self, node: partitioned.PartitionedNode, base: Mapping[str, model.DesiredGpu]
     ) -> dict[str, model.DesiredGpu]:
         """Return those GPUs with as much of their base layout as fits beside fixed instances."""
@@ -289,7 +291,7 @@ class Batch:
                 for _ in range(count if profile.spans else 0):
                     if capacity.fits(content + collections.Counter([profile]), pinned=state.fixed):
                         content[profile] += 1
-            wanted[gpu.uuid] = desired(gpu, state.fixed, model.in_order(content))
+            wanted[gpu.uuid] = desired_gpu(gpu, state.fixed, model.in_order(content))
         return wanted
 
     def keeps_reserved(
@@ -319,7 +321,7 @@ def _is_opted_in(node: partitioned.PartitionedNode) -> bool:
     return node.is_opted_in
 
 
-def desired(
+def desired_gpu(
     gpu: model.Gpu, fixed: Iterable[placement.Placed], content: model.Devices
 ) -> model.DesiredGpu:
     """Return the desired state with a GPU's fixed instances and other devices beside them."""

@@ -28,12 +28,12 @@ class Exclusions:
         devices = tuple(name for name, _ in needs.amounts if resources.is_mig(name))
         key = needs.selector, needs.affinity, needs.tolerations, devices
         if key not in self._known:
-            rest, known = self._every, dict[str, node_sets.NodeSet]()
+            rest, by_reason = self._every, dict[str, node_sets.NodeSet]()
             for why, nodes in self._all(needs, devices):
                 if rest & nodes:
-                    known[why] = known.get(why, node_sets.EMPTY) | rest & nodes
+                    by_reason[why] = by_reason.get(why, node_sets.EMPTY) | rest & nodes
                     rest -= nodes
-            self._known[key] = known
+            self._known[key] = by_reason
         return self._known[key]
 
     @functools.cached_property

@@ -130,8 +130,10 @@ class Holds:
         pod, mine = self._batch.pods[rank], set[tuple[str, str]]()
         before = self._before.get(pod.uid)
         is_kept = before is not None and self._age_s(before.since) <= _TIMEOUT_S
-        own = before.gpus if before and is_kept else frozenset()
-        for _, _, position, indices in heapq.nsmallest(_MAX_CHOICES, self._choices(rank, own)):
+        earlier_gpus = before.gpus if before and is_kept else frozenset()
+        for _, _, position, indices in heapq.nsmallest(
+            _MAX_CHOICES, self._choices(rank, earlier_gpus)
+        ):
             cost = sum(self._free[position, index] for index in indices)
             is_early = self._cost + cost <= self._most_cost
             if not is_early and (mine or not is_due):
@@ -148,7 +150,7 @@ class Holds:
             self.records[pod.uid] = HoldRecord(since=since, gpus=frozenset(mine))
 
     def _choices(
-        self, rank: int, own: frozenset[tuple[str, str]]
+        self, rank: int, earlier_gpus: frozenset[tuple[str, str]]
     ) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
         """Yield sets of GPUs of a node that can serve a pod when they are idle.
 
@@ -163,7 +165,7 @@ class Holds:
             facts = self._batch.index.facts[position]
             uuids = {gpu.index: (facts.node.name, gpu.uuid) for gpu in facts.node.gpus}
             ordered = sorted(
-                (state.fill, uuids[index] not in own, index, most)
+                (state.fill, uuids[index] not in earlier_gpus, index, most)
                 for index, state in facts.gpus.states.items()
                 if (position, index) not in self._taken and (most := search.most(state, largest))
             )

@@ -230,12 +230,12 @@ class ChangeableGpus:
         return self._beside(profile)[1]
 
     def _beside(self, profile: model.Profile) -> tuple[int, Sequence[int]]:
-        known = self._able.get(profile)
-        if known is None:
+        beside = self._able.get(profile)
+        if beside is None:
             counts = self.search.most_beside(self.states.values(), profile)
             able = tuple(i for i, count in zip(self.states, counts, strict=True) if count)
-            known = self._able[profile] = sum(counts), able
-        return known
+            beside = self._able[profile] = sum(counts), able
+        return beside
 
 
 class NodeRoom:
@@ -350,14 +350,14 @@ class NodeRoom:
     ) -> list[tuple[tuple[int, int, int], int, NewDevices, Fit]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
         ranked = []
-        known: set[tuple[GpuFacts, NewDevices]] = set()
+        tried: set[tuple[GpuFacts, NewDevices]] = set()
         nothing, losable = self._search.nothing, self._losable()
         first = self._search.plus(nothing, item)
         for index in self._gpus.able(item):
             state, had = self._gpus.states[index], self._new.get(index, nothing)
-            if index in without or (state, had) in known or next(tries) > _MAX_TRIES:
+            if index in without or (state, had) in tried or next(tries) > _MAX_TRIES:
                 continue
-            known.add((state, had))
+            tried.add((state, had))
             new = first if had is nothing else self._search.plus(had, item)
             fit = self._search.fit(state, new, self._spare(index, losable))
             if fit is not None:
@@ -382,13 +382,13 @@ class NodeRoom:
 
     def _spare(self, index: int, losable: Mapping[model.Profile, int]) -> model.Devices:
         """Return how many idle devices of each profile a GPU can lose, with its present loss."""
-        here = self._gpus.states[index].idle_devices
-        if not (here and losable):
-            return here
-        own = dict(self.fits[index].lost) if index in self.fits else {}
+        idle = self._gpus.states[index].idle_devices
+        if not (idle and losable):
+            return idle
+        lost = dict(self.fits[index].lost) if index in self.fits else {}
         spare = []
-        for profile, count in here:
-            most = losable[profile] + own.get(profile, 0) if profile in losable else count
+        for profile, count in idle:
+            most = losable[profile] + lost.get(profile, 0) if profile in losable else count
             if most > 0:
                 spare.append((profile, min(count, most)))
-        return here if len(spare) == len(here) and tuple(spare) == here else tuple(spare)
+        return idle if len(spare) == len(idle) and tuple(spare) == idle else tuple(spare)

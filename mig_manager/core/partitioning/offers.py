@@ -152,13 +152,13 @@ class Offers:
         bound = bound or self.bound(position)
         node, available = batch.nodes[position], dict(batch.available(position))
         room, served = batch.room(node), list[int]()
-        own = [hold for hold in holding if hold.node == node.name]
+        node_holds = [hold for hold in holding if hold.node == node.name]
         full: set[int] = set()  # kinds
         servable = batch.servable(position)
         heads = [
             (ranks[0], group, 0)
             for group, ranks in queue.items()
-            if batch.kind[group] in servable and position not in batch.excluded(group)
+            if batch.kind[group] in servable and position not in batch.excluded_nodes(group)
         ]
         heapq.heapify(heads)
         while heads:
@@ -173,7 +173,7 @@ class Offers:
                 ):
                     heapq.heappop(heads)
                     continue
-                without = frozenset[int]().union(*(h.indices for h in own if rank > h.rank))
+                without = frozenset[int]().union(*(h.indices for h in node_holds if rank > h.rank))
                 if not room.add(batch.needs[group].devices, without=without):
                     full.add(batch.kind[group])
                     heapq.heappop(heads)

@@ -206,7 +206,7 @@ def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[Par
             why = "the scheduler preempts pods on it"
         return dataclasses.replace(
             node,
-            allocated=_allocated(node, requests.of(node.name)),
+            allocated=_allocated_devices(node, requests.of(node.name)),
             has_lost_agent=is_lost,
             unusable=node.unusable or why,
         )
@@ -214,7 +214,7 @@ def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[Par
     return tuple(map(complete, nodes))
 
 
-def _allocated(node: PartitionedNode, requests: demand.Amounts) -> demand.Amounts:
+def _allocated_devices(node: PartitionedNode, requests: demand.Amounts) -> demand.Amounts:
     """Return what the node's pods have; claims also show devices that no limit names."""
     if node.claimable is None:
         return requests
@@ -233,14 +233,14 @@ class OwnClock:
         self._before: dict[str, tuple[PartitionedNode, PartitionedNode]] = {}
         """By node: as reported, and with times by our clock."""
 
-    def dated(
+    def with_own_times(
         self, nodes: Iterable[PartitionedNode], *, now: dt.datetime
     ) -> tuple[PartitionedNode, ...]:
         """Return the nodes with times by our clock; forget nodes that are gone."""
-        self._before = {node.name: (node, self._dated(node, now)) for node in nodes}
+        self._before = {node.name: (node, self._with_own_times(node, now)) for node in nodes}
         return tuple(dated for _, dated in self._before.values())
 
-    def _dated(self, node: PartitionedNode, now: dt.datetime) -> PartitionedNode:
+    def _with_own_times(self, node: PartitionedNode, now: dt.datetime) -> PartitionedNode:
         reported, dated = self._before.get(node.name, (None, None))
         requested_at = started_at = finished_at = unready_at = None
         if node.has_lost_agent or not node.is_ready:

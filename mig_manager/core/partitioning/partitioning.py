@@ -63,7 +63,7 @@ def decide(  # noqa: PLR0913 - what a decision depends on
     decider.withdraw()
     decider.merge_back(base or {})
     decision = decider.decision()
-    likely = past_decisions.unprepared(history, index.nodes, expected, now=now)
+    likely = past_decisions.unprepared_pods(history, index.nodes, expected, now=now)
     is_calm = not (decision.waiting or decision.changes)
     most = decider.changes.spare or int(is_calm)
     if likely and most:
@@ -152,7 +152,7 @@ class _Decider:
             is_free = not self.changes.is_full and position in candidates
             if is_free and room.drain(_early(holding, node)):
                 self.changes.request(
-                    node, self._wanted(node, room), (), "on hold for a waiting pod"
+                    node, self._desired_gpus(node, room), (), "on hold for a waiting pod"
                 )
 
     def prepare(self, *, first: int, most: int) -> None:
@@ -183,41 +183,41 @@ class _Decider:
             best = search.best(candidates, ranks, skipped=skipped, holding=holding)
             if best is None:
                 break
-            node, chosen = best.node, node_sets.of([index.position[best.node.name]])
+            node, selected = best.node, node_sets.of([index.position[best.node.name]])
             search.forget(best.pods)
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
             best.room.drain(_early(holding, node))
             why = f"room for {messages.count(len(pods), 'pod')}"
-            if self.changes.request(node, self._wanted(node, best.room), pods, why):
+            if self.changes.request(node, self._desired_gpus(node, best.room), pods, why):
                 served = {*best.pods}
                 self._remaining = [rank for rank in self._remaining if rank not in served]
                 ranks = [rank for rank in ranks if rank not in served]
                 most -= 1
             elif self.changes.is_too_early(node):
                 # The node may still serve the pods behind the first.
-                skipped[best.pods[0]] = skipped.get(best.pods[0], node_sets.EMPTY) | chosen
+                skipped[best.pods[0]] = skipped.get(best.pods[0], node_sets.EMPTY) | selected
                 continue
-            candidates -= chosen
+            candidates -= selected
         return candidates
 
-    def _wanted(
+    def _desired_gpus(
         self, node: partitioned.PartitionedNode, room: node_room.NodeRoom
     ) -> dict[str, model.DesiredGpu]:
         """Return all GPUs as a change leaves them: a reboot destroys what a layout omits."""
         return self._batch.present(node) | {
-            gpu.uuid: batches.desired(gpu, state.fixed, room.fits[gpu.index].content)
+            gpu.uuid: batches.desired_gpu(gpu, state.fixed, room.fits[gpu.index].content)
             for gpu, state in self._batch.states(node)
             if gpu.index in room.fits
         }
 
     def _holds(self, ranks: Iterable[int]) -> tuple[holds.Hold, ...]:
         """Return the GPUs to hold for pods that have waited without room."""
-        position, own = self._batch.index.position, self.changes.own
-        ready = node_sets.of(position[node.name] for node in own if not node.unusable)
-        changing = node_sets.of(position[node.name] for node in own if node.is_changing)
-        chosen = holds.Holds(self._batch, ready | changing, self._history.gpu_holds, self._now)
-        result = chosen.choose(ranks, ready)
-        self._gpu_holds = chosen.records
+        position, own_nodes = self._batch.index.position, self.changes.own
+        ready = node_sets.of(position[node.name] for node in own_nodes if not node.unusable)
+        changing = node_sets.of(position[node.name] for node in own_nodes if node.is_changing)
+        selection = holds.Holds(self._batch, ready | changing, self._history.gpu_holds, self._now)
+        result = selection.choose(ranks, ready)
+        self._gpu_holds = selection.records
         return result
 
     def withdraw(self) -> None:
@@ -241,7 +241,7 @@ class _Decider:
             is_wanted = node.name in self._on_hold or self._batch.is_claimed(node)
             if not is_due or is_wanted or not self.changes.can_change(node):
                 continue
-            wanted = self._batch.merged(node, base.get(node.name, {}))
+            wanted = self._batch.merge_base(node, base.get(node.name, {}))
             if self._batch.keeps_reserved(node, wanted):
                 why = "no pod has requested its idle instances"
                 self.changes.request(node, wanted, (), why)
@@ -249,5 +249,5 @@ class _Decider:
 
 def _early(holding: Iterable[holds.Hold], node: partitioned.PartitionedNode) -> set[int]:
     """Return the GPUs of a node whose idle instances a change destroys."""
-    own = (hold.indices for hold in holding if hold.is_early and hold.node == node.name)
-    return {index for indices in own for index in indices}
+    early = (hold.indices for hold in holding if hold.is_early and hold.node == node.name)
+    return {index for indices in early for index in indices}

@@ -89,7 +89,7 @@ def remember(
     )
 
 
-def unprepared(
+def unprepared_pods(
     history: History,
     nodes: Iterable[partitioned.PartitionedNode],
     expected: Iterable[demand.Pending],

@@ -18,9 +18,13 @@ from mig_manager.core.node import api_values
 from mig_manager.core.partitioning import demand
 
 _REQUESTS = "kube_pod_container_resource_requests"
-_CREATED, _STARTED, _ENDED = "kube_pod_created", "kube_pod_start_time", "kube_pod_completion_time"
+_CREATED, _STARTED, _COMPLETED = (
+    "kube_pod_created",
+    "kube_pod_start_time",
+    "kube_pod_completion_time",
+)
 _MIG = f'{_REQUESTS}{{resource=~"nvidia_com_mig_.+"}}'
-QUERY = f'{{__name__=~"{_CREATED}|{_STARTED}|{_ENDED}"}} and on (uid) {_MIG} or {_MIG}'
+QUERY = f'{{__name__=~"{_CREATED}|{_STARTED}|{_COMPLETED}"}} and on (uid) {_MIG} or {_MIG}'
 """In PromQL, for the range API; the times and requests of pods that request MIG devices."""
 _RESOURCE = re.compile(r"nvidia_com_mig_(.+)")
 
@@ -114,27 +118,27 @@ def _add(pods: dict[str, _Series], answer: Mapping[str, Any]) -> None:
         namespace, name = (
             str(metric.get(f"exported_{label}") or metric[label]) for label in ("namespace", "pod")
         )
-        known = pods.setdefault(str(metric["uid"]), _Series(namespace=namespace, name=name))
+        entry = pods.setdefault(str(metric["uid"]), _Series(namespace=namespace, name=name))
         at_s, value = float(values[-1][0]), float(values[-1][1])
-        known.last_s = max(known.last_s, at_s)
+        entry.last_s = max(entry.last_s, at_s)
         if metric["__name__"] == _REQUESTS:
             container = str(metric.get("exported_container") or metric["container"])
-            known.requests[container, str(metric["resource"])] = value
+            entry.requests[container, str(metric["resource"])] = value
         else:
-            known.times[str(metric["__name__"])] = value
+            entry.times[str(metric["__name__"])] = value
 
 
 def _past_pod(uid: str, series: _Series) -> PastPod | None:
     counts = {"pods": 1}
     for (_, resource), count in series.requests.items():
-        found = _RESOURCE.fullmatch(resource)
-        if found:
-            name = f"nvidia.com/mig-{found[1].replace('_', '.')}"
+        match = _RESOURCE.fullmatch(resource)
+        if match:
+            name = f"nvidia.com/mig-{match[1].replace('_', '.')}"
             counts[name] = counts.get(name, 0) + int(count)
     needs = demand.Needs(amounts=demand.to_amounts(counts))
     created, start, end, last = (
         None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
-        for seconds in (*map(series.times.get, (_CREATED, _STARTED, _ENDED)), series.last_s)
+        for seconds in (*map(series.times.get, (_CREATED, _STARTED, _COMPLETED)), series.last_s)
     )
     if created is None or not needs.profiles:
         return None

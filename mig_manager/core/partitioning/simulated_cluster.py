@@ -272,10 +272,10 @@ class _Run:
         is_recheck = self._burst.ends_in_s(self._now_s) is None
         self._burst.clear()
         now = self._time()
-        nodes = [node.published() for node in self._nodes.values()]
+        nodes = [node.as_published() for node in self._nodes.values()]
         pending = [job.pod for job in self._pending.values()]
         index = node_index.NodeIndex(nodes, self._cache)
-        likely = self._arrivals.expected(self._now_s, limits.prepare_for_s, index)
+        likely = self._arrivals.expected_pods(self._now_s, limits.prepare_for_s, index)
         decision = partitioning.decide(
             index,
             pending,

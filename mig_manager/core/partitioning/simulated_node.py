@@ -94,7 +94,7 @@ class SimulatedNode:
     def begin(self, change: decisions.NodeChange, *, now: dt.datetime) -> bool:
         """Taint the node for a change; return False if it would destroy an instance in use."""
         self._publish(requested_at=None, started_at=now)
-        _, gone = changed(self._node.gpus, change.goals)
+        _, gone = apply_goals(self._node.gpus, change.goals)
         self._is_tainted = gone.isdisjoint(self._in_use())
         if not self._is_tainted:
             self._finish(now, failed_hash=change.content_hash)
@@ -105,13 +105,13 @@ class SimulatedNode:
 
         Return how many instances it destroyed, and how many of these were in use.
         """
-        gpus, gone = changed(self._node.gpus, change.goals)
+        gpus, gone = apply_goals(self._node.gpus, change.goals)
         self._is_tainted = False
         self._finish(now, gpus=gpus)
         self._list_devices()
         return len(gone), len(gone & self._in_use())
 
-    def published(self) -> partitioned.PartitionedNode:
+    def as_published(self) -> partitioned.PartitionedNode:
         """Return the node as the partitioner sees it."""
         if self._published is None:
             in_use: dict[str, set[model.Placement]] = {gpu.uuid: set() for gpu in self._node.gpus}
@@ -162,7 +162,7 @@ def _slices(needs: demand.Needs) -> int:
     return sum(profile.gpu_slices * count for profile, count in needs.devices)
 
 
-def changed(
+def apply_goals(
     gpus: tuple[model.Gpu, ...], goals: Mapping[str, model.DesiredGpu]
 ) -> tuple[tuple[model.Gpu, ...], set[_Span]]:
     """Return the GPUs after a change, and the instances that it destroys."""

@@ -73,22 +73,23 @@ class Causes:
         possible = [each for each in self._possible(group, unplaced) if each[1]]
         if possible:
             possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1].first))
-            causes = self._grouped((text, nodes) for _, nodes, text in possible)
+            causes = self._list_causes((text, nodes) for _, nodes, text in possible)
             return possible[0][0], f"it waits for {causes}"
         if unknown := self._batch.needs[group].unknown:
             return None, f"no MIG profile is called {messages.list_names(unknown)}"
         devices = profile_name.with_counts(self._batch.needs[group].profiles)
         needed = f"it needs a node with room for {devices}"
-        own = [each for each in self._impossible(group) if each[1]]
-        if not own:
+        impossible = [each for each in self._impossible(group) if each[1]]
+        if not impossible:
             label = f"{well_known.PARTITIONING_LABEL}={well_known.ON_DEMAND}"
             return None, f"{needed}, and no node has the label {label}"
-        own.sort(key=lambda each: each[1].first)
+        impossible.sort(key=lambda each: each[1].first)
         return None, (
-            f"{needed}, and no opted-in node has that even if idle: {self._grouped(own)}"
+            f"{needed}, and no opted-in node has that even if idle: "
+            f"{self._list_causes(impossible)}"
         )
 
-    def _grouped(self, causes: Iterable[tuple[str, node_sets.NodeSet]]) -> str:
+    def _list_causes(self, causes: Iterable[tuple[str, node_sets.NodeSet]]) -> str:
         sets: dict[str, node_sets.NodeSet] = {}
         for text, nodes in causes:
             sets[text] = sets.get(text, node_sets.EMPTY) | nodes
@@ -103,7 +104,11 @@ class Causes:
         batch, never = self._batch, self._batch.never(group)
         # These can serve a pod without a change when other pods end.
         short = self._index.allocatable.short(batch.needs[group].amounts)
-        yield WaitReason.IN_USE, never - short - batch.excluded(group), "what it has is in use"
+        yield (
+            WaitReason.IN_USE,
+            never - short - batch.excluded_nodes(group),
+            "what it has is in use",
+        )
         rest = self._index.every - never
         for text, nodes in self._unpublished.items():
             yield WaitReason.UNUSABLE, (rest & nodes) - self._index.published, text

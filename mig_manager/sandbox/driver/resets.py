@@ -49,7 +49,7 @@ class SimulatedReset:
             f"{each.name} (pid {each.pid})" for each in node.clients if each.gpu_uuid in uuids
         ]
         if code is states.Code.IN_USE and users:
-            why = f"in use by {procfs.listed(users)}"
+            why = f"in use by {procfs.name_users(users)}"
         raise errors.HostError(
             f"no reset of {messages.list_names([*map(str, gpus)])}: {why}",
             reason=_REASONS.get(code, errors.Reason.RESET_REQUIRED),

@@ -222,7 +222,7 @@ class _KindWatch(watch.Watch):
         self._view = view
         self._kind = kind
 
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+    def on_list(self, items: Iterable[Mapping[str, Any]]) -> None:
         # Before the list is requested: it lacks our writes after this.
         before = self._view.list(self._kind)
         # Real API servers omit the type of a list's items.
@@ -234,7 +234,7 @@ class _KindWatch(watch.Watch):
         for obj in present:
             self._view._put(self._kind, obj)  # noqa: SLF001
 
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+    def on_change(self, kind: str, item: Mapping[str, Any]) -> None:
         apply = self._view._remove if kind == "DELETED" else self._view._put  # noqa: SLF001
         apply(self._kind, dict(item))
 

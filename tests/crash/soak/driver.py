@@ -63,7 +63,7 @@ class OneByOne:
             except errors.HardwareError as error:
                 failures.append(error)
         if failures:
-            raise nvml_adapter._joined(failures) from failures[0]
+            raise nvml_adapter._join_failures(failures) from failures[0]
         return model.ObservedGpus(changed)
 
 
