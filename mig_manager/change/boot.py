@@ -257,6 +257,8 @@ def _restore(
             journal.refresh_files()
         except errors.HostError as error:
             outcome = outcome.join(_RestoreOutcome(failures=(error,)))
+    for sentence in _earlier_states(observed, saved):
+        deps.notify(sentence)
     lost = {_key(gpu): gpu for gpu in outcome.unreachable}
     reported = {_key(gpu) for gpu in observed.unreachable}
     problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in reported]
@@ -278,6 +280,16 @@ def _restore(
         may_be_partial=any(gpu.uuid in uuids for gpu in journal.entries.snapshot),
         faults=tuple(gpu_recovery.faults(after)),
     )
+
+
+def _earlier_states(observed: model.ObservedGpus, saved: journals.VerifiedLayout) -> Iterator[str]:
+    """Yield sentences about the GPUs that do not get the saved layout, but an earlier one."""
+    for gpu in observed:
+        if config := saved.earlier.get(gpu.uuid):
+            yield (
+                f"{gpu} was unreachable when layout '{saved.config}' was verified: its saved "
+                f"state is of layout '{config}'"
+            )
 
 
 def _plan(

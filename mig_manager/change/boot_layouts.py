@@ -42,10 +42,16 @@ class BootLayout:
         """
         snapshot = tuple(gpu.snapshot for gpu in gpus if not gpu.has_pending_mode)
         inventory = tuple(gpus)
+        earlier = {}
         # An invalid saved layout is replaced.
         if gpus.unreachable and (saved := self.read()):
             missing = gpus.unreachable_snapshots(saved.snapshot)
             snapshot += missing
+            if (saved.config, saved.config_hash) != (config, config_hash):
+                earlier = {gpu.uuid: saved.config for gpu in missing}
+            earlier |= {
+                gpu.uuid: saved.earlier[gpu.uuid] for gpu in missing if gpu.uuid in saved.earlier
+            }
             if saved.boot_id == self.boot_id:
                 lost = {gpu.uuid for gpu in missing}
                 inventory += tuple(gpu for gpu in saved.gpus if gpu.uuid in lost)
@@ -56,6 +62,7 @@ class BootLayout:
                 boot_id=self.boot_id,
                 snapshot=snapshot,
                 gpus=inventory,
+                earlier=earlier,
             )
         )
 

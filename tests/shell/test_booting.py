@@ -198,6 +198,23 @@ def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node)
     assert node.journal.text is None
 
 
+def test_boot_names_a_gpu_with_the_state_of_an_earlier_layout(node: Node) -> None:
+    node.boot()
+    lost = node.gpus[1]
+    node.driver.lost = {lost.uuid}
+    for _ in range(2):
+        node.change_to("off")
+    node.driver.lost = set()
+    node.reboot()
+
+    assert node.boot().problems == ()
+
+    (note,) = (each for each in node.notes if str(lost) in each)
+    assert "was unreachable when layout 'off' was verified" in note
+    assert note.endswith("its saved state is of layout 'mixed'")
+    assert node.shape[1] == node.before[1]
+
+
 def test_a_new_gpu_without_mig_is_nobodys_problem(node: Node) -> None:
     node.gpus = (*node.gpus, hardware.template(hardware.find("T4"), 2))
 
