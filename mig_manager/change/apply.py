@@ -287,7 +287,10 @@ class _LockedChange:
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is only reported."""
         if why := self.deps.saved_layout.save(
-            gpus, config=self.target.name, config_hash=self.target.content_hash
+            gpus,
+            config=self.target.name,
+            config_hash=self.target.content_hash,
+            covered=self.target.covered(gpus),
         ):
             self.deps.notify(f"{why}; the next boot will not restore this layout")
 

@@ -4,6 +4,7 @@ No MIG instance survives a reboot. Without a file, nothing is saved and nothing 
 """
 
 import dataclasses
+from collections.abc import Collection
 
 from mig_manager import errors
 from mig_manager.core import model, ports
@@ -32,8 +33,17 @@ class BootLayout:
         except errors.ConfigError:
             return None
 
-    def save(self, gpus: model.ObservedGpus, *, config: str, config_hash: str) -> str:
+    def save(
+        self,
+        gpus: model.ObservedGpus,
+        *,
+        config: str,
+        config_hash: str,
+        covered: Collection[str] | None = None,
+    ) -> str:
         """Save a verified layout, and keep the saved state of unreachable GPUs.
+
+        ``covered`` has the UUIDs of the GPUs that it selects; None: unknown.
 
         A GPU whose MIG mode is pending is not saved: a boot would undo the new mode.
 
@@ -63,6 +73,7 @@ class BootLayout:
                 snapshot=snapshot,
                 gpus=inventory,
                 earlier=earlier,
+                covered=None if covered is None else tuple(sorted(covered)),
             )
         )
 

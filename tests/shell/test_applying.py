@@ -292,6 +292,24 @@ def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(node: N
     assert node.shape == [before[0], other]
 
 
+def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=9)
+    assert node.shape[1] != before[1]
+    killed = journals.Journal.from_json(node.journal.text or "")
+    # Another program has its own journal.
+    node.journal.text = None
+    node.change_to("first-only")
+    snapshot = tuple(gpu for gpu in killed.snapshot if gpu.uuid == node.gpus[1].uuid)
+    node.journal.text = dataclasses.replace(killed, snapshot=snapshot).to_json()
+
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much")
+
+    assert node.shape[1] == before[1]
+    assert node.has("first-only")
+
+
 def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Node) -> None:
     assert node.cut_off("wanted", at=3)
     node.set_up("other")

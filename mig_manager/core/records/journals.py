@@ -305,6 +305,8 @@ class VerifiedLayout:
     """The GPUs of the node without a pending mode, even if the layout does not select them."""
     gpus: tuple[model.Gpu, ...] = ()
     """All GPUs, with the UUIDs of their devices in that boot, as far as known."""
+    covered: tuple[str, ...] | None = None
+    """UUIDs of the GPUs that the layout selects; None: unknown, as an agent writes it."""
     earlier: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The layouts of GPUs that were unreachable when this one was verified, by UUID."""
 
@@ -319,6 +321,7 @@ class VerifiedLayout:
                 "snapshot": gpu_codec.to_data(self.snapshot),
                 "inventory": gpu_codec.to_inventory(self.gpus, has_devices=True),
                 "earlier": dict(self.earlier),
+                "covered": self.covered,
             },
             indent=1,
         )
@@ -333,13 +336,14 @@ class VerifiedLayout:
         # Only a repair needs them, and a boot restores the layout without them.
         with contextlib.suppress(ValueError):
             gpus = gpu_codec.from_inventory(data.get("inventory", {}))
-        earlier = data.get("earlier")
+        earlier, covered = data.get("earlier"), data.get("covered")
         return VerifiedLayout(
             config=str(data.get("config", "")),
             config_hash=str(data.get("configHash", "")),
             boot_id=str(data.get("bootId", "")),
             snapshot=gpu_codec.from_data(data.get("snapshot")),
             gpus=gpus,
+            covered=tuple(map(str, covered)) if isinstance(covered, list) else None,
             # Only named to people.
             earlier={str(uuid): str(name) for uuid, name in earlier.items()}
             if isinstance(earlier, dict)
