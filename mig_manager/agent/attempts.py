@@ -8,7 +8,6 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, publish, run, run_journal
-from mig_manager.agent.pods import advertising
 from mig_manager.agent.steps import recovery
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports
@@ -82,8 +81,6 @@ class Attempts:
             self._record = recovery.find_record(saved, view, journal)
         if recovery.has_ended(journal, view):
             return
-        awaited = {each.deploy_label for each in advertising.ALL if each.was_paused(journal)}
-        self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
             "interrupted_run_found",
