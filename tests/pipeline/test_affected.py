@@ -187,13 +187,17 @@ mig-configs:
 """
 
 
+@pytest.mark.parametrize("stages", ["one stage", "mode first"])
 @pytest.mark.parametrize(
-    ("is_reversed", "is_stuck"), [(False, False), (True, False), (False, True)]
+    ("is_reversed", "ends_in_s"), [(False, 0), (True, 0), (False, -300), (False, 21600)]
 )
 def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
-    *, is_reversed: bool, is_stuck: bool
+    *, is_reversed: bool, ends_in_s: int, stages: str
 ) -> None:
-    rig = scenes.node(layout="all-balanced")
+    rig, text = scenes.node(layout="all-balanced"), ONE_OF_TWO
+    if stages == "mode first":
+        rig.hooks.text = scenes.HOOKS
+        text += "  - {devices: [1], mig-enabled: false}\n"
     devices = [
         ci.uuid or ""
         for gi in rig.gpus[0].gpu_instances
@@ -201,17 +205,21 @@ def test_a_device_of_a_terminating_pod_is_destroyed_before_that_of_another(
         if str(gi.profile) == "1g.5gb"
     ]
     first, second = reversed(devices) if is_reversed else devices
-    ends_by_s = rig.clock.unix_s() - 300 * is_stuck
+    # A pod that is stuck, or ends after the drain, is no way to keep another.
+    is_spared = not ends_in_s
+    ends_by_s = rig.clock.unix_s() + ends_in_s
     ending = rig.add_pod(
         "ending", devices=frozenset({first}), is_terminating=True, ends_by_s=ends_by_s
     )
-    rig.kubelet.ends_from_s[ending] = math.inf if is_stuck else 8.0
+    rig.kubelet.ends_from_s[ending] = 8.0 if is_spared else math.inf
     rig.add_pod("running", devices=frozenset({second}))
 
-    assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=scenes.reconciler(rig, ONE_OF_TWO))
+    assert_ends(rig, Reason.APPLIED, layout="one-of-two", by=scenes.reconciler(rig, text))
 
-    assert rig.log.count("workloads.evict") == is_stuck
-    assert ("running" in rig.pod_names) is not is_stuck
+    assert ("workloads.evict" in rig.log) is not is_spared
+    assert ("running" in rig.pod_names) is is_spared
+    if is_spared:
+        assert second in rig.gpus[0].mig_uuids
 
 
 @pytest.mark.parametrize("when", ["hooks.run", "node.patch"])

@@ -503,6 +503,20 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
     assert states(without_mark.decide([replaced], 1.0)) == {"a": NodeState.SUPERSEDED}
 
 
+def test_a_new_rollout_is_the_newest_in_spite_of_clocks() -> None:
+    now = dt.datetime(2026, 6, 1, tzinfo=dt.UTC)
+    ahead = marks.Mark(layout="x", before=None, started_at=now + dt.timedelta(minutes=5))
+    first = goals.Goal(layout="y").of_rollout([node("a", mark=ahead)], now)
+    marked = node("b", mark=first.mark(node("b")))
+
+    later = now + dt.timedelta(minutes=1)
+    again = goals.Goal(layout="y").of_rollout([node("a", mark=ahead), marked], later)
+
+    assert first.started_at is not None
+    assert first.started_at > now + dt.timedelta(minutes=5)
+    assert again.started_at == first.started_at
+
+
 def test_mark_has_the_layout_before_and_round_trips() -> None:
     forward = goals.Goal(layout=LAYOUT)
     for before, there in (

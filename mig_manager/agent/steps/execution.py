@@ -29,9 +29,7 @@ def execute(
             observed=change.gpus,
             interrupted=interrupted,
             # A GPU lost during the change is verified only if the layout names it.
-            replan=lambda now: change.target.plan(
-                now, restoring=change.restoring, busy=change.usage.device_ids
-            ),
+            replan=change.replan,
             unrestored=lambda now: change.target.unrestored_snapshots(
                 now, job.journal.entries.snapshot
             ),

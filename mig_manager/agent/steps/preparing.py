@@ -46,8 +46,16 @@ class PlannedChange:
     """The instances of GPUs outside the target from before an interrupted change."""
     usage: gpu_use.Usage = _NOT_ASKED
     """Who uses the devices; empty before it is asked."""
+    busy: frozenset[str] = frozenset()
+    """The devices in use, which any plan of this change destroys last."""
+    ending: frozenset[str] = frozenset()
+    """Those of them that only terminating pods have: it destroys them before the others."""
     services: tuple[str, ...] = ()
     """The host's services that the owner lists."""
+
+    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
+        """Plan the target again, for the same use of devices."""
+        return self.target.plan(gpus, restoring=self.restoring, busy=self.busy, ending=self.ending)
 
     @property
     def affected_pods(self) -> tuple[pod_object.Pod, ...]:
@@ -268,13 +276,11 @@ def _plan(
     job: jobs.Job, change: PlannedChange, *, used_ids: frozenset[str] = frozenset()
 ) -> PlannedChange:
     """Plan for the use of devices; ``used_ids`` are in use without a pod."""
-    plan = change.target.plan(
-        change.gpus,
-        restoring=change.restoring,
-        busy=change.usage.device_ids | used_ids,
-        ending=change.usage.ending_ids(job.deps.clock.unix_s()) - used_ids,
+    ending = change.usage.ending_ids(job.deps.clock.unix_s(), job.limits.drain_timeout_s)
+    change = dataclasses.replace(
+        change, busy=change.usage.device_ids | used_ids, ending=ending - used_ids
     )
-    before = change.order
+    plan, before = change.replan(change.gpus), change.order
     order = _order(job, change.gpus, plan, before.rights, before.extra_clients)
     return dataclasses.replace(change, plan=plan, order=order)
 

@@ -31,7 +31,9 @@ class Goal:
             for mark in every
             if last
         )
-        return dataclasses.replace(self, started_at=last if is_same else now)
+        # Other machines' clocks may be ahead.
+        newest = max(now, last + dt.timedelta(microseconds=1)) if last else now
+        return dataclasses.replace(self, started_at=last if is_same else newest)
 
     def is_of_another(self, node: fleet_nodes.FleetNode) -> bool:
         """Return whether an undo omits a node because another rollout labelled it."""

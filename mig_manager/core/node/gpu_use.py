@@ -129,19 +129,19 @@ class Usage:
         by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
         return frozenset().union(*by_kubelet, *by_claim)
 
-    def ending_ids(self, now_s: float) -> frozenset[str]:
+    def ending_ids(self, now_s: float, within_s: float) -> frozenset[str]:
         """Return the devices that only terminating pods are known to have.
 
-        A pod that has not ended long after its grace period is stuck, and does not count.
-        ``now_s`` is in Unix time.
+        Pods that end later than ``within_s`` do not count, nor those that are stuck: they have not
+        ended long after their grace period. ``now_s`` is in Unix time.
         """
         allocations = self._allocations()
         by_ending: dict[bool, set[str]] = {True: set(), False: set()}
         for pod in self.pods:
             if not pod.is_finished:
                 allocated = _of(pod, allocations)
-                is_stuck = now_s > pod.ends_by_s + _STUCK_AFTER_S
-                ids = by_ending[pod.is_terminating and not is_stuck]
+                is_soon = -_STUCK_AFTER_S <= pod.ends_by_s - now_s <= within_s
+                ids = by_ending[pod.is_terminating and is_soon]
                 ids.update(pod.claimed_ids or (), allocated.device_ids if allocated else ())
         return frozenset(by_ending[True] - by_ending[False])
 
