@@ -160,7 +160,7 @@ def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
 @pytest.mark.parametrize("end", ["is back", "is removed"])
 @pytest.mark.parametrize("attempts", [0, 3])
 @pytest.mark.parametrize("then", ["one-slice-changed", "all-balanced"])
-def test_a_plugin_deleted_in_a_failed_run_is_awaited_until_it_is_back_or_removed(
+def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     then: str, attempts: int, end: str
 ) -> None:
     rig = scenes.node(layout="all-balanced", gated=False)
