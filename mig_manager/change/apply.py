@@ -213,11 +213,12 @@ class _LockedChange:
         try:
             self.deps.pods.require_unused(first.affected)
         except errors.GpuInUseError as error:
-            if not self.deps.idle_timeout_s:
-                # An interrupted change is undone now.
-                if not self.interrupted.snapshot:
-                    error.add("nothing was changed")
-                raise
+            if self.deps.idle_timeout_s:
+                return
+            # An interrupted change is undone now.
+            if not self.interrupted.snapshot:
+                error.add("nothing was changed")
+            raise
 
     def _outside(self, gpus: model.ObservedGpus) -> transaction.Snapshots:
         """Return the snapshots, from an interrupted change, of GPUs outside the target."""

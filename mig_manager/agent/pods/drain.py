@@ -158,8 +158,8 @@ class Drain:
         """
         undecided, now_s = self.order.undecided_pods(now), self.evictions.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
-        most_s = self.order.limits.drain_timeout_s * 3 / 4
-        is_any_new = orders.is_any_new(undecided, first_s, now_s, most_s=most_s)
+        max_s = self.order.limits.drain_timeout_s * 3 / 4
+        is_any_new = orders.is_any_new(undecided, first_s, now_s, max_s=max_s)
         if not (is_any_new or now.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}

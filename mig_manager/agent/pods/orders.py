@@ -77,7 +77,7 @@ def is_any_new(
     first_s: dict[tuple[str, bool], float],
     now_s: float,
     *,
-    most_s: float = math.inf,
+    max_s: float = math.inf,
 ) -> bool:
     """Check whether kubelet may not have had the time to list the devices of a pod yet.
 
@@ -86,11 +86,11 @@ def is_any_new(
         first_s: When each was first seen, before and after its admission; gets new ones, because a
             pod may be bound or admitted at any time during a wait.
         now_s: The time now.
-        most_s: How long to wait for a pod at most.
+        max_s: How long to wait for a pod at most.
     """
     is_new = False
     for pod in pods:
         since_s = first_s.setdefault((pod.uid, pod.is_admitted), now_s)
         within_s = LISTED_WITHIN_S if pod.is_admitted else ADMITTED_WITHIN_S
-        is_new |= now_s < since_s + min(within_s, most_s)
+        is_new |= now_s < since_s + min(within_s, max_s)
     return is_new

@@ -35,7 +35,7 @@ def execute(
             ),
             points=job.hooks,
         )
-        job.journal.note_status(gpus=after)
+        job.journal.note_gpus(after)
         job.note_target_active()
         transaction.refresh()
     except errors.MigManagerError as error:

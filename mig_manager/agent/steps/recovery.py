@@ -223,7 +223,7 @@ def roll_back(job: jobs.Job) -> str:
         return ""
     try:
         now = job.deps.gpus.observe()
-        job.journal.note_status(gpus=now)
+        job.journal.note_gpus(now)
         restore_persistence(job, now)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(now, snapshot)

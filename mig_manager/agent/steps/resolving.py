@@ -249,7 +249,7 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
         if attempt > 1:
             error.add(f"no GPU can be observed at attempt {attempt} either")
         raise
-    job.journal.note_status(gpus=gpus)
+    job.journal.note_gpus(gpus)
     return gpus
 
 

@@ -176,8 +176,7 @@ def _advertises(pod: pod_object.Pod) -> bool:
 def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     """No change was interrupted: no paused pod, no taint, no journal."""
     node = facts.node.require()
-    labels = node.labels.items()
-    traces = [f"{key} is paused" for key, v in labels if v.startswith(well_known.PAUSED_VALUE)]
+    traces = [f"{key} is paused" for key, v in node.labels.items() if well_known.is_paused(v)]
     text = node.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.parse_or_none(text)
     is_success = node.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value

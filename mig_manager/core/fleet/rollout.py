@@ -141,6 +141,15 @@ class RolloutDecision:
 _MOVING = (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """A request that an agent has not finished."""
+
+    requested: str | None
+    has_responded: bool
+    since_s: float  # since when both are so
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Track:
     """What a rollout remembers of one node between decisions."""
@@ -155,8 +164,7 @@ class _Track:
     is_withdrawn: bool = False  # whether its previous request was restored
     since_s: float | None = None
     """Since when it is in progress, without its wait for a slot."""
-    unfinished: tuple[object, float] | None = None
-    """A request that its agent has not finished, whether it has responded, and since when."""
+    unfinished: _Unfinished | None = None
     failure: NodeProgress | None = None  # the last one; None if it is applied
     has_failed: bool | None = None
     """Whether it failed during the rollout, even if it was applied later; None: never failed.
@@ -240,7 +248,7 @@ class Rollout:
     def _is_awaiting(self, step: tuple[_Track, NodeProgress], now_s: float) -> bool:
         """Return whether another request may finish in time, so that the node can start."""
         track, progress = step
-        since_s = track.unfinished[1] if track.unfinished else now_s
+        since_s = track.unfinished.since_s if track.unfinished else now_s
         return progress.is_reserved and now_s - since_s < self._limits.node_timeout_s
 
     def _phase(
@@ -280,10 +288,10 @@ class Rollout:
             is_silent = is_visible and not node.has_responded
             state, late = self._state_in_time(seconds, is_silent=is_silent)
             message = messages.join(late, message)
-        unfinished = _track_unfinished(track, node, now_s)
+        unfinished = _track_unfinished(track.unfinished, node, now_s)
         # A silent agent changes nothing.
         is_awaited = unfinished is not None and (
-            node.has_responded or now_s - unfinished[1] < self._limits.silence_timeout_s
+            node.has_responded or now_s - unfinished.since_s < self._limits.silence_timeout_s
         )
         progress = NodeProgress(
             name=node.name,
@@ -375,13 +383,14 @@ class Rollout:
 
 
 def _track_unfinished(
-    track: _Track, node: fleet_nodes.FleetNode, now_s: float
-) -> tuple[object, float] | None:
-    """Return ``_Track.unfinished``."""
+    before: _Unfinished | None, node: fleet_nodes.FleetNode, now_s: float
+) -> _Unfinished | None:
+    """Return the request that a node's agent has not finished, if there is one."""
     if node.is_finished:
         return None
-    key = node.requested, node.has_responded
-    return track.unfinished if track.unfinished and track.unfinished[0] == key else (key, now_s)
+    now = _Unfinished(node.requested, node.has_responded, now_s)
+    is_same = before is not None and now == dataclasses.replace(before, since_s=now_s)
+    return before if is_same else now
 
 
 def _state_of_requested(

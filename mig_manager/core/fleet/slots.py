@@ -136,5 +136,5 @@ def is_disrupted(view: node_object.NodeView) -> bool:
     return (
         (bool(text) and (journal is None or journal.blocks_workloads))
         or well_known.HOLD_TAINT in view.taint_keys
-        or any(value.startswith(well_known.PAUSED_VALUE) for value in view.labels.values())
+        or any(map(well_known.is_paused, view.labels.values()))
     )

@@ -246,7 +246,7 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
 
 
 def goal_hash(layout: Layout, gpus: Sequence[model.Gpu]) -> str:
-    """12 hexadecimal digits, equal for layouts that make the same of these GPUs.
+    """Return 12 hexadecimal digits, equal for layouts that make the same of these GPUs.
 
     Empty if the layout is impossible on them.
     """

@@ -51,12 +51,17 @@ GPU_CLAIM_DRIVER = "gpu.nvidia.com"
 """The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
 
 
-def is_deployed(value: str | None) -> bool:
-    """Return whether a deploy label has a client run on the node, now or after our pause.
+def is_paused(value: str) -> bool:
+    """Return whether a deploy label keeps a client away for a MIG change.
 
     NVIDIA's driver manager appends its own pause to ours (k8s-driver-manager, ``maybeSetPaused``).
     """
-    return value is not None and (value == "true" or value.startswith(PAUSED_VALUE))
+    return value.startswith(PAUSED_VALUE)
+
+
+def is_deployed(value: str | None) -> bool:
+    """Return whether a deploy label has a client run on the node, now or after our pause."""
+    return value is not None and (value == "true" or is_paused(value))
 
 
 def is_deploy_label(key: str) -> bool:

@@ -185,10 +185,9 @@ def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
         if metadata.get("deletionTimestamp") or spec.get("schedulingGates"):
             return None
         nominated = str(status.get("nominatedNodeName") or "")
-        needs_mig = bool(Needs(amounts=_amounts(spec)).mig)
-        if needs_mig and is_unschedulable and not is_excluded:
-            return dataclasses.replace(as_pending(item), nominated=nominated)
-        if nominated and (needs_mig or spec.get("resourceClaims")):
+        if is_unschedulable and not is_excluded and (pod := as_pending(item)).needs.mig:
+            return dataclasses.replace(pod, nominated=nominated)
+        if nominated and (spec.get("resourceClaims") or Needs(amounts=_amounts(spec)).mig):
             uid = str(metadata["uid"])
             return BoundPod(uid=uid, node_name=nominated, amounts=(), is_nominated=True)
         return None

@@ -162,7 +162,8 @@ class Requests:
             for pod, sign in ((before, -1), (now, 1)):
                 if pod is None:
                     continue
-                self._nominated[pod.node_name] += sign * pod.is_nominated
+                if pod.is_nominated:
+                    self._nominated[pod.node_name] += sign
                 counts = self._counts.setdefault(pod.node_name, collections.Counter())
                 for name, amount in pod.amounts:
                     counts[name] += sign * amount

@@ -233,12 +233,12 @@ class _Decider:
 
     def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
         """Return idle instances to the base layout on nodes without demand for long."""
-        after_s = self._limits.merge_back_after_s
+        after_s, on_hold = self._limits.merge_back_after_s, self._on_hold
         for node in self.changes.own if after_s else ():
             since = self._history.demand_at.get(node.name)
             is_due = since and (self._now - since).total_seconds() >= after_s
             # A hold has just destroyed the idle instances of its GPUs.
-            is_wanted = node.name in self._on_hold or self._batch.is_claimed(node)
+            is_wanted = node.name in on_hold or self._batch.is_claimed(node)
             if not is_due or is_wanted or not self.changes.can_change(node):
                 continue
             wanted = self._batch.merge_base(node, base.get(node.name, {}))
