@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 import structlog
 
 from mig_manager import errors
-from mig_manager.core import model, ports, steps
+from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.node import clients
 
 _log = structlog.get_logger()
@@ -28,6 +28,8 @@ class Execution:
     note_persistence: ports.NotePersistence
     may_stay_pending: bool  # whether a mode may stay pending until a reset or a reboot
     require_unused: RequireUnused | None
+    in_use_wait: timing.Wait
+    """With ``require_unused``, for instances that the driver reports as in use."""
 
     def run(
         self, plan: steps.Plan, observed: model.ObservedGpus
@@ -50,10 +52,8 @@ class Execution:
             HostError: A reset was refused.
         """
         is_repair = any(gpu_plan.is_repair for gpu_plan in plan.gpus)
-        if plan.requires_idle and self.require_unused is not None:
-            self.require_unused(clients.affected_ids(plan, observed))
         try:
-            after = observed.with_newer(self.gpus.execute(plan, observed))
+            after = observed.with_newer(self._execute(plan, observed))
             return (self._repair(plan, observed), True) if is_repair else (after, False)
         except REFUSALS:
             raise
@@ -67,8 +67,47 @@ class Execution:
                 now = self._observe_again(plan, observed)
                 if _lacks_only_modes(plan, now):
                     return now, False
-            self._reset_pending(plan, error)
-            return self._observe_again(plan, observed), True
+            if self._are_unused(plan, observed, error):
+                self._reset_pending(plan, error)
+                return self._observe_again(plan, observed), True
+            raise
+
+    def _execute(self, plan: steps.Plan, observed: model.ObservedGpus) -> model.ObservedGpus:
+        """Execute a plan; while instances are in use, ask which pods have them before each retry.
+
+        The executor's own retries take long enough for kubelet to give a pod a device.
+        """
+        if not plan.requires_idle or self.require_unused is None:
+            return self.gpus.execute(plan, observed)
+        self.require_unused(clients.affected_ids(plan, observed))
+        attempt = dataclasses.replace(plan, in_use_timeout_s=0.0)
+        attempts = self.in_use_wait.attempts()
+        while True:
+            is_last = next(attempts)
+            try:
+                return self.gpus.execute(attempt, observed)
+            except REFUSALS:
+                raise
+            except errors.HardwareError as error:
+                is_final = is_last or error.reason is not errors.Reason.IN_USE
+                if is_final or not self._are_unused(plan, observed, error):
+                    raise
+            # Its own steps may have created instances.
+            attempt = dataclasses.replace(attempt, requires_idle=False)
+
+    def _are_unused(
+        self, plan: steps.Plan, observed: model.ObservedGpus, error: errors.HardwareError
+    ) -> bool:
+        """Return whether no pod has got a device since; else add the pods to the error."""
+        if self.require_unused is None or not plan.requires_idle:
+            return True
+        try:
+            self.require_unused(clients.affected_ids(plan, observed))
+        except errors.GpuInUseError as refusal:
+            if refusal.message not in error.additions:
+                error.add(refusal.message)
+            return False
+        return True
 
     def _reset_pending(self, plan: steps.Plan, error: errors.HardwareError) -> None:
         """Reset the GPUs of a plan whose mode is pending; raise its error if that cannot help."""

@@ -50,6 +50,8 @@ class LocalDependencies:
     idle_timeout_s: float = 0.0
     """How long to wait for processes and pods that use instances to be destroyed; 0: fail at
     once."""
+    in_use_timeout_s: float = 0.0
+    """How long to retry what the driver refuses as in use."""
     driver_timeout_s: float = 0.0
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 
@@ -116,6 +118,7 @@ def new_transaction(
         refresh_files=deps.refresh_files,
         reset=deps.reset if deps.may_reset else None,
         idle_wait=new_wait(deps, deps.idle_timeout_s, check=check),
+        in_use_timeout_s=deps.in_use_timeout_s,
         require_unused=deps.pods.require_unused,
     )
 

@@ -237,6 +237,7 @@ class Transaction:
             note_persistence=self.note_persistence,
             may_stay_pending=self.may_stay_pending,
             require_unused=self.require_unused,
+            in_use_wait=timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s or 0.0),
         )
 
     def note_persistence(self, uuids: Collection[str], *, is_on: bool) -> None:

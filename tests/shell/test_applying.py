@@ -1,11 +1,13 @@
 """``apply`` that is cut off anywhere, fails anywhere, or is not alone; over GPUs in memory."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from mig_manager import errors
+from mig_manager.change import apply as applying
 from mig_manager.change import boot_layouts, local, transaction
 from mig_manager.core import model, profile_name, steps, timing
 from mig_manager.core.layout import config, layouts
@@ -419,6 +421,28 @@ def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(node: N
         node.change_to("first-only", is_mode_only=True, may_reset=False)
 
     assert caught.value.reason is errors.Reason.IN_USE
+
+
+@pytest.mark.parametrize("is_admitted", [False, True])
+def test_a_pod_admitted_while_instances_are_in_use_keeps_its_device(*, is_admitted: bool) -> None:
+    node = Node(count=1)
+    before, devices = node.shape, frozenset(node.gpus[0].mig_uuids)
+
+    def admit(_step: steps.Step) -> bool:
+        if is_admitted:
+            node.add_pod("train", devices=devices)
+        return True
+
+    node.fails = once(admit)
+    deps = dataclasses.replace(node.deps, in_use_timeout_s=30.0)
+    pods = "in use; pods have devices that the change destroys or resets: default/train"
+    refusal = pytest.raises(errors.HardwareError, match=pods)
+
+    with refusal if is_admitted else contextlib.nullcontext():
+        applying.apply(deps, lambda: node.layouts.layout("wanted"))
+
+    assert node.has("wanted") is not is_admitted
+    assert (node.shape == before) is is_admitted
 
 
 def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:

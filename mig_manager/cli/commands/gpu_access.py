@@ -106,6 +106,7 @@ class CommandAdapters:
             lock_timeout_s=settings.lock_timeout_s,
             notify=self._terminal.note,
             idle_timeout_s=settings.idle_timeout_s,
+            in_use_timeout_s=settings.in_use_timeout_s,
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
             pods=self.pods,
         )
