@@ -181,7 +181,7 @@ class AppliedLayout(TypedDict):
     """The GPUs as they had the applied layout."""
 
     bootId: str
-    gpus: dict[str, str]  # UUID -> fingerprint of its mode and instances
+    gpus: dict[str, str]  # UUID -> fingerprint, empty for a GPU outside the layout
 
 
 class RequestAnnotation(TypedDict):
@@ -193,7 +193,7 @@ class RequestAnnotation(TypedDict):
     origin: Annotated[str, "core.records.requests.Origin"]
     mayEvict: bool
     verified: NotRequired[VerifiedRequest]
-    goal: NotRequired[str]  # hash of what the layout makes of the node's GPUs
+    goals: NotRequired[dict[str, str]]  # UUID -> hash of what the layout makes of the GPU
     rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
     rebootedFrom: NotRequired[str]  # the boot in which it was asked to
     awaited: NotRequired[list[str]]  # deploy labels of deleted device plugins and DRA drivers

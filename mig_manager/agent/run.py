@@ -131,9 +131,12 @@ def _save_for_boot(job: jobs.Job, outcome: outcomes.Outcome) -> None:
         # The layout's own run follows.
         return
     if outcome.state is model.State.SUCCESS:
-        status = job.status
+        status, gpus = job.status, outcome.verified_gpus
         if why := job.saved_layout.save(
-            outcome.verified_gpus, config=status.config, config_hash=status.config_hash
+            gpus,
+            config=status.config,
+            config_hash=status.config_hash,
+            covered={gpu.uuid for gpu in gpus} - job.journal.record.gpus_outside(gpus),
         ):
             _log.warning("layout_not_saved", error=why)
     elif outcome.reason.is_mode_pending:
@@ -189,7 +192,7 @@ def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> resolving.Resol
     job.journal.note_record(
         job.journal.record.with_content(
             resolved.layout.content_hash,
-            layouts.goal_hash(resolved.layout, gpus),
+            layouts.goal_hashes(resolved.layout, gpus),
             is_from_owner=resolved.is_from_owner,
         )
     )

@@ -285,7 +285,11 @@ class RunJournal:
                 verified=verified,
                 awaited=frozenset(),
                 failed_changes=None,
-                applied=requests.Applied.of(self.status.gpus, self._deps.boot_id),
+                applied=requests.Applied.of(
+                    self.status.gpus,
+                    self._deps.boot_id,
+                    self.record.gpus_outside(self.status.gpus),
+                ),
             )
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[well_known.APPLIED_LABEL] = None

@@ -19,6 +19,7 @@ from tests.node.scenes import assert_ends
 from tests.unit import machine
 
 LAYOUT = "all-balanced"
+OFF = model.MigMode.DISABLED
 
 
 def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
@@ -81,6 +82,11 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
 
     assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     assert agent.check_drift("first", rested) is drift.Action.REST
+
+    agent.rest()
+    rig.gpus = (rig.gpus[0], *gpu_values.brought_to(rig.gpus[1:], model.DesiredGpu(mode=OFF)))
+    agent.check_without_request()
+    assert rig.labels[well_known.APPLIED_LABEL] == "first"
 
 
 def test_a_plugin_is_restarted_after_instances_were_recreated_in_place() -> None:

@@ -217,9 +217,10 @@ def test_verified_layouts_are_kept_for_the_next_boot() -> None:
     assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
     kept = [journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts]
-    assert [(each.config, each.boot_id) for each in kept] == [
-        (ALL_1G, "boot-1"),
-        ("all-balanced", "boot-1"),
+    first, second = sorted(gpu.uuid for gpu in rig.gpus)
+    assert [(each.config, each.boot_id, each.covered) for each in kept] == [
+        (ALL_1G, "boot-1", (first, second)),
+        ("all-balanced", "boot-1", (second,)),
     ]
     assert {gpu.uuid for gpu in kept[1].snapshot} == {gpu.uuid for gpu in rig.gpus}
     assert scenes.is_as_before(rig, kept[1].snapshot)

@@ -183,13 +183,15 @@ def unrelated_change_of_the_file(dies_at: int | None) -> Story:
 
 
 def new_rule_for_other_gpus(dies_at: int | None) -> Story:
-    """The GPUs have drifted, and their layout gets a rule for GPUs that this node lacks."""
+    """The GPUs have drifted, one is lost, and the layout gets a rule for GPUs of other nodes."""
     story = active(dies_at)
     story.live()
     scenes.add_pod_on_foreign_instances(story.rig)
     rule = "  - {device-filter: '0xFFFF10DE', devices: all, mig-enabled: false}\n"
     head = f"  {LAYOUT}:\n"
-    story.live(story.file(scenes.CONFIG.replace(head, head + rule)))
+    story.source.text = scenes.CONFIG.replace(head, head + rule)
+    story.rig.driver.lost.add(story.rig.gpus[1].uuid)
+    story.live()
     assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
     return story
 

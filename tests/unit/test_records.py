@@ -31,6 +31,7 @@ REQUEST = requests.RequestRecord(
         gpus="f",
         listed={"GPU-1": "GPU 0 (A100, GPU-1)"},
     ),
+    goals={"GPU-1": "g", "GPU-2": ""},
     rebooted_hash="h",
     applied=requests.Applied(boot_id="boot-1", gpus={"GPU-1": "f"}),
 )
@@ -223,35 +224,45 @@ def test_only_true_lets_a_request_evict(value: object) -> None:
 
 
 KNOWN = requests.Verified(config_hash="x", gpus="f")
+EDITED = dataclasses.replace(KNOWN, config_hash="y")
 ANY = requests.Verified(config_hash="", gpus="f")
 SEEN_ELSEWHERE = requests.Verified(config_hash="x")
 """Of generated content that has changed: it counts, and the GPUs do not show it."""
 
 
 @pytest.mark.parametrize(
-    ("verified", "config_hash", "goal", "is_from_owner", "after"),
+    ("verified", "config_hash", "goals", "is_from_owner", "after"),
     [
-        (None, "x", "", True, None),
-        (KNOWN, "x", "", True, KNOWN),
-        (KNOWN, "x", "", False, KNOWN),
-        (KNOWN, "y", "", True, None),
-        (KNOWN, "y", "other", True, None),
-        (KNOWN, "y", "same", True, dataclasses.replace(KNOWN, config_hash="y")),
-        (KNOWN, "y", "", False, SEEN_ELSEWHERE),
-        (ANY, "y", "", True, requests.Verified(config_hash="")),
+        (None, "x", {}, True, None),
+        (KNOWN, "x", {}, True, KNOWN),
+        (KNOWN, "x", {}, False, KNOWN),
+        (KNOWN, "y", {}, True, None),
+        (KNOWN, "y", {"G0": "same", "G1": "other"}, True, None),
+        (KNOWN, "y", {"G0": "same", "G1": ""}, True, None),
+        (KNOWN, "y", {"G0": "same", "G1": "same"}, True, EDITED),
+        (KNOWN, "y", {"G0": "same"}, True, KNOWN),
+        (KNOWN, "y", {"G0": "other"}, True, None),
+        (KNOWN, "y", {"G2": "same"}, True, None),
+        (KNOWN, "y", {}, False, SEEN_ELSEWHERE),
+        (ANY, "y", {}, True, requests.Verified(config_hash="")),
     ],
 )
 def test_only_content_with_another_goal_from_the_owner_is_a_new_request(
     verified: requests.Verified | None,
     config_hash: str,
-    goal: str,
+    goals: dict[str, str],
     *,
     is_from_owner: bool,
     after: requests.Verified | None,
 ) -> None:
-    record = requests.RequestRecord(config="a", verified=verified, goal="same")
+    before = {"G0": "same", "G1": "same"}
+    record = requests.RequestRecord(config="a", verified=verified, goals=before)
 
-    assert record.with_content(config_hash, goal, is_from_owner=is_from_owner).verified == after
+    edited = record.with_content(config_hash, goals, is_from_owner=is_from_owner)
+
+    assert edited.verified == after
+    # Once GPU 1 is back, its part of the edit counts.
+    assert edited.goals == before | goals
 
 
 REBOOTED = requests.RequestRecord(

@@ -245,16 +245,15 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
     return {uuid: rule.desired for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
-def goal_hash(layout: Layout, gpus: Sequence[model.Gpu]) -> str:
-    """Return 12 hexadecimal digits, equal for layouts that make the same of these GPUs.
+def goal_hashes(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, str]:
+    """Return 12 hexadecimal digits per GPU, equal for layouts that make the same of that GPU.
 
-    Empty if the layout is impossible on them.
+    Empty for a GPU that the layout does not select.
     """
-    try:
-        desired = select(layout, gpus)
-    except errors.LayoutError:
-        return ""
-    return _hash(sorted((uuid, *_meaning(each)) for uuid, each in desired.items()))
+    goals = dict.fromkeys((gpu.uuid for gpu in gpus), "")
+    for uuid, (gpu, rule) in _deciding(layout, gpus).items():
+        goals[uuid] = _hash(_meaning(rule.desired)) if gpu.is_mig_capable else ""
+    return goals
 
 
 def unrestored_elsewhere(

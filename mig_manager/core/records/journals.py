@@ -306,7 +306,7 @@ class VerifiedLayout:
     gpus: tuple[model.Gpu, ...] = ()
     """All GPUs, with the UUIDs of their devices in that boot, as far as known."""
     covered: tuple[str, ...] | None = None
-    """UUIDs of the GPUs that the layout selects; None: unknown, as an agent writes it."""
+    """UUIDs of the GPUs that the layout selects; None: unknown."""
     earlier: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The layouts of GPUs that were unreachable when this one was verified, by UUID."""
 

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from mig_manager import errors
 from mig_manager.core import json_text, model
@@ -65,18 +65,20 @@ class Applied:
 
     boot_id: str
     gpus: Mapping[str, str]
-    """UUID -> fingerprint of mode and instances, of the GPUs that were reachable then."""
+    """UUID -> fingerprint of mode and instances, of the GPUs that were reachable then; empty for
+    a GPU outside the layout."""
 
     @staticmethod
-    def of(gpus: model.ObservedGpus, boot_id: str) -> "Applied":
-        """Return the record of GPUs whose layout was verified."""
-        return Applied(boot_id=boot_id, gpus={gpu.uuid: fingerprint([gpu]) for gpu in gpus})
+    def of(gpus: model.ObservedGpus, boot_id: str, outside: Container[str] = ()) -> "Applied":
+        """Return the record of GPUs whose layout was verified; it does not select ``outside``."""
+        return Applied(
+            boot_id=boot_id,
+            gpus={gpu.uuid: "" if gpu.uuid in outside else fingerprint([gpu]) for gpu in gpus},
+        )
 
     def differs(self, gpus: Iterable[model.Gpu]) -> bool:
         """Return whether one of these GPUs that had the layout has other instances now."""
-        return any(
-            gpu.uuid in self.gpus and self.gpus[gpu.uuid] != fingerprint([gpu]) for gpu in gpus
-        )
+        return any(self.gpus.get(gpu.uuid, "") not in ("", fingerprint([gpu])) for gpu in gpus)
 
     def is_outdated(self, gpus: Iterable[model.Gpu], boot_id: str) -> bool:
         """Return whether a GPU lacks the layout, or may lack it: instances survive no reboot."""
@@ -112,8 +114,8 @@ class RequestRecord:
     origin: Origin = Origin.LABEL
     may_evict: bool = True
     verified: Verified | None = None  # None: no layout was verified since this was requested
-    goal: str = ""
-    """``layouts.goal_hash`` of the layout and the node's GPUs; empty: unknown."""
+    goals: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """``layouts.goal_hashes`` of the layout by UUID, of each GPU when it was last reachable."""
     rebooted_hash: str | None = None
     """Content hash of the layout that the machine was rebooted for, empty if unknown; None: the
     machine was not rebooted."""
@@ -155,7 +157,7 @@ class RequestRecord:
             current,
             # To an agent that has just started, another text of the verified content is new.
             verified=self.verified if is_same and not is_new else None,
-            goal=self.goal if is_same and not is_new else "",
+            goals=self.goals if is_same and not is_new else {},
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
             awaited=self.awaited,
@@ -163,22 +165,30 @@ class RequestRecord:
             repairs=gpu_repair.postpone(self.repairs, now_s),
         )
 
-    def with_content(self, config_hash: str, goal: str, *, is_from_owner: bool) -> "RequestRecord":
+    def with_content(
+        self, config_hash: str, goals: Mapping[str, str], *, is_from_owner: bool
+    ) -> "RequestRecord":
         """Return the request once its layout's content is known.
 
         New content from the owner is a new request if it makes something else of the node's GPUs,
         so the old verification does not count. Other content changes without a request: with the
-        program, the driver and the reachable GPUs.
+        program, the driver and the reachable GPUs. ``goals`` are those of the reachable GPUs.
         """
-        verified = self.verified
+        verified, common = self.verified, self.goals.keys() & goals.keys()
         if verified and verified.config_hash != config_hash:
             is_same = not is_from_owner or not verified.config_hash
-            if goal and goal == self.goal:
-                verified = dataclasses.replace(verified, config_hash=config_hash)
+            if common and all(self.goals[uuid] == goals[uuid] for uuid in common):
+                # An unreachable GPU is compared once it is back.
+                if common == self.goals.keys():
+                    verified = dataclasses.replace(verified, config_hash=config_hash)
             else:
                 # The fingerprint no longer shows that the layout is active.
                 verified = dataclasses.replace(verified, gpus="") if is_same else None
-        return dataclasses.replace(self, verified=verified, goal=goal)
+        return dataclasses.replace(self, verified=verified, goals={**self.goals, **goals})
+
+    def gpus_outside(self, gpus: Iterable[model.Gpu]) -> frozenset[str]:
+        """Return the UUIDs of the GPUs that the layout is known not to select."""
+        return frozenset(gpu.uuid for gpu in gpus if self.goals.get(gpu.uuid) == "")
 
     def with_status(self, published: status.RunStatus, boot_id: str) -> "RequestRecord":
         """Return the request with the content that the machine was rebooted for, if it was."""
@@ -224,7 +234,7 @@ class RequestRecord:
                 "gpus": verified.gpus,
                 "listed": dict(verified.listed),
             },
-            "goal": self.goal or None,
+            "goals": dict(self.goals) or None,
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
@@ -270,7 +280,7 @@ class RequestRecord:
                         str(uuid): str(name) for uuid, name in verified.get("listed", {}).items()
                     },
                 ),
-                goal=str(data.get("goal", "")),
+                goals={str(uuid): str(goal) for uuid, goal in data.get("goals", {}).items()},
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
