@@ -12,6 +12,7 @@ from mig_manager import errors
 from mig_manager.change import hook_points, local, transaction
 from mig_manager.core import checkpoint, model, ports, steps
 from mig_manager.core.layout import layouts, plans
+from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 
@@ -25,7 +26,7 @@ def apply(
 ) -> plans.Applied:
     """Apply a layout, and verify it.
 
-    Rolls back the changes of a killed ``apply`` on GPUs outside this layout, and on all GPUs if
+    Rolls back the changes of a killed ``apply`` on idle GPUs outside this layout, on all GPUs if
     the layout does not fit. With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
     Without the right to reset, a mode that needs a reset stays pending: a failure, unless only
     the mode counts. ``is_locked`` is whether the caller holds the node's lock.
@@ -154,6 +155,15 @@ def _run(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Outside:
+    """The snapshots, from an interrupted change, of GPUs outside the target."""
+
+    idle: transaction.Snapshots  # this change restores them
+    in_use: transaction.Snapshots
+    """The journal keeps them for a later change."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _LockedChange:
     """One change, under the lock."""
 
@@ -190,14 +200,22 @@ class _LockedChange:
                 if undone := self.journal.undo(observed):
                     error.add(undone)
                 raise
+            if outside.in_use:
+                names = ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in outside.in_use)))
+                self.deps.notify(
+                    f"{local.describe_unfinished(self.interrupted)}; {names}, outside this "
+                    "layout, is not restored while it is in use"
+                )
             if first.plan.is_empty:
-                self.journal.note(snapshot=self._unrestored_snapshots(first.gpus))
+                self.journal.note(
+                    snapshot=(*outside.in_use, *self._unrestored_snapshots(first.gpus, outside))
+                )
                 self._save(first.gpus)
                 self.journal.refresh_files()
                 return self._result(first, first.gpus, ())
             if self.interrupted.snapshot:
                 covered = self.target.covered(first.gpus)
-                restored = local.list_restored_outside(first.gpus, outside, covered)
+                restored = local.list_restored_outside(first.gpus, outside.idle, covered)
                 self.deps.notify(
                     f"{local.describe_unfinished(self.interrupted)}; if this one fails, the GPUs "
                     "are rolled back to their state before that one"
@@ -220,37 +238,63 @@ class _LockedChange:
                 error.add("nothing was changed")
             raise
 
-    def _outside(self, gpus: model.ObservedGpus) -> transaction.Snapshots:
-        """Return the snapshots, from an interrupted change, of GPUs outside the target."""
+    def _outside(self, gpus: model.ObservedGpus) -> "_Outside":
         covered = self.target.covered(gpus)
-        return tuple(gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered)
+        snapshots = [gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered]
+        rollback = planner.restore(gpus, snapshots)
+        used = {each.gpu_uuid for each in rollback.gpus if self._is_in_use(each, gpus)}
+        return _Outside(
+            idle=tuple(gpu for gpu in snapshots if gpu.uuid not in used),
+            in_use=tuple(gpu for gpu in snapshots if gpu.uuid in used),
+        )
 
-    def _plan(self, gpus: model.ObservedGpus, outside: transaction.Snapshots) -> plans.Planned:
-        """Plan the target, and the rollback of GPUs outside it."""
+    def _is_in_use(self, plan: steps.GpuPlan, gpus: model.ObservedGpus) -> bool:
+        """Check whether pods or processes prevent the rollback of a GPU."""
+        try:
+            self.deps.pods.require_unused(
+                clients.affected_ids(steps.Plan(gpus=(plan,)), gpus.only({plan.gpu_uuid}))
+            )
+        except errors.GpuInUseError:
+            return True
+        # What blocks the change is asked again when it begins.
+        with contextlib.suppress(errors.HardwareError):
+            users = self.deps.processes().get(plan.gpu_uuid, ()) if plan.steps else ()
+            return bool(steps.blocking(plan, users))
+        return False
+
+    def _plan(self, gpus: model.ObservedGpus, outside: "_Outside") -> plans.Planned:
+        """Plan the target, and the rollback of idle GPUs outside it."""
         planned = self.target.plan(gpus)
-        rollback = planner.restore(gpus, outside)
+        rollback = planner.restore(gpus, outside.idle)
         return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
 
-    def _unrestored_snapshots(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
-        return self.target.unrestored_elsewhere(gpus, self.interrupted.snapshot)
+    def _unrestored_snapshots(
+        self, gpus: model.ObservedGpus, outside: "_Outside"
+    ) -> tuple[model.GpuSnapshot, ...]:
+        return self.target.unrestored_elsewhere(gpus, self._to_roll_back(outside))
+
+    def _to_roll_back(self, outside: "_Outside") -> transaction.Snapshots:
+        """Return the snapshots that a rollback of this change restores, too."""
+        return tuple(gpu for gpu in self.interrupted.snapshot if gpu not in outside.in_use)
 
     def _execute(
         self,
         first: plans.Planned,
-        outside: transaction.Snapshots,
+        outside: "_Outside",
         check: Callable[[], object],
     ) -> tuple[model.ObservedGpus, tuple[transaction.Executed, ...]]:
         change = dataclasses.replace(
             local.new_transaction(self.deps, self.journal, check=check),
             may_stay_pending=self.may_stay_pending,
+            elsewhere=outside.in_use,
         )
         try:
             after, executed = change.run(
                 first.plan,
                 observed=first.gpus,
-                interrupted=self.interrupted.snapshot,
+                interrupted=self._to_roll_back(outside),
                 replan=lambda after: self._remaining(self._plan(after, outside)),
-                unrestored=self._unrestored_snapshots,
+                unrestored=lambda after: self._unrestored_snapshots(after, outside),
                 points=self.points,
             )
             if self.journal.entries.snapshot:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable
 
 import pytest
@@ -38,6 +39,24 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: 
 
     assert node.has("first-only")
     assert node.shape[1] == before[1]
+    assert node.journal.text is None
+
+
+def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=12)
+    killed = node.shape[1]
+    node.add_pod("train", devices=frozenset(node.gpus[1].mig_uuids))
+
+    for is_changed in (True, False):
+        assert node.change_to("first-only").is_changed is is_changed
+        assert (node.has("first-only"), node.shape[1]) == (True, killed)
+        assert re.search(r"unfinished; GPU 1 .* while it is in use", node.notes[0])
+        node.notes.clear()
+
+    node.pods.clear()
+    node.change_to("first-only")
+    assert (node.has("first-only"), node.shape[1]) == (True, before[1])
     assert node.journal.text is None
 
 
