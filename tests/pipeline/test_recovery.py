@@ -256,6 +256,32 @@ def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
     assert rig.host.request_text
 
 
+@pytest.mark.parametrize(
+    ("reason", "later"), [(Reason.NO_PERMISSION, ""), (Reason.NVML_ERROR, "all-1g.5gb")]
+)
+def test_outdated_copy_of_the_journal_undoes_nothing(reason: Reason, later: str) -> None:
+    rig = scenes.node(layout="all-balanced")
+    refusals = [errors.HardwareError("no", reason=reason)]
+    rig.driver.step_error = lambda step: (
+        refusals.pop() if isinstance(step, steps.CreateGpuInstance) and refusals else None
+    )
+    copies: list[str] = []
+    rig.on_call = lambda: copies.append(rig.host.request_text or "")
+    scenes.run(rig)
+    if later:
+        rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
+        scenes.run(rig, later)
+        rig.refusing.clear()
+    # The disk was full at the end of the run.
+    rig.host.request_text = max(copies, key=len)
+    rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=()), *rig.gpus[1:])
+    before = rig.gpus
+
+    scenes.undo(rig)
+
+    assert rig.gpus == before
+
+
 def test_node_that_registers_again_between_attempts_gets_its_services_back() -> None:
     rig = scenes.hosted_node()
     rig.refusing["host.start"] = scenes.BROKEN["host"]

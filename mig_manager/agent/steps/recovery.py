@@ -24,6 +24,8 @@ from mig_manager.core.records import journals, requests, status
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Maximum length of a saved invalid journal: enough to inspect, and small for a Node object."""
 
+_FINAL = frozenset({model.State.SUCCESS, model.State.FAILED})
+
 _log = structlog.get_logger()
 
 
@@ -32,7 +34,8 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
 
     If the Node has lost it, or it is invalid, the host has a copy of the entries that no write to
     the Node restores. Then the taint is recognized by its key, and ``resume_unlisted`` recognizes
-    paused labels by their value; a cordon is left to people. After a success a copy is outdated.
+    paused labels by their value; a cordon is left to people. A copy is outdated after a success or
+    a failure that is not retried, and if the status is about another request.
 
     A reset waits for no write to the Node, so the GPUs whose persistence mode is off are always
     read from the host as well.
@@ -43,8 +46,7 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
     journal = _published_journal(shared, view)
     host = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
     if journal is None:
-        has_success = view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
-        lost = host if host and not has_success else journals.NONE
+        lost = host if host and not _is_outdated(host, view) else journals.NONE
         has_taint = well_known.HOLD_TAINT in view.taint_keys
         journal = dataclasses.replace(lost, hold_taint=has_taint)
     if host and host.persistent_gpus and host.boot_id == shared.deps.boot_id:
@@ -52,6 +54,15 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
         boot_id = journal.boot_id or host.boot_id
         journal = dataclasses.replace(journal, boot_id=boot_id, persistent_gpus=tuple(uuids))
     return journal
+
+
+def _is_outdated(copy: journals.Journal, view: node_object.NodeView) -> bool:
+    """Check whether the journal on the Node has ended, although its copy on the host remains."""
+    published = status.parse_or_none(view.annotations.get(well_known.STATUS_ANNOTATION))
+    if published is None:
+        return view.labels.get(well_known.STATE_LABEL) == model.State.SUCCESS.value
+    is_final = published.state in _FINAL and not published.is_retried
+    return is_final or copy.request != (published.config, published.annotation_hash)
 
 
 def _published_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal | None:
