@@ -83,22 +83,24 @@ def observe(job: jobs.Job) -> Observation:
         raise
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        gpus, applied = job.status.gpus, job.journal.record.applied
+        gpus, record = job.status.gpus, job.journal.record
+        verified, applied = record.verified, record.applied
         failed = Observation(
             gpus=gpus,
             plan=None,
             error=error.reason,
             message=error.message,
-            is_unchanged=not applied.differs(gpus) if gpus and applied else None,
+            is_unchanged=not applied.differs(gpus) if gpus and applied and verified else None,
+            is_from_owner=verified is not None and verified.is_from_owner,
             missing=resolving.absent_gpus(job),
         )
-        verified = job.journal.record.verified
-        if verified is None or not resolving.is_about_file(job, error):
+        if verified is None:
             return failed
-        job.journal.note_status(config_hash=verified.config_hash, config_problem=error.message)
-        return dataclasses.replace(
-            failed, is_file_unusable=True, is_from_owner=verified.is_from_owner
-        )
+        job.journal.note_status(config_hash=verified.config_hash)
+        if not resolving.is_about_file(job, error):
+            return failed
+        job.journal.note_status(config_problem=error.message)
+        return dataclasses.replace(failed, is_file_unusable=True)
     return Observation(
         gpus=gpus,
         plan=plan,

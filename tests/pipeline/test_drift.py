@@ -573,6 +573,24 @@ def test_a_drift_is_published_although_the_file_is_unusable(text: str, *, heals:
     assert record["verified"] == verified
 
 
+def test_a_layout_active_again_keeps_its_hash_although_the_file_lacks_it() -> None:
+    rig, configs = scenes.node(layout=LAYOUT), fakes.FakeConfig(scenes.CONFIG)
+    configs.text = scenes.CONFIG.replace(LAYOUT, "mine")
+    # The layout may be one of the lost GPU's model.
+    rig.gpus = (rig.gpus[0], dataclasses.replace(rig.gpus[1], pci_device_id=0x20B710DE))
+    rig.driver.lost.add(rig.gpus[1].uuid)
+    _, agent, ended = scenes.at_rest("mine", rig=rig, configs=configs)
+    verified = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"]
+    before = tamper(rig)
+    agent.check_drift("mine", ended)
+
+    configs.text, rig.gpus = scenes.CONFIG, before
+    agent.check_drift("mine", ended)
+
+    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])["verified"] == verified
+
+
 IMPOSSIBLE_NOW: dict[str, Callable[[model.Gpu], model.Gpu]] = {
     "profile": lambda gpu: dataclasses.replace(
         gpu, profiles=tuple(each for each in gpu.profiles or () if str(each.profile) != "3g.20gb")
