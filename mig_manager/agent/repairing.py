@@ -53,7 +53,8 @@ def repair(
 
     Returns:
         Whether the layout's run follows: not while another manager has the node's lock, which
-        postpones the repairs, unless a wait for a slot was published.
+        postpones the repairs, unless a wait for a slot was published. They are also postponed
+        if the owner forbids them meanwhile, or leaves the node to another program.
 
     Raises:
         ClusterError: No outcome was published; the journal is still there.
@@ -63,6 +64,11 @@ def repair(
     if not repairs:
         return True
     with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as job:
+        # An earlier agent may have begun it, with other settings.
+        if why := _why_forbidden(job):
+            # The layout's run takes over the journal, and restores the node.
+            _postpone(job, why)
+            return True
         outcome = run.run(job)
         _end(job, outcome)
         job.journal.abandon()
@@ -144,6 +150,14 @@ def begin(job: jobs.Job, decision: Decision) -> None:
     job.journal.note_record(dataclasses.replace(record, repairs=repairs))
 
 
+def _postpone(job: jobs.Job, why: str) -> None:
+    """Withdraw the repairs under way: they have not failed, and a drift check may begin others."""
+    _log.info("gpu_repair_postponed", reason=why)
+    record = job.journal.record
+    repairs = gpu_repair.postpone(record.repairs, job.deps.clock.unix_s())
+    job.journal.note_record(dataclasses.replace(record, repairs=repairs))
+
+
 def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     """Record and report how the repair of a run ended; the next patch publishes the record.
 
@@ -152,9 +166,7 @@ def _end(job: jobs.Job, outcome: outcomes.Outcome) -> None:
     """
     record = job.journal.record
     if outcome.reason in _OBSTACLES and not job.journal.entries.has_evicted:
-        _log.info("gpu_repair_postponed", reason=outcome.reason.value)
-        repairs = gpu_repair.postpone(record.repairs, job.deps.clock.unix_s())
-        job.journal.note_record(dataclasses.replace(record, repairs=repairs))
+        _postpone(job, outcome.reason.value)
         return
     after = {gpu.uuid: gpu for gpu in outcome.verified_gpus}
 
@@ -197,6 +209,16 @@ def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) ->
         if each.problem and each.gpu in faulty
     )
     return dataclasses.replace(outcome, description=outcome.description + failed)
+
+
+def _why_forbidden(shared: jobs.Shared) -> str:
+    """Return why a repair that has begun may not go on, as part of a sentence; empty: it may."""
+    if shared.limits.repair is not settings.RepairPolicy.RESET or shared.deps.reset is None:
+        return "the agent may not reset GPUs"
+    try:
+        return _left_to_others(shared)
+    except errors.ClusterError as error:
+        return error.message
 
 
 def _left_to_others(shared: jobs.Shared) -> str:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.agent import drift, settings
 from mig_manager.core import model, ports, profile_name
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import well_known
@@ -140,6 +140,34 @@ def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
         assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
         assert "spared" in rig.pod_names
         scenes.assert_restored(rig)
+
+
+@pytest.mark.parametrize("change", ["report", "off", "no reset", "cordon"])
+def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
+    rig = repairs.faulty_node()
+
+    def kill() -> None:
+        if rig.has_hold_taint:
+            raise scenes.Killed
+
+    rig.on_call = kill
+    with pytest.raises(scenes.Killed):
+        repairs.serve(rig)
+    rig.on_call = lambda: None
+    how = settings.RepairPolicy(change if change in ("report", "off") else "reset")
+    rig.resets.are_available = change != "no reset"
+    rig.is_unschedulable = change == "cordon"
+    agent = repairs.agent_of(rig, limits={"repair": how})
+    agent.recover(repairs.LAYOUT)
+
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+
+    assert outcome.state is model.State.SUCCESS
+    assert {"affected", "spared"} <= rig.pod_names
+    assert repairs.resets(rig) == 0
+    assert "GpuRepairFailed" not in rig.events
+    rig.is_unschedulable = False
+    scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("pods_at_kill", [{"affected", "spared"}, {"spared"}])
