@@ -270,6 +270,20 @@ DECISIONS: dict[
             "q IN_USE: it waits for fixed (what it has is in use)",
         ],
     ),
+    "a node that an agent drains has no room": (
+        [
+            node(
+                "a",
+                ["1g.5gb@0*", "3g.20gb@4"],
+                labels={well_known.STATE_LABEL: "pending"},
+                spec={"taints": [{"key": well_known.HOLD_TAINT, "effect": "NoSchedule"}]},
+            ),
+            node("b", ["7g.40gb@0"]),
+        ],
+        [pod("p", "3g.20gb")],
+        {},
+        ["b: 1x 3g.20gb instead of 1x 7g.40gb for p"],
+    ),
     "the scheduler preempts pods on the node": (
         [node("a", ["3g.20gb@0*"]), node("b", ["7g.40gb@0*"])],
         [preempting("a"), pod("q", "1g.5gb")],

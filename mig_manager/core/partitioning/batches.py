@@ -63,7 +63,7 @@ class Batch:
     def has_room(self, group: int, node: partitioned.PartitionedNode) -> bool:
         """Return whether the scheduler can place a pod of a group on a node as it is."""
         position = self.index.position[node.name]
-        if not node.is_ready or position in self.excluded_nodes(group):
+        if position not in self.index.ready or position in self.excluded_nodes(group):
             return False
         available = self._available[position]
         return all(available.get(name, 0) >= count for name, count in self.needs[group].amounts)

@@ -104,7 +104,10 @@ class NodeIndex:
         self.position = {name: position for position, name in enumerate(self.names)}
         self.every = node_sets.of(range(len(self.nodes)))
         self.opted_in = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_opted_in)
-        self.ready = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_ready)
+        # An agent keeps pods off its node in a change.
+        self.ready = node_sets.of(
+            i for i, node in enumerate(self.nodes) if node.is_ready and not node.is_changing
+        )
         self.published = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_published)
         self.exclusions = exclusions.Exclusions(self.nodes)
 
