@@ -233,7 +233,13 @@ def pod(server: apiserver.ApiServer, workloads: pods.KubeWorkloads) -> pod_objec
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "after_s"), [(429, "", 17), (409, "object was modified", None)]
+    ("status", "message", "after_s"),
+    [
+        (429, "", 17),
+        (409, "object was modified", None),
+        (400, 'admission webhook "drains.example.com" denied the request: not yet', None),
+        (422, "ValidatingAdmissionPolicy 'night' with binding 'night' denied request: day", None),
+    ],
 )
 def test_eviction_refused_for_now_has_the_servers_retry_after(
     server: apiserver.ApiServer,

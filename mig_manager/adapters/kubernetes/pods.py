@@ -123,7 +123,7 @@ class KubeWorkloads:
             has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
                 "poddisruptionbudget" in error.explanation.lower()
             )
-            if has_two_budgets or error.status in _BLOCKED:
+            if has_two_budgets or error.status in _BLOCKED or _is_denied(error):
                 return evictions.EvictionResponse(
                     answer=evictions.Eviction.BLOCKED,
                     why=error.explanation,
@@ -289,6 +289,14 @@ def _is_about_dry_run(error: responses.ApiError) -> bool:
     """
     is_refused = error.status == http.HTTPStatus.BAD_REQUEST
     return is_refused and "does not support dry run" in error.explanation
+
+
+def _is_denied(error: responses.ApiError) -> bool:
+    """Return whether an admission webhook or policy denied a request; it chooses the status.
+
+    (k8s.io/apiserver, ``ToStatusErr`` of webhooks, and ``Validate`` of policies).
+    """
+    return any(words in error.explanation for words in ("denied the request", "denied request"))
 
 
 def _is_gone(error: responses.ApiError) -> bool:
