@@ -190,7 +190,13 @@ def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: Rig
 
 
 @pytest.mark.parametrize(
-    "code", [states.Code.GPU_IS_LOST, states.Code.UNKNOWN, states.Code.RESET_REQUIRED]
+    "code",
+    [
+        states.Code.GPU_IS_LOST,
+        states.Code.UNKNOWN,
+        states.Code.RESET_REQUIRED,
+        states.Code.TIMEOUT,
+    ],
 )
 def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
     code: states.Code, boot: Boot

@@ -52,11 +52,9 @@ WHOLE_DRIVER = frozenset(
     {
         pynvml.NVML_ERROR_UNINITIALIZED,
         pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_TIMEOUT,
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        pynvml.NVML_ERROR_MEMORY,
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
