@@ -2,16 +2,21 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
+from mig_manager.adapters.host import lock_file
 from mig_manager.agent import settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core import yaml_tree
+from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from tests.node import fakes
 from tests.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
+from tests.unit import samples
 
 LAYOUTS = f"""{ONE_LAYOUT}\
   other:
@@ -90,6 +95,29 @@ def test_every_answer_can_be_had_as_json_and_yaml(shell: Shell, argv: tuple[str,
     if argv[0] in {"export", "generate-config"}:
         assert as_yaml.out.startswith("version: v1\nmig-configs:\n")
         assert shell(*argv, *SPEC).out == as_yaml.out
+
+
+@pytest.mark.parametrize("argv", [("export",), ("checkpoint", "-f")])
+def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
+    shell: Shell, tmp_path: pathlib.Path, argv: tuple[str, ...]
+) -> None:
+    suffixes = ("", ".manager.lock", ".journal", ".checkpoint")
+    state, lock, journal, file = (tmp_path / f"s{each}" for each in suffixes)
+    argv += (str(file),) if "-f" in argv else ()
+    argv += ("--simulate-state", str(state), *SPEC)
+    manager = lock_file.LockFile(lock, program="x", clock=fakes.FakeClock(), is_required=True)
+    snapshot = (samples.gpu(samples.A100).snapshot,)
+
+    alone = shell(*argv)
+    journal.write_text(journals.Journal(config="night", snapshot=snapshot).to_json())
+    killed = shell(*argv)
+    with manager.hold("night"):
+        changing = shell(*argv)
+
+    assert alone.out == killed.out == changing.out
+    assert "warning" not in alone.err
+    assert "warning: the change to layout 'night' was left unfinished; the next" in killed.err
+    assert re.search(r"warning: x \(.*\bis changing the GPUs", changing.err, re.DOTALL)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     from mig_manager.core import checkpoint
 
     command = gpus.GpuCommand(settings, terminal)
+    command.warn_half_changed()
     file, observed = command.checkpoint_file(), command.observed
     files.write_output(pathlib.Path(file), checkpoint.render(observed))
     command.warn_unreachable(observed.unreachable, "it is not in the checkpoint")

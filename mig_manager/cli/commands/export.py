@@ -42,6 +42,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     from mig_manager.core.layout import layouts
 
     command = gpus.GpuCommand(settings, terminal)
+    command.warn_half_changed()
     observed = command.observed
     layout = layouts.export(
         observed,

@@ -129,6 +129,18 @@ class GpuCommand(gpu_access.CommandAdapters):
         if interrupted := local.describe_interrupted(journal, planned.gpus, planned.desired):
             self._terminal.note(interrupted)
 
+    def warn_half_changed(self) -> None:
+        """Warn of a change under way, or left unfinished: the GPUs may have half a layout."""
+        from mig_manager.adapters.host import lock_file
+
+        settings = self.settings
+        with contextlib.suppress(OSError):
+            if owner := lock_file.owner(settings.lock_file):
+                self.warn([f"{owner} is changing the GPUs, which may be half changed"])
+                return
+        if interrupted := local.describe_interrupted(files.JournalFile(settings.journal_file)):
+            self.warn([interrupted])
+
     def warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
         """Name unreachable GPUs, with the effect on each."""
         from mig_manager.core.records import gpu_recovery
