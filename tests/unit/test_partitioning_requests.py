@@ -79,6 +79,13 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             id="a pod waits for the node that is being changed for it",
         ),
         pytest.param(
+            [node("a", ["3g.20gb@0"]), node("b", ["3g.20gb@0"]), node("c", ["7g.40gb@0"])],
+            [pod("p", "3g.20gb")],
+            {"now": LATER, "history": past_decisions.History(room_since={"uid-p": {"a": NOW}})},
+            ["c: 1x 3g.20gb instead of 1x 7g.40gb for p"],
+            id="a pod that did not use its room waits for no other idle device",
+        ),
+        pytest.param(
             [requested("a", ONE_GPU, **FAILED)],
             [LARGE],
             {"now": SOON},

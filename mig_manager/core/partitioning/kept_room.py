@@ -1,7 +1,7 @@
 """Keep the room that nodes have, or are being changed for, until the scheduler binds pods there.
 
 A pod that the scheduler does not place within ``ROOM_TIMEOUT_S`` gets no room on that node for as
-long. Pod affinity, volumes and so on can keep it off.
+long, nor waits for the idle devices of others. Pod affinity, volumes and so on can keep it off.
 """
 
 import datetime as dt
@@ -71,6 +71,10 @@ class KeptRoom:
         for node in self._batch.hosts(group, since):
             if self._is_unplaced(rank, node):
                 continue
+            if rank in self.unplaced and node.name not in since:
+                # What keeps the pod off one node may keep it off other idle devices too, each for
+                # as long as the first one is avoided.
+                break
             self._batch.claim(group, node)
             self._wait(rank, node, f"node {node.name} has room: the scheduler will place the pod")
             return True
