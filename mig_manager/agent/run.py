@@ -139,7 +139,7 @@ def _save_for_boot(job: jobs.Job, outcome: outcomes.Outcome) -> None:
             covered={gpu.uuid for gpu in gpus} - job.journal.record.gpus_outside(gpus),
         ):
             _log.warning("layout_not_saved", error=why)
-    elif outcome.reason.is_mode_pending:
+    elif any(gpu.has_pending_mode for gpu in job.status.gpus):
         rebooting.keep_pending_modes(job, job.status.gpus)
 
 

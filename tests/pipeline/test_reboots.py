@@ -16,6 +16,15 @@ from tests.node.scenes import assert_ends
 
 LAYOUT = "all-1g.5gb"
 
+ONE_OR_BOTH = """
+version: v1
+mig-configs:
+  one:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  both:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+"""
+
 
 def rebooting_node() -> fakes.NodeRig:
     """Only a reboot helps; a pod holds a whole GPU."""
@@ -63,32 +72,27 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     scenes.assert_restored(rig)
 
 
-@pytest.mark.parametrize("by_agent", [True, False])
-def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(*, by_agent: bool) -> None:
+@pytest.mark.parametrize("how", ["agent", "budget", "person"])
+def test_the_boot_unit_keeps_the_mode_that_a_reboot_activated(how: str) -> None:
     rig = rebooting_node()
     assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-disabled")
     # ``--no-gpu-reset``
     rig.resets.are_available = False
-    rig.host.may_reboot = by_agent
-    if by_agent:
+    rig.host.may_reboot = how != "person"
+    if how == "agent":
         go_down(rig)
+    elif how == "budget":
+        rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
+        rig.disruptions.refusals["job"] = "budget"
+        assert_ends(rig, Reason.DRAIN_TIMEOUT, "no reboot", layout="one", text=ONE_OR_BOTH)
     else:
         assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
 
     (kept, now) = (journals.VerifiedLayout.from_json(text) for text in rig.host.boot_layouts)
 
+    pending = {gpu.uuid for gpu in rig.gpus if gpu.has_pending_mode}
     assert [gpu.uuid for gpu in kept.snapshot] == [gpu.uuid for gpu in rig.gpus]
-    assert now.snapshot == ()
-
-
-ONE_OR_BOTH = """
-version: v1
-mig-configs:
-  one:
-  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  both:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-"""
+    assert {gpu.uuid for gpu in rig.gpus} - {gpu.uuid for gpu in now.snapshot} == pending != set()
 
 
 def test_a_reboot_activates_no_mode_of_an_older_rollback_that_was_refused() -> None:
@@ -270,15 +274,53 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(stops: str) 
         go_down(rig, "all-balanced")
         assert "bystander" not in rig.pod_names
         return
+    reason = Reason.REBOOT_REQUIRED
     if stops == "budget":
+        reason = Reason.DRAIN_TIMEOUT
         rig.disruptions.refusals["bystander"] = "budget allows no disruption"
     else:
         rig.host.may_not_reboot = "polkit says no"
 
-    assert_ends(rig, Reason.REBOOT_REQUIRED, stops, layout="all-balanced")
+    assert_ends(rig, reason, stops, layout="all-balanced")
 
     assert "bystander" in rig.pod_names
     assert rig.host.reboots == 0
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "reason"),
+    [
+        ("budget", Reason.DRAIN_TIMEOUT),
+        ("slow pod", Reason.DRAIN_TIMEOUT),
+        ("API", Reason.API_UNAVAILABLE),
+    ],
+)
+def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
+    obstacle: str, reason: Reason
+) -> None:
+    rig = rebooting_node()
+    pod = rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
+    refusals = [scenes.BROKEN["node"]] if obstacle == "API" else []
+
+    def refuse() -> None:
+        if "workloads.evict" in rig.log and rig.log[-1] == "node.patch" and refusals:
+            raise refusals.pop()
+
+    rig.on_call = refuse
+    if obstacle == "budget":
+        rig.disruptions.refusals["job"] = "budget"
+    elif obstacle == "slow pod":
+        rig.kubelet.ends_from_s[pod] = 30.0
+    agent = scenes.reconciler(rig, ONE_OR_BOTH)
+    first = assert_ends(rig, reason, "no reboot", layout="one", by=agent)
+    assert first.should_retry
+    assert "--with-reboot" not in first.message
+    rig.disruptions.refusals.clear()
+    rig.clock.wait(30)
+
+    go_down(rig, "one", by=agent)
+
+    assert rig.host.reboots == 1
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])

@@ -137,17 +137,23 @@ def drain_whole_node(
     """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
     Raises:
-        DrainError: Pods may not be evicted, or cannot end.
+        ClusterError: The API refused or does not answer.
+        DrainError: The deadline passed.
+        MigManagerError: REBOOT_REQUIRED: pods cannot end. IN_USE: pods may not be evicted.
     """
     if job.request.is_on_demand:
-        raise errors.DrainError("a custom layout does not reboot an on-demand node")
+        raise errors.MigManagerError(
+            "a custom layout does not reboot an on-demand node",
+            reason=errors.Reason.REBOOT_REQUIRED,
+        )
     order = orders.Order(affected=None, limits=job.limits, rights=change.order.rights)
     usage = survey.wait_for_usage(job.deps, change.gpus, order.undecided_pods, job.cancel)
     claiming = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
-        raise errors.DrainError(
+        raise errors.MigManagerError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
-            f"{messages.list_names(claiming)}; drain the node and reboot it"
+            f"{messages.list_names(claiming)}; drain the node and reboot it",
+            reason=errors.Reason.REBOOT_REQUIRED,
         )
     _new_drain(job, order).run(usage, job.cancel, usage.pods)
 

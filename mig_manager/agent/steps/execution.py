@@ -15,8 +15,8 @@ def execute(
     """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
     Raises:
-        MigManagerError: As ``transaction.Transaction.run`` and ``refresh``; REBOOT_REQUIRED: the
-            machine was not rebooted.
+        MigManagerError: As ``transaction.Transaction.run`` and ``refresh``, and as
+            ``rebooting.reboot`` returns.
         Rebooting: The machine goes down.
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
@@ -42,11 +42,11 @@ def execute(
         if not rebooting.may_help(job, error):
             _resume_after_failure(job, paused, error)
             raise
-        why = rebooting.reboot(job, error, lambda: draining.drain_whole_node(job, change, paused))
-        _resume_after_failure(job, paused, error)
-        raise errors.MigManagerError(
-            f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
-        ) from error
+        failure = rebooting.reboot(
+            job, error, lambda: draining.drain_whole_node(job, change, paused)
+        )
+        _resume_after_failure(job, paused, failure)
+        raise failure from error
     return after
 
 

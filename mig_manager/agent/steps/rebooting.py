@@ -40,16 +40,20 @@ def may_help(job: jobs.Job, error: errors.MigManagerError) -> bool:
         return False
 
 
-def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[], object]) -> str:
+def reboot(
+    job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[], object]
+) -> errors.MigManagerError:
     """Drain the node, request a reboot, and wait for it.
 
     Returns:
-        Why the machine did not reboot, as part of a sentence.
+        The failure ``error``, with why the machine did not reboot. Its reason is that of the
+        drain or of the API, which a retry may pass, else REBOOT_REQUIRED.
 
     Raises:
         Rebooting: The agent stops, because the node goes down.
     """
     name, why, machine = job.request.config, error.message, job.deps.reboot
+    reason = errors.Reason.REBOOT_REQUIRED
     try:
         if machine is not None:
             machine.check()
@@ -65,10 +69,15 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
         if machine is not None:
             machine.request(f"MIG layout {name} needs it")
         _wait_for_stop(job)
+        refusal = (
+            f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
+        )
     except errors.MigManagerError as refused:
         job.journal.note_status(is_rebooted=False)
-        return refused.message
-    return f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
+        refusal = refused.message
+        if isinstance(refused, errors.DrainError | errors.ClusterError):
+            reason = refused.reason
+    return errors.MigManagerError(f"{why}; no reboot: {refusal}", reason=reason)
 
 
 def keep_pending_modes(job: jobs.Job, gpus: model.ObservedGpus) -> None:
