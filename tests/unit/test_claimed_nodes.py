@@ -91,7 +91,7 @@ def test_only_profiles_with_a_device_class_are_made() -> None:
     assert "no DeviceClass serves nvidia.com/mig-3g.20gb" in unmet.message
 
 
-def test_a_tainted_device_serves_no_pod() -> None:
+def test_a_tainted_device_serves_no_pod_and_its_node_stays_as_it_is() -> None:
     nodes, cluster = by_claims(("a", ["7g.40gb@0"]))
     gpus = partitions.gpus("a", ["7g.40gb@0"])
     (device,) = dra_driver.devices(gpus)
@@ -101,7 +101,11 @@ def test_a_tainted_device_serves_no_pod() -> None:
 
     (found,), _ = partitions.seen(nodes, [], cluster)
 
-    assert (found.unusable, found.available["nvidia.com/mig-7g.40gb"]) == ("", 0)
+    assert found.available["nvidia.com/mig-7g.40gb"] == 0
+    assert why(decided(nodes, cluster, pod("p", "3g.20gb"))) == (
+        Wait.UNUSABLE,
+        "it waits for a (the DRA driver has tainted gpu-0-mig-0 (gpu.nvidia.com/xid))",
+    )
 
 
 def test_claim_of_a_tainted_device_takes_no_other_from_pods() -> None:

@@ -8,9 +8,10 @@ scheduler prefers the plugin's (``NodeResourcesFit``), and this module leaves th
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from mig_manager.core import messages
 from mig_manager.core.node import claims, device_classes, resources
 from mig_manager.core.partitioning import demand, partitioned
 
@@ -61,7 +62,7 @@ def _has_plugin(node: partitioned.PartitionedNode) -> bool:
 
 def _with_devices(
     node: partitioned.PartitionedNode,
-    slices: Iterable[claims.Slice],
+    slices: Sequence[claims.Slice],
     claimed: AbstractSet[str],
     served: frozenset[str],
 ) -> partitioned.PartitionedNode:
@@ -74,6 +75,9 @@ def _with_devices(
         if is_dynamic
         else partitioned.why_differing(dict(node.devices), listed, "the DRA driver's devices")
     )
+    # A change restarts the driver, which then publishes the devices without their taints.
+    tainted = messages.list_names(claims.tainted_devices(slices))
+    why = mismatch or (f"the DRA driver has tainted {tainted}" if tainted else "")
     # A tainted device with a claim also counts in the claims, so it takes no other's place.
     unusable = repelling - claimed
     usable = collections.Counter(each for name, each in names.items() if name not in unusable)
@@ -85,7 +89,7 @@ def _with_devices(
         claimed=demand.to_amounts(in_claims),
         claimable=served,
         mismatch=mismatch,
-        unusable=mismatch if node.unusable == node.mismatch else node.unusable,
+        unusable=why if node.unusable == node.mismatch else node.unusable,
     )
 
 
