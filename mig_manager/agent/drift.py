@@ -15,7 +15,7 @@ from mig_manager.core.node import device_ids, node_object, schedulable
 from mig_manager.core.records import readiness, requests
 
 _MAX_FAILED_CHECKS = 3
-"""So often in a row the driver may be away, as during its upgrade, before that is published."""
+"""So often in a row the GPUs may be unknown before that is published."""
 
 _DRIVER_AWAY = (errors.Reason.DRIVER_NOT_LOADED, errors.Reason.DRIVER_LIBRARY_MISMATCH)
 """The driver is unloaded, or was upgraded on the host and must be reloaded."""
@@ -117,9 +117,23 @@ class DriftMemory:
     baseline: Hashable = None
     failed_checks: int = 0  # in a row: no GPU could be observed
     was_driver_away: bool = False  # in one of these checks
+    is_unknown: bool = False  # whether it is published that no GPU can be observed
     is_drifted: bool = False
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
+
+    @property
+    def max_failed_checks(self) -> int:
+        """How many checks in a row may fail before that is published.
+
+        The driver may be away for ten minutes, as during its upgrade.
+        """
+        return outcomes.MAX_QUICK_ATTEMPTS if self.was_driver_away else _MAX_FAILED_CHECKS
+
+    @property
+    def awaits_driver(self) -> bool:
+        """Whether to check soon: until the layout is back, pods may get whole GPUs."""
+        return self.was_driver_away and 0 < self.failed_checks < self.max_failed_checks
 
 
 def act(
@@ -152,10 +166,14 @@ def act(
     if is_active is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
         return Action.REST, _count_failure(job, memory, observation, is_success=is_success)
     was_drifted = memory.is_drifted
-    was_unknown = memory.failed_checks >= _MAX_FAILED_CHECKS and not memory.has_phantoms
+    was_unknown = memory.is_unknown
     was_reloaded = memory.was_driver_away and not was_drifted and _is_empty(observation)
     memory = dataclasses.replace(
-        memory, is_drifted=not is_active, failed_checks=0, was_driver_away=False
+        memory,
+        is_drifted=not is_active,
+        failed_checks=0,
+        was_driver_away=False,
+        is_unknown=False,
     )
     if memory.is_drifted:
         # After a reload the layout is restored as after a reboot.
@@ -209,16 +227,20 @@ def _count_failure(
 ) -> DriftMemory:
     """Count a check that observed no GPU; publish that readiness is unknown after several."""
     if observation.error is None or observation.gpus:
-        return memory
-    failed_checks = memory.failed_checks + 1
-    is_ready = is_success and not (memory.is_drifted or memory.has_phantoms)
-    if is_ready and failed_checks == _MAX_FAILED_CHECKS:
+        return dataclasses.replace(memory, failed_checks=0)
+    memory = dataclasses.replace(
+        memory,
+        failed_checks=memory.failed_checks + 1,
+        was_driver_away=memory.was_driver_away or observation.error in _DRIVER_AWAY,
+    )
+    is_ready = is_success and not (memory.is_drifted or memory.has_phantoms or memory.is_unknown)
+    is_unknown = is_ready and memory.failed_checks >= memory.max_failed_checks
+    if is_unknown:
         name, reason = job.request.config, observation.error
         condition = readiness.unknown(name, reason, observation.message)
         job.deps.node.set_condition(condition)
         job.deps.node.emit(reason=reason.value, message=condition.message, is_warning=True)
-    was_away = memory.was_driver_away or observation.error in _DRIVER_AWAY
-    return dataclasses.replace(memory, failed_checks=failed_checks, was_driver_away=was_away)
+    return dataclasses.replace(memory, is_unknown=memory.is_unknown or is_unknown)
 
 
 def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> bool:

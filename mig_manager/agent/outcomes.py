@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from mig_manager import errors
 from mig_manager.core import messages, model
 
-_MAX_DRIVER_PAUSE_S = 15.0
-_MAX_QUICK_ATTEMPTS = 40
+MAX_DRIVER_PAUSE_S = 15.0
+MAX_QUICK_ATTEMPTS = 40
 """For ten minutes, in which a driver container may compile the driver: until the layout is back
 after a reboot, pods may get whole GPUs. After that each attempt costs too many requests."""
 
@@ -41,8 +41,8 @@ class Outcome:
     def retry_after_s(self, attempt: int, backoff_s: float) -> float:
         """Return the pause before the next attempt: a short one while the driver is loading."""
         is_loading = self.reason is errors.Reason.DRIVER_NOT_LOADED
-        is_quick = is_loading and attempt <= _MAX_QUICK_ATTEMPTS
-        return min(backoff_s, _MAX_DRIVER_PAUSE_S) if is_quick else backoff_s
+        is_quick = is_loading and attempt <= MAX_QUICK_ATTEMPTS
+        return min(backoff_s, MAX_DRIVER_PAUSE_S) if is_quick else backoff_s
 
 
 def failure(

@@ -136,6 +136,11 @@ class Reconciler:
         request = jobs.LayoutRequest(config=name, custom=custom, last_gpus=self.capacity.gpus)
         return repairing.repair(self._attempts, request, cancel)
 
+    @property
+    def awaits_driver(self) -> bool:
+        """Whether the last drift check met no driver, and the next one should follow soon."""
+        return self._drift.awaits_driver
+
     def check_drift(
         self, name: str, outcome: outcomes.Outcome, custom: custom_layouts.Custom | None = None
     ) -> drift.Action:

@@ -71,6 +71,7 @@ class Pipeline(reconcile.Reconciler):
         self.evicting: list[bool] = []
         self.news: list[bool] = []
         self.looks = 0
+        self.is_driver_away = False
         self.next_action = drift.Action.REST
         self.recovered: list[str | None] = []
         self.recoveries: list[Exception] = []
@@ -97,6 +98,10 @@ class Pipeline(reconcile.Reconciler):
         if self.restless < 0:
             self.has_rested.set()
         return self.restless >= 0
+
+    @property
+    def awaits_driver(self) -> bool:
+        return self.is_driver_away
 
     def check_without_request(self) -> None:
         self.looks += 1
@@ -195,6 +200,26 @@ def test_a_driver_that_is_loading_is_not_waited_for_with_long_pauses() -> None:
 
     assert pauses_s[0] == 15
     assert pauses_s[1] >= 600
+
+
+def test_a_driver_that_a_check_missed_is_checked_again_soon() -> None:
+    rests_s: list[float | None] = []
+
+    class Inbox(intake.Inbox):
+        def wait_until_superseded(
+            self, _generation: int, *, at_rest: bool = False, timeout_s: float | None = None
+        ) -> bool:
+            assert at_rest
+            rests_s.append(timeout_s)
+            return True
+
+    for is_driver_away in (True, False):
+        pipeline = Pipeline("a", Reason.APPLIED)
+        pipeline.is_driver_away, pipeline.box = is_driver_away, Inbox()
+        pipeline.box.put_label("a")
+        loop.Agent(pipeline, pipeline.box, pauses(drift_check_s=300)).serve()
+
+    assert [round(each or 0) for each in rests_s] == [15, 15, 300, 300]
 
 
 def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:

@@ -313,12 +313,15 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
 def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Reason) -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
     labels = dict(rig.labels)
-    for number in range(1, 6):
+    is_away = reason in {Reason.DRIVER_NOT_LOADED, Reason.DRIVER_LIBRARY_MISMATCH}
+    first = 40 if is_away else 3
+    for number in range(1, first + 3):
         rig.refusing = {"gpus.observe": errors.HardwareError("gone", reason=reason)}
         assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
         assert readiness_of(rig) == (
-            ("True", "LayoutVerified") if number < 3 else ("Unknown", reason.value)
+            ("True", "LayoutVerified") if number < first else ("Unknown", reason.value)
         )
+        assert agent.awaits_driver is (is_away and number < first)
     assert rig.events == [reason.value]
     assert (rig.labels, rig.states) == (labels, [])
 
@@ -326,6 +329,7 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Re
     for _ in range(2):
         assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     assert readiness_of(rig) == ("True", "LayoutVerified")
+    assert not agent.awaits_driver
     assert (rig.labels, rig.events.count("AlreadyApplied")) == (labels, 1)
 
 
