@@ -64,6 +64,10 @@ def taints_of(*whys: str) -> list[dict[str, str]]:
 
 TWO_ONES = {samples.profile("1g.5gb"): 2}
 CHANGED = past_decisions.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
+STUCK = [node("a", ["3g.20gb@0"])], [uncounted(preempting("a")), pod("q", "1g.5gb")]
+STUCK_SINCE = past_decisions.remember(
+    past_decisions.History(), *partitions.seen(*STUCK), decided(*STUCK), now=NOW
+)
 LARGE = pod("large", "7g.40gb")
 LARGER = pod("large", "2x7g.40gb", age_s=700)
 IN_USE = "too much of its GPUs is in use"
@@ -294,10 +298,14 @@ DECISIONS: dict[
         ],
     ),
     "the scheduler preempts pods on the node for a pod that does not count": (
-        [node("a", ["3g.20gb@0"])],
-        [uncounted(preempting("a")), pod("q", "1g.5gb")],
+        *STUCK,
         {},
-        ["q UNUSABLE: it waits for a (the scheduler preempts pods on it)"],
+        ["q CHANGING: it waits for a (the scheduler preempts pods on it)"],
+    ),
+    "the scheduler does not place the pod that does not count": (
+        *STUCK,
+        {"history": STUCK_SINCE, "now": LATER},
+        ["a: 1x 1g.5gb for q"],
     ),
     "the agent of a node is not ready": (
         [node("a", EMPTY), node("b", EMPTY)],

@@ -33,7 +33,12 @@ class KeptRoom:
         self.waiting: list[decisions.WaitingPod] = []
         self.room_since: dict[str, dict[str, dt.datetime]] = {}
         """By UID of a pending pod, by node."""
-        self.nominated: set[str] = set()
+        self.nominated = {
+            node.name
+            for node in batch.nodes
+            if node.is_nominated
+            and decisions.is_recent(history.nominated_at.get(node.name, now), now=now)
+        }
         """Nodes on which the scheduler preempts pods."""
         self.unused = dict(history.unused)
         self.unplaced = self._find_unplaced()

@@ -45,6 +45,8 @@ class PartitionedNode:
     is_rebooting: bool = False  # whether its agent has rebooted it for a change
     has_lost_agent: bool = False
     """Whether its agent's pod is gone or not ready; see ``with_pods``."""
+    is_nominated: bool = False
+    """Whether the scheduler preempts pods on it for one that does not count; see ``with_pods``."""
     unready_at: dt.datetime | None = None
     """Since when it, or its agent, is not ready; set by ``OwnClock``."""
     requested_at: dt.datetime | None = None
@@ -198,17 +200,16 @@ class Requests:
 
 
 def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[PartitionedNode, ...]:
-    """Return the nodes with the requests of their pods, and whether their agents are lost."""
+    """Return the nodes with what their pods show: requests, lost agents and nominations."""
 
     def complete(node: PartitionedNode) -> PartitionedNode:
         is_lost = requests.has_lost_agent(node.name)
         why = "its agent's pod is not ready" if is_lost else ""
-        if requests.is_nominated(node.name):
-            why = "the scheduler preempts pods on it"
         return dataclasses.replace(
             node,
             allocated=_allocated_devices(node, requests.of(node.name)),
             has_lost_agent=is_lost,
+            is_nominated=requests.is_nominated(node.name),
             unusable=node.unusable or why,
         )
 

@@ -24,6 +24,8 @@ class History:
     """By node: time of the last demand for its devices, or when this process first saw it."""
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod, by node: since when the node has room for it."""
+    nominated_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
+    """By node: since when the scheduler preempts pods on it for one that does not count."""
     gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod: the GPUs on hold for it."""
     unused: Mapping[str, decisions.Unused] = dataclasses.field(default_factory=dict)
@@ -82,6 +84,11 @@ def remember(
             for name, amounts in allocated.items()
         },
         room_since=room_since,
+        nominated_at={
+            node.name: history.nominated_at.get(node.name, now)
+            for node in nodes
+            if node.is_nominated
+        },
         unused={uid: unused for uid, unused in decision.unused.items() if uid in uids},
         gpu_holds={uid: record for uid, record in decision.gpu_holds.items() if uid in uids},
         prepared=prepared | {each.node: each.likely for each in decision.changes if each.likely},
