@@ -85,11 +85,7 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
         the repairs.
     """
     why = DRIFTED if outcome.reason is errors.Reason.DRIFTED else ""
-    try:
-        decision = decide(job, job.journal.record, job.status.gpus, why)
-    except errors.ClusterError as error:
-        _log.warning("repair_not_decided", reason=error.reason.value, error=error.message)
-        decision = NOTHING
+    decision = decide(job, job.journal.record, job.status.gpus, why)
     if outcome.state is model.State.SUCCESS:
         if not job.limits.drift_check_interval_s:
             # A check would begin it.
@@ -106,11 +102,18 @@ def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcom
 def decide(
     shared: jobs.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
 ) -> Decision:
-    """Decide which GPUs to repair; none if ``why`` has a reason against it.
+    """Decide which GPUs to repair; none if ``why`` has a reason against it, or the API fails."""
+    try:
+        return _decide(shared, record, gpus, why)
+    except errors.ClusterError as error:
+        # A fault, and a drift beside it, are published nevertheless.
+        _log.warning("repair_not_decided", reason=error.reason.value, error=error.message)
+        return Decision(why_not=f"Not reset now: {messages.with_full_stop(error.message)}")
 
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
+
+def _decide(
+    shared: jobs.Shared, record: requests.RequestRecord, gpus: model.ObservedGpus, why: str
+) -> Decision:
     if shared.limits.repair is not settings.RepairPolicy.RESET:
         return NOTHING
     remembered, unknown = remembering.remember(shared, gpus)

@@ -1,5 +1,7 @@
 """GPUs with a fault: what the agent reports, while the layout's outcome stays as it is."""
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from testkit import nvml_faults
 from tests.node import fakes, gpu_values, scenes
+from tests.pipeline import repairs
 from tests.stage import agent_stage
 
 LAYOUT = "all-balanced"
@@ -152,6 +155,26 @@ def test_repair_off_reports_nothing_on_the_node() -> None:
     agent.rest()
     agent.check_without_request()
     assert (recovery(rig), rig.events) == (None, [])
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_fault_and_drift_are_published_without_the_right_to_list_pods(
+    *, is_silent: bool
+) -> None:
+    rig = repairs.stuck_node() if is_silent else repairs.faulty_node()
+    agent = repairs.agent_of(rig)
+    ended = scenes.run(rig, repairs.LAYOUT, by=agent)
+    rig.recovery_condition = None
+    rig.refusing["workloads.list"] = scenes.BROKEN["workloads"]
+    if is_silent:
+        second = rig.gpus[1]
+        rig.gpus = (rig.gpus[0], dataclasses.replace(second, gpu_instances=()))
+
+    with contextlib.suppress(errors.ClusterError):
+        agent.check_drift(repairs.LAYOUT, ended)
+
+    assert "Not reset now: broken." in repairs.message(rig)
+    assert (rig.labels[well_known.STATE_LABEL] == "failed") is is_silent
 
 
 def test_a_node_without_a_request_is_checked_too() -> None:
