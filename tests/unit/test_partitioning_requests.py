@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_decisions, waiting
+from mig_manager.core.records import gpu_codec
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, lines, node, only, pod, why
 
@@ -165,6 +167,16 @@ def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     assert partitions.wanted(withdrawal, every) == {every[0].uuid: samples.want({})}
     assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
     assert withdrawal.why == "no pod needs the request that its agent failed"
+
+
+def test_a_refused_request_is_withdrawn_beside_an_empty_gpu_instance() -> None:
+    failed = requested("a", ONE_GPU, **FAILED)
+    annotations = failed["metadata"]["annotations"]
+    (gpu,) = partitions.gpus("a", ["1g.5gb@0"])
+    empty = dataclasses.replace(gpu.gpu_instances[0], compute_instances=())
+    every = model.ObservedGpus([dataclasses.replace(gpu, gpu_instances=(empty,))])
+    annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(every)
+    assert only(decided([failed], [], now=LATER)).why.startswith("no pod needs the request")
 
 
 def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:

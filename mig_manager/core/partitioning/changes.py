@@ -120,7 +120,7 @@ class Changes:
                 self._too_early.add(node.name)
                 return False
             document = custom_layouts.written(wanted, addition=f"after {finished_at}")
-        if plan.is_empty is not is_withdrawal or not is_safe:
+        if (plan.is_empty and not is_withdrawal) or not is_safe:
             return False
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
