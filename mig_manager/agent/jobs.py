@@ -51,6 +51,8 @@ class AttemptMemory:
     """Where evicted pods return, over the attempts of one drain."""
     restarted: frozenset[str] = frozenset()
     """Names of the programs with outdated devices that attempts at this request restarted."""
+    stopped_services: frozenset[str] = frozenset()
+    """Names of the host services that this process stopped, and has not started since."""
     _removal_refused_s: float = -math.inf
 
     def begin_request(self) -> None:
@@ -68,6 +70,14 @@ class AttemptMemory:
     def note_stuck(self, pods: Iterable[pod_object.Pod]) -> None:
         """Remember pods that did not stop in time."""
         self.stuck_uids |= {pod.uid for pod in pods}
+
+    def note_stopped_services(self, names: Iterable[str]) -> None:
+        """Remember host services before they are stopped."""
+        self.stopped_services |= frozenset(names)
+
+    def note_started_service(self, name: str) -> None:
+        """Forget a host service that was started."""
+        self.stopped_services -= {name}
 
     def may_remove_phantoms(self, now_s: float) -> bool:
         """Check whether to request a removal: waits check more often, and each is a request."""

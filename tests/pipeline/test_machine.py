@@ -104,6 +104,18 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
     assert well_known.JOURNAL_ANNOTATION not in rig.annotations
 
 
+def test_a_service_that_leaves_the_list_while_it_is_stopped_is_started() -> None:
+    rig = scenes.hosted_node()
+    listed = ["dcgm.service", "nvsm.service"]
+    rig.on_call = lambda: listed.clear() if rig.log[-1] == "gpus.execute" else None
+
+    agent = scenes.reconciler(rig, service_names=lambda: tuple(listed))
+    assert_ends(rig, Reason.APPLIED, by=agent)
+
+    assert not listed
+    assert "HostServiceRefused" not in rig.events
+
+
 def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
     rig = scenes.hosted_node()
     rig.driver.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)

@@ -54,6 +54,7 @@ def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None
         f"stopping the host's {', '.join(running)}",
         host_services=tuple(dict.fromkeys((*stopped, *running))),
     )
+    job.memory.note_stopped_services(running)
     for name in running:
         job.deps.telemetry.still_working()
         job.deps.services.stop(name)
@@ -64,7 +65,8 @@ def start_services(job: jobs.Job) -> None:
     """Start the stopped services; services that do not start stay in the journal.
 
     Other programs can write to the journal, because it is an annotation. So the agent starts only
-    services in its settings, and the services that systemd stops along with these.
+    services that it stopped itself, services in its settings, and the services that systemd stops
+    along with these.
 
     Raises:
         HostError: HOST_SERVICE_FAILED: some services did not start.
@@ -85,8 +87,10 @@ def start_services(job: jobs.Job) -> None:
 
 
 def _start(job: jobs.Job, name: str) -> None:
-    services = job.deps.services
-    if services is None or not services.may_have_stopped(name, job.deps.service_names()):
+    services, is_own = job.deps.services, name in job.memory.stopped_services
+    if services is None or not (
+        is_own or services.may_have_stopped(name, job.deps.service_names())
+    ):
         _log.warning("host_service_refused", service=name)
         job.deps.node.emit(
             reason="HostServiceRefused",
@@ -96,7 +100,9 @@ def _start(job: jobs.Job, name: str) -> None:
             is_warning=True,
         )
         return
-    if services.start(name):
+    was_down = services.start(name)
+    job.memory.note_started_service(name)
+    if was_down:
         _log.info("host_service_started", service=name)
 
 
