@@ -100,7 +100,9 @@ def new_wait(
         clock=deps.clock,
         timeout_s=timeout_s,
         sleep=sleep,
-        on_wait=lambda error: deps.notify(f"{error.message}; waiting up to {timeout_s:g} s"),
+        on_wait=lambda error: deps.notify(
+            f"{error.message}; waiting up to {round(timeout_s, 1):g} s"
+        ),
     )
 
 
@@ -208,10 +210,10 @@ def describe_interrupted(
 
     Names the GPUs that 'apply' restores although its layout does not cover them (by UUID).
     """
+    entries = _read(journal)
     try:
-        entries = journals.Journal.from_json(journal.read() or "")
         outside = list_restored_outside(observed, entries.snapshot, covered)
-    except (ValueError, errors.ConfigError, errors.LayoutError):
+    except errors.LayoutError:
         return ""
     if not entries.snapshot:
         return ""
@@ -219,6 +221,25 @@ def describe_interrupted(
         f"{describe_unfinished(entries)}; the next 'apply', 'restore' or 'boot' finishes or "
         f"undoes it{outside and f', and restores {outside} outside its layout'}"
     )
+
+
+def undone(journal: ports.KeptFile, gpu: model.Gpu) -> model.Gpu:
+    """Return a GPU as undoing a killed run leaves it."""
+    before = next((each for each in _read(journal).snapshot if each.uuid == gpu.uuid), gpu)
+    return dataclasses.replace(
+        gpu,
+        current_mode=before.current_mode,
+        pending_mode=before.pending_mode,
+        gpu_instances=before.gpu_instances,
+    )
+
+
+def _read(journal: ports.KeptFile) -> journals.Journal:
+    """Return the journal's entries; none if it is missing or invalid."""
+    try:
+        return journals.Journal.from_json(journal.read() or "")
+    except (ValueError, errors.ConfigError, errors.LayoutError):
+        return journals.Journal(config="")
 
 
 def list_restored_outside(

@@ -108,7 +108,7 @@ class Wait:
                 if not may_pass(error):
                     raise
                 if is_last and has_waited:
-                    error.add(f"waited {self.timeout_s:g} s{goal}")
+                    error.add(f"waited {round(self.timeout_s, 1):g} s{goal}")
                 if is_last:
                     raise
                 if not has_waited:

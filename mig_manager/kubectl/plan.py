@@ -39,7 +39,8 @@ def run(settings: Settings, terminal: console.Console) -> int:
     is_listed = listed_layouts.is_listed((each.node for each in search.reports), settings.layout)
     document = command.document(listed_layouts.NO_FILE if is_listed else None)
     pods = command.reader.pods(search.names)
-    result = plan(settings.layout, search.reports, document=document, pods=pods)
+    with console.forgotten_option([settings.layout]):
+        result = plan(settings.layout, search.reports, document=document, pods=pods)
     draw = pictures if command.is_drawn(search) else table
     return command.answer(
         result.to_data,

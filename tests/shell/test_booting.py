@@ -301,10 +301,11 @@ def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> 
     node.refusing["gpus.observe"] = NO_DRIVER
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
-        node.boot(driver_timeout_s=7.0)
+        node.boot(driver_timeout_s=7.04)
 
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
-    assert node.clock.now_s == pytest.approx(7.0)
+    assert node.clock.now_s == pytest.approx(7.04)
+    assert node.notes[0].endswith("waiting up to 7 s")
     assert not node.exclusion.is_locked
 
 

@@ -360,12 +360,19 @@ def _kill_a_change(node: shell_node.Node) -> None:
     node.kill("apply", "a", function="nvmlDeviceCreateGpuInstanceWithPlacement", first=2)
 
 
+def _kill_a_second_change(node: shell_node.Node) -> None:
+    _divide(node)
+    node.layouts.write_text(LAYOUT, encoding="utf-8")
+    node.kill("apply", "whole", function="nvmlDeviceCreateGpuInstanceWithPlacement")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "options", "status", "message"),
     [
         (_use, ["--yes"], 1, "is in use by trainer"),
         (_divide, ["--yes"], 1, "has GPU instances (1g.6gb at 0:1"),
+        (_kill_a_second_change, ["--yes"], 1, "has GPU instances (1g.6gb at 0:1"),
         (lambda _: None, ["--yes", "--change-gpu", "GPU-0"], 2, "no reachable GPU GPU-0"),
         (lambda _: None, [], 2, "without a terminal give --yes"),
         (_kill_a_change, [], 2, "without a terminal give --yes"),

@@ -77,10 +77,8 @@ def play(
     _require_no_processes(gpu, gpus)
     deps.pods.require_unused({gpu.uuid})
     if interrupted := local.describe_interrupted(deps.journal):
-        # It may be the reason for instances on this GPU.
         deps.notify(f"{interrupted}; so does this command, before the course")
-    else:
-        course.require_unused(gpu)
+    course.require_unused(local.undone(deps.journal, gpu))
     if asked_at is not None:
         _ask(gpu, asked_at)
     if undone := local.undo_interrupted(deps):

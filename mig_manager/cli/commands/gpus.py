@@ -1,8 +1,7 @@
 """What the commands on this machine's GPUs share; no cluster, and no Kubernetes library."""
 
 import contextlib
-import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
@@ -15,22 +14,6 @@ from mig_manager.core.layout import layouts, plans, served
 from mig_manager.core.planner import vgpus
 
 _MAX_NAMED = 6  # layouts that an error names before it counts the rest
-
-
-@contextlib.contextmanager
-def forgotten_option(names: Iterable[str]) -> Iterator[None]:
-    """Explain an unknown layout whose name is that of a file.
-
-    Raises:
-        UsageError: A layout is unknown, and a file has one of the names.
-    """
-    try:
-        yield
-    except errors.LayoutError as error:
-        file = next((each for each in names if pathlib.Path(each).is_file()), None)
-        if file is None or error.reason is not errors.Reason.UNKNOWN_CONFIG:
-            raise
-        raise errors.UsageError(f"'{file}' is a file: write -f {file}") from error
 
 
 class GpuCommand(gpu_access.CommandAdapters):
@@ -74,7 +57,7 @@ class GpuCommand(gpu_access.CommandAdapters):
         self.warn(source.warnings)
         if settings.layouts:
             name = settings.layouts[0]
-            with forgotten_option(settings.layouts):
+            with console.forgotten_option(settings.layouts):
                 if settings.config_file is None and name not in source.layouts:
                     return self._generate(name, source)
                 return source.layout(name)

@@ -67,7 +67,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         document = command.read(file)
         for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             terminal.note(f"warning: {diagnostic}")
-        with gpus.forgotten_option(names):
+        with console.forgotten_option(names):
             selected = document.select(names)
         # Named layouts must fit these GPUs; the others may be for other known products.
         others = None if names or settings.must_fit else hardware.known_gpus

@@ -9,7 +9,7 @@ import pathlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -330,3 +330,19 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
     if received:
         note("the change has finished")
         signal.raise_signal(received[0])
+
+
+@contextlib.contextmanager
+def forgotten_option(names: Iterable[str]) -> Iterator[None]:
+    """Explain an unknown layout whose name is that of a file.
+
+    Raises:
+        UsageError: A layout is unknown, and a file has one of the names.
+    """
+    try:
+        yield
+    except errors.LayoutError as error:
+        file = next((each for each in names if pathlib.Path(each).is_file()), None)
+        if file is None or error.reason is not errors.Reason.UNKNOWN_CONFIG:
+            raise
+        raise errors.UsageError(f"'{file}' is a file: write -f {file}") from error
