@@ -172,6 +172,19 @@ def test_a_claim_of_an_init_container_alone_is_known_until_it_has_ended(
         assert pod.has_claim_init is (may_init and code != 0)
 
 
+@pytest.mark.parametrize("users", [("main",), ("main", "app")])
+def test_a_claim_for_an_init_containers_extended_resource_is_known_too(
+    users: tuple[str, ...],
+) -> None:
+    thing = make_pod(containers=[claiming("nic") | {"name": "app"}], initContainers=gpus(1))
+    request = {"requestName": "container-0-request-0", "resourceName": GPU}
+    thing["status"]["extendedResourceClaimStatus"] = {
+        "resourceClaimName": "made",
+        "requestMappings": [{"containerName": user, **request} for user in users],
+    }
+    assert pod_object.parse_pod(thing).has_claim_init is (users == ("main",))
+
+
 def test_a_pods_resources_of_init_containers_that_have_ended_are_known() -> None:
     thing = make_pod(initContainers=gpus(1))
     thing["status"]["initContainerStatuses"] = [

@@ -185,7 +185,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
             resources.keys() - peak({**spec, "initContainers": inits}, _container_resources).keys()
         ),
         has_gpu_init=_has_unlisted_devices(spec, inits),
-        has_claim_init=_has_unlisted_claims(spec, inits),
+        has_claim_init=_has_unlisted_claims(spec, inits, extended),
         # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, and
         # ``DefaultKubeletPluginsRegistrationDirName`` of k8s.io/kubernetes/pkg/kubelet/config.
         mounts_plugin_sockets="device-plugins" in mounts,
@@ -217,19 +217,36 @@ def _has_unlisted_devices(
     return bool(largest)
 
 
-def _has_unlisted_claims(spec: Mapping[str, Any], inits: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether ordinary init containers have claims that no other container has."""
+def _has_unlisted_claims(
+    spec: Mapping[str, Any], inits: Sequence[Mapping[str, Any]], extended: Mapping[str, Any]
+) -> bool:
+    """Return whether ordinary init containers have claims that no other container has.
+
+    ``extended`` is the status of the claim that the scheduler made for extended resources.
+    """
+    sidecars = [each for each in inits if _is_sidecar(each)]
     ordinary = [each for each in inits if not _is_sidecar(each)]
-    sidecars = filter(_is_sidecar, inits)
-    return not _claim_requests(ordinary) <= _claim_requests((*sidecars, *spec["containers"]))
+    listed = _claim_requests((*sidecars, *spec["containers"]), extended)
+    return not _claim_requests(ordinary, extended) <= listed
 
 
-def _claim_requests(containers: Iterable[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
-    """Return claim and request of each claim of containers; a claim as a whole has no request."""
+def _claim_requests(
+    containers: Iterable[Mapping[str, Any]], extended: Mapping[str, Any]
+) -> frozenset[tuple[str, str]]:
+    """Return claim and request of each claim of containers.
+
+    A claim as a whole has no request, and the claim for extended resources no name in the spec.
+    """
+    containers = tuple(containers)
+    names = {str(container["name"]) for container in containers}
     return frozenset(
         (str(claim["name"]), str(claim.get("request") or ""))
         for container in containers
         for claim in (container.get("resources") or {}).get("claims") or ()
+    ) | frozenset(
+        ("", str(mapping["requestName"]))
+        for mapping in extended.get("requestMappings") or ()
+        if mapping["containerName"] in names
     )
 
 
