@@ -17,7 +17,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.core.layout import generator
+from mig_manager.core.layout import gpu_selectors
 
 _COUNT_DIGITS = 5  # of a number of GPUs: long numbers take long
 MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
@@ -244,7 +244,7 @@ def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tupl
 
 def kinds(
     patterns: Iterable[str], *, warn: Callable[[str], object]
-) -> tuple[generator.GpuKind, ...]:
+) -> tuple[gpu_selectors.GpuKind, ...]:
     """Return the kinds of the products with MIG, as ``templates``; UsageError if none has MIG.
 
     Of products with the same PCI id it returns the first: a layout's filter cannot distinguish
@@ -257,7 +257,7 @@ def kinds(
         if product.is_mig_capable and first is not product:
             warn(f"{product.key} is left out: it has the PCI id of {first.key}")
     gpu_kinds = tuple(
-        generator.GpuKind(
+        gpu_selectors.GpuKind(
             device_ids=product.pci_device_ids,
             name=product.name,
             profiles=template(product).profiles or (),

@@ -7,6 +7,7 @@ shell completion and the tables of the documentation are derived from these fiel
 
 import dataclasses
 import enum
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -163,6 +164,7 @@ def _parse(option: Option, text: str, origin: str) -> Any:
         raise errors.UsageError(f"{origin}: {text!r} {error}") from error
 
 
+@functools.cache
 def of(settings: type) -> tuple[Option, ...]:
     """Return the options of a settings class, in the order of help.
 

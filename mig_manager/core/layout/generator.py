@@ -7,7 +7,6 @@ every other known GPU.
 """
 
 import collections
-import dataclasses
 import hashlib
 import itertools
 import re
@@ -25,28 +24,8 @@ _BALANCED_COUNTS: Mapping[int, Mapping[int, int]] = {7: {3: 1, 2: 1, 1: 2}, 4: {
 """By the GPU's slices, as in mig-parted: slices of an instance to the number of instances."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuKind:
-    """GPUs that no layout distinguishes."""
-
-    device_ids: tuple[int, ...]
-    """PCI ids, device and vendor packed as NVML does; one product can have several."""
-    subsystem_id: int | None = None
-    """Where GPUs of one PCI id offer different profiles; None: any."""
-    name: str = ""  # of the product
-    profiles: tuple[model.GpuInstanceProfile, ...]
-
-    @property
-    def filters(self) -> tuple[gpu_selectors.PciIdFilter, ...]:
-        """The filters that select these GPUs."""
-        return tuple(
-            gpu_selectors.PciIdFilter(device_id=each, subsystem_id=self.subsystem_id)
-            for each in self.device_ids
-        )
-
-
 def layouts_of(
-    kinds: Sequence[GpuKind], *, has_all_maximal: bool = False
+    kinds: Sequence[gpu_selectors.GpuKind], *, has_all_maximal: bool = False
 ) -> dict[str, layouts.Layout]:
     """Return the layouts for nodes with these GPUs, sorted by name with numbers by value.
 
@@ -73,11 +52,13 @@ def layouts_of(
     return {name: _layout(name, rules[name], kinds) for name in sorted(rules, key=_natural)}
 
 
-_Rules = dict[tuple[GpuKind | None, model.Devices | None], list[GpuKind]]
+_Rules = dict[
+    tuple[gpu_selectors.GpuKind | None, model.Devices | None], list[gpu_selectors.GpuKind]
+]
 """The GPUs of every rule, by the kind that keeps it apart and by its instances; None: MIG off."""
 
 
-def _layout(name: str, rules: _Rules, kinds: Sequence[GpuKind]) -> layouts.Layout:
+def _layout(name: str, rules: _Rules, kinds: Sequence[gpu_selectors.GpuKind]) -> layouts.Layout:
     """Order the rules by their number of instances, then by their filters."""
     products = dict.fromkeys(
         kind.name for kind in kinds if any(kind in members for members in rules.values())
@@ -103,7 +84,7 @@ def _layout(name: str, rules: _Rules, kinds: Sequence[GpuKind]) -> layouts.Layou
     return layouts.Layout(name=name, rules=tuple(rule for *_, rule in made), location=location)
 
 
-def _standard(kind: GpuKind) -> Iterator[tuple[str, model.Devices]]:
+def _standard(kind: gpu_selectors.GpuKind) -> Iterator[tuple[str, model.Devices]]:
     """Yield the names and instances of the standard layouts with instances."""
     capacity = placement.Capacity(kind.profiles)
     if balanced := _balanced_devices(kind, capacity):
@@ -112,7 +93,7 @@ def _standard(kind: GpuKind) -> Iterator[tuple[str, model.Devices]]:
         yield _label("all-", str(spec.profile)), ((spec.profile, capacity.most(spec.profile)),)
 
 
-def _balanced_devices(kind: GpuKind, capacity: placement.Capacity) -> model.Devices:
+def _balanced_devices(kind: gpu_selectors.GpuKind, capacity: placement.Capacity) -> model.Devices:
     """Return one large, one medium and two small instances; empty where a size is missing."""
     base = [
         spec.profile
@@ -181,7 +162,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[GpuKind, ...]:
+def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[gpu_selectors.GpuKind, ...]:
     """Group the MIG-capable GPUs of a node by PCI id, and by subsystem where profiles differ.
 
     Raises:
@@ -195,7 +176,7 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[GpuKind, ...]:
     if not capable:
         problem = "this node has no MIG-capable GPU"
         raise errors.LayoutError(problem, reason=errors.Reason.NOT_MIG_CAPABLE)
-    kinds: list[GpuKind] = []
+    kinds: list[gpu_selectors.GpuKind] = []
     for device_id, alike in sorted(capable.items()):
         offers = {gpu.uuid: _offer(gpu) for gpu in alike if gpu.profiles}
         if not offers:
@@ -213,7 +194,7 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[GpuKind, ...]:
             first, *others = (offers[gpu.uuid] for gpu in board)
             shared = [fact for fact in first if all(fact in other for other in others)]
             kinds.append(
-                GpuKind(
+                gpu_selectors.GpuKind(
                     device_ids=(device_id,),
                     subsystem_id=subsystem_id,
                     name=board[0].name,

@@ -42,6 +42,25 @@ class PciIdFilter:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKind:
+    """GPUs that no layout distinguishes."""
+
+    device_ids: tuple[int, ...]
+    """PCI ids, device and vendor packed as NVML does; one product can have several."""
+    subsystem_id: int | None = None
+    """Where GPUs of one PCI id offer different profiles; None: any."""
+    name: str = ""  # of the product
+    profiles: tuple[model.GpuInstanceProfile, ...]
+
+    @property
+    def filters(self) -> tuple[PciIdFilter, ...]:
+        """The filters that select these GPUs."""
+        return tuple(
+            PciIdFilter(device_id=each, subsystem_id=self.subsystem_id) for each in self.device_ids
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NameFilter:
     """GPU models by NVML's name or a glob of it, case-insensitive."""
 
