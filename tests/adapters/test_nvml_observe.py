@@ -26,13 +26,13 @@ PRODUCTS = [
     for product in hardware.products().values()
     if not product.not_simulatable
 ]
-_CAPABLE = [each for each in hardware.products().values() if each.profiles]
-_ONE_OF_EACH_GRID = {product.grid: product for product in reversed(_CAPABLE)}.values()
 CAPABLE = [
     pytest.param(
-        product, id=product.key, marks=() if product in _ONE_OF_EACH_GRID else pytest.mark.slow
+        product,
+        id=product.key,
+        marks=() if product in nvml_rig.ONE_OF_EACH_GRID else pytest.mark.slow,
     )
-    for product in _CAPABLE
+    for product in nvml_rig.MIG_CAPABLE
     if not product.not_simulatable
 ]
 

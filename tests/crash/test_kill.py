@@ -75,21 +75,13 @@ def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
     strike(play, phases=play.scenario.phases)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "step", "phases"),
-    [
-        pytest.param(
-            *(scenarios.ONE_SLICE, 10, {"Drain", "Execute", "Verify"}),
-            id="change",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(scenarios.FAILING, 9, {"Drain", "Execute", "RollBack"}, id="rollback"),
-    ],
-)
-def test_a_sample_of_the_matrix_converges(
-    scenario: scenarios.Scenario, step: int, phases: Collection[str], strike: Strike
-) -> None:
-    strike(scenarios.Play(scenario), step=step, phases=phases, section=f"{_MATRIX}, a sample")
+def test_a_sample_of_the_matrix_converges(strike: Strike) -> None:
+    strike(
+        scenarios.Play(scenarios.FAILING),
+        step=14,
+        phases={"Drain", "Execute", "RollBack"},
+        section=f"{_MATRIX}, a sample",
+    )
 
 
 def test_the_published_results_are_those_of_the_present_matrix() -> None:

@@ -24,6 +24,7 @@ from tests.node import fakes
 ON = model.MigMode.ENABLED
 OFF = model.MigMode.DISABLED
 MIG_CAPABLE = tuple(p for p in hardware.products().values() if p.profiles)
+ONE_OF_EACH_GRID = tuple({p.grid: p for p in reversed(MIG_CAPABLE)}.values())
 UNKNOWN = 99
 _ERRORS = {
     int(value): name.removeprefix("NVML_ERROR_")

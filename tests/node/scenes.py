@@ -235,13 +235,42 @@ def at_rest(
     return rig, agent, ended
 
 
+READS = frozenset(
+    {
+        "allocations.allocatable",
+        "allocations.assigned_devices",
+        "gpus.observe",
+        "host.running",
+        "node.read",
+        "slices.list",
+        "workloads.budgets",
+        "workloads.can_evict",
+        "workloads.list",
+    }
+)
+"""Calls that change nothing: an agent that is killed in the next one leaves the same node."""
+
+
+def moments(
+    make: Callable[[], fakes.NodeRig],
+    act: Callable[[fakes.NodeRig], object] = run,
+    *,
+    is_alike: Callable[[str], bool] = READS.__contains__,
+) -> Iterator[int]:
+    """Yield the first call of an undisturbed run, and each after a wait or a call not alike."""
+    rig, times_s = make(), list[float]()
+    rig.on_call = lambda: times_s.append(rig.clock.now_s)
+    act(rig)
+    for index, now_s in enumerate(times_s):
+        if not (index and is_alike(rig.log[index - 1]) and now_s == times_s[index - 1]):
+            yield index
+
+
 def kills(
     make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = run
 ) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
-    """Yield what ``killed`` returns, for each call of an undisturbed run."""
-    undisturbed = make()
-    act(undisturbed)
-    for index in range(len(undisturbed.log)):
+    """Yield what ``killed`` returns, for each state that an undisturbed run's node has."""
+    for index in moments(make, act):
         yield (index, *killed(make, index, act))
 
 

@@ -109,11 +109,7 @@ def resetting_node() -> fakes.NodeRig:
     return rig
 
 
-_SWEPT_BY_DEFAULT = (
-    "first-layout",
-    "one-slice-on-a-busy-node",
-    "host-services",
-)
+_SWEPT_BY_DEFAULT = ("first-layout", "host-services")
 
 SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "first-layout": (node, "all-1g.5gb"),
@@ -153,6 +149,7 @@ def spared(scenario: str) -> dict[str, str]:
 SWEPT = [
     pytest.param(name, marks=() if name in _SWEPT_BY_DEFAULT else pytest.mark.slow)
     for name in SCENARIOS
+    if name != "one-slice-on-a-busy-node"  # its calls are also those with host services
 ]
 """The scenes for tests that play each of them dozens of times."""
 

@@ -13,7 +13,6 @@ from tests.pipeline import double_strikes, played_changes
 
 Note = Callable[[str, object], None]
 _SECTION = "double strikes"
-_SAMPLED = ("one slice", "mode change", "rollback", "on demand", "repair")
 _PUBLISHED = pathlib.Path(__file__).parents[2] / "docs" / "results" / "double-strikes.json"
 
 
@@ -35,13 +34,7 @@ def test_every_pair_of_strikes_has_an_end_that_is_true(name: str, record_propert
     play(record_property, name, _SECTION)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in _SAMPLED else pytest.mark.slow)
-        for name in played_changes.CHANGES
-    ],
-)
+@pytest.mark.parametrize("name", ["mode change", "rollback", "repair"])
 def test_a_sample_of_the_pairs_of_strikes_has_an_end_that_is_true(
     name: str, record_property: Note
 ) -> None:

@@ -204,9 +204,17 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
     assert_restored(rig)
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("requested", ["all-balanced", "all-1g.5gb", "all-disabled"])
-@pytest.mark.parametrize("is_stopped", [True, False])
+@pytest.mark.parametrize(
+    ("requested", "gated", "is_stopped"),
+    [
+        ("all-balanced", True, True),
+        ("all-balanced", False, False),
+        ("all-1g.5gb", True, False),
+        ("all-1g.5gb", False, True),
+        ("all-disabled", True, True),
+        ("all-disabled", False, False),
+    ],
+)
 def test_next_run_waits_for_the_driver_that_the_last_one_ended(
     requested: str, *, gated: bool, is_stopped: bool
 ) -> None:

@@ -76,8 +76,7 @@ def test_successor_without_the_lock_leaves_the_change_to_its_agent(end: str) -> 
 
 @pytest.mark.parametrize("wanted", [LAYOUT, "all-balanced"])
 def test_successor_that_started_before_the_change_takes_over_its_journal(wanted: str) -> None:
-    calls = len(scenes.calls(scenes.busy_node, LAYOUT))
-    for index in range(1, calls):
+    for index in scenes.moments(scenes.busy_node):
         rig = scenes.busy_node()
         successor = scenes.reconciler(rig)
         successor.recover(LAYOUT)
@@ -188,7 +187,7 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwh
     assert written_back > 5
 
 
-@pytest.mark.parametrize("wanted", [None, *IMPOSSIBLE])
+@pytest.mark.parametrize("wanted", [None, "too-much"])
 def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | None) -> None:
     undone = 0
     for _, rig, _ in scenes.kills(scenes.busy_node, lambda rig: scenes.resume(rig, LAYOUT)):

@@ -495,15 +495,17 @@ def break_hook(rig: fakes.NodeRig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("break_it", "problem"),
+    ("break_it", "problem", "remedy", "is_restarted"),
     [
-        (break_change, "the driver refuses"),
-        (break_service, "dcgm.service does not answer"),
-        (break_hook, "config failed"),
+        (break_change, "the driver refuses", "pod ends", False),
+        (break_change, "the driver refuses", "pod ends", True),
+        (break_change, "the driver refuses", "label", False),
+        (break_change, "the driver refuses", "label", True),
+        (break_change, "the driver refuses", "reboot", True),
+        (break_service, "dcgm.service does not answer", "pod ends", True),
+        (break_hook, "config failed", "label", False),
     ],
 )
-@pytest.mark.parametrize("is_restarted", [False, True])
-@pytest.mark.parametrize("remedy", ["pod ends", "label", "reboot"])
 def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     break_it: Callable[[fakes.NodeRig], None], problem: str, remedy: str, *, is_restarted: bool
 ) -> None:

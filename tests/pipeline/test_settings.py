@@ -56,14 +56,14 @@ def command(
     return found
 
 
-def declared() -> Iterator[Any]:
+def declared() -> Iterator[tuple[str, options.Option]]:
     seen: list[options.Option] = []
     for name in registry.PROGRAM.commands:
         for option in registry.PROGRAM.options_of(name):
             # What several commands share is declared and tested once.
             if option.variables and not option.is_operand and option not in seen:
                 seen.append(option)
-                yield pytest.param(name, option, id=f"{name} {option.name}")
+                yield name, option
 
 
 def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
@@ -76,30 +76,31 @@ def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
     return dataclasses.replace(found, has_cluster=False) if name == "doctor" else found
 
 
-@pytest.mark.parametrize(("name", "option"), list(declared()))
-def test_every_option_is_set_by_its_flags_and_by_its_variables(
-    name: str, option: options.Option
-) -> None:
-    others = {key: value for key, value in NEEDED.get(name, {}).items() if key != option.name}
-    if option.name == "prepare-for-s":
-        # The two do not go together.
-        others = {"longest-wait-s": "100"}
-    if option.name in {"fresh", "advertise-simulated"}:
-        others["simulate"] = "1xA30"
-    needed = [value if key == "layout" else f"--{key}={value}" for key, value in others.items()]
-    example = option.words[-1] if option.words else EXAMPLES.get(option.metavar, "x")
-    value = [example] if option.metavar else []
-    text = example if option.metavar else str(option.const).lower()
-    wrong = dict.fromkeys(option.variables, "0.5")
+def test_every_option_is_set_by_its_flags_and_by_its_variables() -> None:
+    for name, option in declared():
+        others = {key: value for key, value in NEEDED.get(name, {}).items() if key != option.name}
+        if option.name == "prepare-for-s":
+            # The two do not go together.
+            others = {"longest-wait-s": "100"}
+        if option.name in {"fresh", "advertise-simulated"}:
+            others["simulate"] = "1xA30"
+        needed = [
+            value if key == "layout" else f"--{key}={value}" for key, value in others.items()
+        ]
+        example = option.words[-1] if option.words else EXAMPLES.get(option.metavar, "x")
+        value = [example] if option.metavar else []
+        text = example if option.metavar else str(option.const).lower()
+        wrong = dict.fromkeys(option.variables, "0.5")
 
-    found = [
-        *(read(name, [*needed, flag, *value], wrong) for flag in option.flags),
-        *(read(name, needed, {variable: text}) for variable in option.variables),
-    ]
+        found = [
+            *(read(name, [*needed, flag, *value], wrong) for flag in option.flags),
+            *(read(name, needed, {variable: text}) for variable in option.variables),
+        ]
 
-    assert all(each == found[0] for each in found)
-    if option.name not in {"gpu-reset", *NEEDED.get(name, {})}:
-        assert (found[0] == read(name, needed, {})) == (example == option.shown_default)
+        assert all(each == found[0] for each in found), (name, option.name)
+        if option.name not in {"gpu-reset", *NEEDED.get(name, {})}:
+            changes_nothing = found[0] == read(name, needed, {})
+            assert changes_nothing == (example == option.shown_default), (name, option.name)
 
 
 def test_defaults_allow_only_the_eviction_of_affected_pods() -> None:

@@ -143,7 +143,7 @@ def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(device: Any
     assert uuid() == first
 
 
-@pytest.mark.parametrize("product", nvml_rig.MIG_CAPABLE, ids=lambda p: p.key)
+@pytest.mark.parametrize("product", nvml_rig.ONE_OF_EACH_GRID, ids=lambda p: p.key)
 def test_mig_devices_of_a_full_gpu_have_different_uuids(
     start: nvml_rig.Start, product: hardware.Product
 ) -> None:

@@ -88,11 +88,6 @@ FLAGS = [
         generate-config debug d MIG_PARTED_DEBUG is_debug
         """.strip().splitlines()
 ]
-SPELLINGS = [
-    pytest.param(row, argv, environ, id=f"{row.command} {row.long}: {name}")
-    for row in FLAGS
-    for name, argv, environ in row.spellings()
-]
 # What is no text and no switch once it is a setting.
 TYPED: Mapping[str, Callable[[str], object]] = {
     "layouts": lambda value: (value,),
@@ -107,17 +102,16 @@ def settings_of(argv: list[str], environ: Mapping[str, str]) -> Any:
     )
 
 
-@pytest.mark.parametrize(("row", "argv", "environ"), SPELLINGS)
-def test_every_spelling_sets_what_it_stands_for(
-    row: Flag, argv: list[str], environ: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("row", FLAGS, ids=lambda row: f"{row.command} {row.long}")
+def test_every_spelling_sets_what_it_stands_for(row: Flag) -> None:
     plain = settings_of([row.command], {})
-    found = settings_of([row.command, *argv], environ)
-
     to_setting = TYPED.get(row.field)
     expected = to_setting(row.value) if to_setting else row.value or True
-    assert getattr(found, row.field) == expected
-    assert dataclasses.replace(found, **{row.field: getattr(plain, row.field)}) == plain
+    for name, argv, environ in row.spellings():
+        found = settings_of([row.command, *argv], environ)
+
+        assert getattr(found, row.field) == expected, name
+        assert dataclasses.replace(found, **{row.field: getattr(plain, row.field)}) == plain, name
 
 
 @pytest.mark.parametrize("row", [row for row in FLAGS if not row.value], ids=str)

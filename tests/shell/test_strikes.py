@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -60,94 +60,93 @@ RESTORED = [restored("off"), restored("before")]
 BOOTED = [booted(product, is_faulty=faulty) for product in PROFILES for faulty in (False, True)]
 
 
-def strikes(*changes: Change) -> pytest.MarkDecorator:
-    """Parametrize a test with each step of each change, counted from 1."""
-    cells = []
-    for change in changes:
-        node = change.start()
-        node.steps = 0
-        change.run(node)
-        cells += [
-            pytest.param(change, at, id=f"{change} at {at}") for at in range(1, node.steps + 1)
-        ]
-    return pytest.mark.parametrize(("change", "at"), cells, ids=str)
-
-
-def killed(change: Change, at: int) -> Node:
-    """Return the node on which a change was killed before a step."""
+def steps_of(change: Change) -> range:
+    """Return the steps of a change, counted from 1."""
     node = change.start()
-    with node.killed(at=at):
-        change.run(node)
-        pytest.fail("the change has fewer steps")
-    assert node.journal.text is not None
-    return node
-
-
-@strikes(*APPLIED.values(), *RESTORED, *BOOTED)
-def test_a_killed_change_is_finished_by_the_same_one(change: Change, at: int) -> None:
-    node, whole = killed(change, at), change.start()
-    change.run(whole)
-
+    node.steps = 0
     change.run(node)
-
-    assert node.shape == whole.shape
-    assert node.journal.text is None
-    assert not node.exclusion.is_locked
+    return range(1, node.steps + 1)
 
 
-@strikes(*APPLIED.values(), *RESTORED)
-@pytest.mark.parametrize("again", ["wanted", "other", "off", "before"])
-def test_after_a_kill_any_layout_can_be_applied(change: Change, at: int, again: str) -> None:
-    node = killed(change, at)
+def kills(change: Change) -> Iterator[Node]:
+    """Yield nodes on which a change was killed, before each of its steps."""
+    for at in steps_of(change):
+        node = change.start()
+        with node.killed(at=at):
+            change.run(node)
+            pytest.fail("the change has fewer steps")
+        assert node.journal.text is not None, at
+        yield node
 
-    node.change_to(again)
 
-    assert node.has(again)
-    assert node.journal.text is None
-    assert not node.exclusion.is_locked
+CHANGES = [*APPLIED.values(), *RESTORED]
 
 
-@strikes(*APPLIED.values())
+@pytest.mark.parametrize("change", [*CHANGES, *BOOTED], ids=str)
+def test_a_killed_change_is_finished_by_the_same_one(change: Change) -> None:
+    whole = change.start()
+    change.run(whole)
+    for node in kills(change):
+        change.run(node)
+
+        assert node.shape == whole.shape
+        assert node.journal.text is None
+        assert not node.exclusion.is_locked
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize("again", ["other", "off"])
+def test_after_a_kill_any_layout_can_be_applied(change: Change, again: str) -> None:
+    for node in kills(change):
+        node.change_to(again)
+
+        assert node.has(again)
+        assert node.journal.text is None
+        assert not node.exclusion.is_locked
+
+
+@pytest.mark.parametrize("name", APPLIED)
 @pytest.mark.parametrize("killed_rollbacks", [0, 19])
 def test_after_a_kill_an_impossible_layout_restores_what_was(
-    change: Change, at: int, killed_rollbacks: int
+    name: str, killed_rollbacks: int
 ) -> None:
-    node, before = killed(change, at), change.start().shape
-    is_changed = node.shape != before
-    for again in range(1, 1 + killed_rollbacks):
-        with node.killed(at=again), contextlib.suppress(errors.LayoutError):
+    before = APPLIED[name].start().shape
+    for node in kills(APPLIED[name]):
+        is_changed = node.shape != before
+        for again in range(1, 1 + killed_rollbacks):
+            with node.killed(at=again), contextlib.suppress(errors.LayoutError):
+                node.change_to("too-much")
+
+        with pytest.raises(errors.LayoutError) as caught:
             node.change_to("too-much")
 
-    with pytest.raises(errors.LayoutError) as caught:
-        node.change_to("too-much")
-
-    assert node.shape == before
-    assert node.journal.text is None
-    (name,) = (name for name, each in APPLIED.items() if each is change)
-    undone = f"the change to layout '{name}' was left unfinished and is undone now"
-    assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
+        assert node.shape == before
+        assert node.journal.text is None
+        undone = f"the change to layout '{name}' was left unfinished and is undone now"
+        assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
 
 
-@strikes(*RESTORED)
-def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: Change, at: int) -> None:
-    node = killed(change, at)
-    left, journal = node.shape, node.journal.text
+@pytest.mark.parametrize("change", RESTORED, ids=str)
+def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: Change) -> None:
+    for node in kills(change):
+        left, journal = node.shape, node.journal.text
 
-    with pytest.raises(errors.CheckpointError):
-        node.restore(CHECKPOINT[:-1])
+        with pytest.raises(errors.CheckpointError):
+            node.restore(CHECKPOINT[:-1])
 
-    assert (node.shape, node.journal.text) == (left, journal)
+        assert (node.shape, node.journal.text) == (left, journal)
 
 
-@strikes(*APPLIED.values(), *RESTORED)
-def test_a_change_that_fails_at_any_step_is_undone(change: Change, at: int) -> None:
-    node = change.start()
-    before = node.shape
-    node.steps = 0
-    node.fails = lambda _step: node.steps == at
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_change_that_fails_at_any_step_is_undone(change: Change) -> None:
+    for at in steps_of(change):
+        node = change.start()
+        before = node.shape
+        node.steps = 0
+        node.fails = lambda _step: node.steps == at  # noqa: B023 - only in this round
 
-    with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
-        change.run(node)
+        with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
+            change.run(node)
 
-    assert node.shape == before
-    assert node.journal.text is None
+        assert node.shape == before
+        assert node.journal.text is None

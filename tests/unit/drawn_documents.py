@@ -1,7 +1,5 @@
 """Config documents drawn at random: any document, and texts that are nearly one."""
 
-import hypothesis
-import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
@@ -11,15 +9,6 @@ from mig_manager.core.layout import config, gpu_selectors, layouts
 SOURCE = "f.yaml"
 
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
-
-EXAMPLES = [
-    pytest.param(hypothesis.settings(deadline=None, max_examples=20), id="quick"),
-    pytest.param(
-        hypothesis.settings(deadline=None, max_examples=1000),
-        id="thorough",
-        marks=pytest.mark.slow,
-    ),
-]
 
 WELL_FORMED = """\
 # Every part of the grammar once.

@@ -56,40 +56,28 @@ def test_only_the_label_of_the_node_makes_it_on_demand() -> None:
     assert not custom_layouts.Custom.of(view("custom", ONE)).is_on_demand
 
 
-@pytest.mark.parametrize("examples", drawn_documents.EXAMPLES)
-def test_any_annotation_is_one_layout_or_an_error_that_names_it(
-    examples: hypothesis.settings,
-) -> None:
-    @examples
-    @hypothesis.given(text=st.one_of(st.text(max_size=60), drawn_documents.mutated()))
-    def check(text: str) -> None:
-        asked = custom_layouts.Custom.of(view("custom", text))
-        try:
-            layout, _ = asked.layout()
-        except errors.LayoutError as error:
-            assert not text
-            assert error.reason is errors.Reason.NO_CUSTOM_LAYOUT  # noqa: PT017 - as above
-        except errors.ConfigError as error:
-            assert "annotation mig-manager.io/layout of node n1" in error.message  # noqa: PT017
-        else:
-            assert layout.name == well_known.CUSTOM_LAYOUT
-            (only,) = config.parse(text, source="s").layouts.values()
-            assert only.content_hash == layout.content_hash
-
-    check()
+@hypothesis.given(text=st.one_of(st.text(max_size=60), drawn_documents.mutated()))
+def test_any_annotation_is_one_layout_or_an_error_that_names_it(text: str) -> None:
+    asked = custom_layouts.Custom.of(view("custom", text))
+    try:
+        layout, _ = asked.layout()
+    except errors.LayoutError as error:
+        assert not text
+        assert error.reason is errors.Reason.NO_CUSTOM_LAYOUT  # noqa: PT017 - as above
+    except errors.ConfigError as error:
+        assert "annotation mig-manager.io/layout of node n1" in error.message  # noqa: PT017
+    else:
+        assert layout.name == well_known.CUSTOM_LAYOUT
+        (only,) = config.parse(text, source="s").layouts.values()
+        assert only.content_hash == layout.content_hash
 
 
-@pytest.mark.parametrize("examples", drawn_documents.EXAMPLES)
-def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.settings) -> None:
-    @examples
-    @hypothesis.given(drawn_documents.documents())
-    def check(document: layouts.Document) -> None:
-        for layout in document.layouts.values():
-            written = apply.annotation(layout, dt.datetime.now(tz=dt.UTC))
-            again, _ = custom_layouts.single(written, source="annotation")
-            assert (again.rules, again.content_hash) == (layout.rules, layout.content_hash)
-
-    check()
+@hypothesis.given(drawn_documents.documents())
+def test_what_kubectl_writes_means_what_the_file_says(document: layouts.Document) -> None:
+    for layout in document.layouts.values():
+        written = apply.annotation(layout, dt.datetime.now(tz=dt.UTC))
+        again, _ = custom_layouts.single(written, source="annotation")
+        assert (again.rules, again.content_hash) == (layout.rules, layout.content_hash)
 
 
 @pytest.mark.parametrize(

@@ -373,25 +373,25 @@ HARMLESS = (
 )
 
 
-@pytest.mark.parametrize("text", NAMED)
-def test_a_named_credential_is_removed(text: str) -> None:
-    clean = redaction.redact(f"before\n{text}\nafter: 1")
+def test_a_named_credential_is_removed() -> None:
+    for text in NAMED:
+        clean = redaction.redact(f"before\n{text}\nafter: 1")
 
-    assert HIDDEN not in clean
-    assert redaction.REMOVED in clean
-    assert (clean[:7], clean[-9:]) == ("before\n", "\nafter: 1")
-    if text.startswith('{"'):
-        assert set(json.loads(clean.splitlines()[1])) == set(json.loads(text))
-
-
-@pytest.mark.parametrize(("before", "credential"), LOOKS)
-def test_a_credential_without_a_name_is_removed_by_its_looks(before: str, credential: str) -> None:
-    assert redaction.redact(f"{before}{credential}, then") == f"{before}[removed], then"
+        assert HIDDEN not in clean
+        assert redaction.REMOVED in clean
+        assert (clean[:7], clean[-9:]) == ("before\n", "\nafter: 1")
+        if text.startswith('{"'):
+            assert set(json.loads(clean.splitlines()[1])) == set(json.loads(text))
 
 
-@pytest.mark.parametrize("text", HARMLESS)
-def test_harmless_text_stays(text: str) -> None:
-    assert redaction.redact(text) == text
+def test_a_credential_without_a_name_is_removed_by_its_looks() -> None:
+    clean = [redaction.redact(f"{before}{credential}, then") for before, credential in LOOKS]
+
+    assert clean == [f"{before}[removed], then" for before, _ in LOOKS]
+
+
+def test_harmless_text_stays() -> None:
+    assert [redaction.redact(text) for text in HARMLESS] == [*HARMLESS]
 
 
 def test_the_pages_of_the_project_stay() -> None:
