@@ -288,6 +288,22 @@ DECISIONS: dict[
         {},
         ["b: 1x 3g.20gb instead of 1x 7g.40gb for p"],
     ),
+    "a node without on-demand partitioning has no room in a change": (
+        [
+            node(
+                "fixed",
+                ["3g.20gb@0"],
+                labels={
+                    well_known.PARTITIONING_LABEL: "",
+                    well_known.CONFIG_LABEL: "mine",
+                    well_known.STATE_LABEL: "pending",
+                },
+            )
+        ],
+        [pod("p", "3g.20gb")],
+        {},
+        ["p CHANGING: it waits for fixed (its agent works on layout mine)"],
+    ),
     "the scheduler preempts pods on the node": (
         [node("a", ["3g.20gb@0*"]), node("b", ["7g.40gb@0*"])],
         [preempting("a"), pod("q", "1g.5gb")],

@@ -102,13 +102,13 @@ class Causes:
     ) -> Iterator[tuple[WaitReason, node_sets.NodeSet, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         batch, never = self._batch, self._batch.never(group)
-        # These can serve a pod without a change when other pods end.
+        # These can serve a pod without a change when other pods end, or once they are ready.
         short = self._index.allocatable.short(batch.needs[group].amounts)
-        yield (
-            WaitReason.IN_USE,
-            never - short - batch.excluded_nodes(group),
-            "what it has is in use",
-        )
+        hosts = never - short - batch.excluded_nodes(group)
+        for (reason, text), nodes in self._not_now.items():
+            if reason:
+                yield reason, (hosts & nodes) - self._index.ready, text
+        yield WaitReason.IN_USE, hosts & self._index.ready, "what it has is in use"
         rest = self._index.every - never
         for text, nodes in self._unpublished.items():
             yield WaitReason.UNUSABLE, (rest & nodes) - self._index.published, text
