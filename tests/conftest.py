@@ -136,7 +136,14 @@ def structlog_defaults() -> Generator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add an option for the counts of the matrices."""
+    """Add options for the matrices: how much of them is played, and where their counts go."""
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="strike at every n-th moment of the matrices only (default: 1, as published)",
+    )
     parser.addoption(
         "--results",
         type=pathlib.Path,

@@ -30,8 +30,10 @@ def play(note: Note, name: str, section: str, *, step: int = 1) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", played_changes.CHANGES)
-def test_every_pair_of_strikes_has_an_end_that_is_true(name: str, record_property: Note) -> None:
-    play(record_property, name, _SECTION)
+def test_every_pair_of_strikes_has_an_end_that_is_true(
+    name: str, record_property: Note, pytestconfig: pytest.Config
+) -> None:
+    play(record_property, name, _SECTION, step=pytestconfig.getoption("every"))
 
 
 @pytest.mark.parametrize("name", ["mode change", "rollback", "repair"])

@@ -93,7 +93,7 @@ def test_no_other_plan_is_better(product: str, data: st.DataObject, *, splits: b
 @pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=400)
+@hypothesis.settings(deadline=None, max_examples=150)
 def test_no_other_plan_is_better_for_many_layouts(
     product: str, data: st.DataObject, *, splits: bool
 ) -> None:

@@ -14,7 +14,6 @@ import pathlib
 import statistics
 import sys
 import threading
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 
 from mig_manager import errors
@@ -83,31 +82,6 @@ def in_memory(runs: int) -> list[Sample]:
                 _sample(_SELF, warm_up + number * each, blocks=sys.getallocatedblocks())
             )
     return samples
-
-
-def traced(runs: int) -> float:
-    """Return how many bytes of Python objects each reconfiguration leaves behind.
-
-    Every allocation is traced, which is slow: a tenth of ``in_memory``'s speed.
-    """
-    parts = 20
-    each = max(2, runs // parts)
-    sizes: list[int] = []
-    with _agent() as reconfigure:
-        reconfigure(each)
-        tracemalloc.start()
-        try:
-            # What was made before the trace is seen to end in it, and never to have begun.
-            reconfigure(each)
-            for _ in range(parts):
-                reconfigure(each)
-                gc.collect()
-                sizes.append(tracemalloc.get_traced_memory()[0])
-        finally:
-            tracemalloc.stop()
-    # Tables that grow by doubling have done so in the first half.
-    late = sizes[parts // 2 :]
-    return statistics.linear_regression([number * each for number in range(len(late))], late).slope
 
 
 def growth(samples: Sequence[Sample]) -> Growth:
