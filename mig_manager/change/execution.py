@@ -29,7 +29,7 @@ class Execution:
     may_stay_pending: bool  # whether a mode may stay pending until a reset or a reboot
     require_unused: RequireUnused | None
     in_use_wait: timing.Wait
-    """With ``require_unused``, for instances that the driver reports as in use."""
+    """With ``require_unused``: for what the driver refuses as in use."""
 
     def run(
         self, plan: steps.Plan, observed: model.ObservedGpus

@@ -82,11 +82,11 @@ class Transaction:
     idle_wait: timing.Wait | None = None
     """For processes that use instances to be destroyed; None: one attempt."""
     may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot
-    in_use_timeout_s: float | None = None
-    """How long the executor waits for a GPU in use; None, and in a rollback: its own limit."""
     elsewhere: Snapshots = ()  # snapshots of other changes in the same journal
     require_unused: execution.RequireUnused | None = None
     """Asks kubelet; None: for the agent, which drains pods itself."""
+    in_use_timeout_s: float = 0.0
+    """With ``require_unused``: how long to retry what the driver refuses as in use."""
 
     def run(
         self,
@@ -237,7 +237,7 @@ class Transaction:
             note_persistence=self.note_persistence,
             may_stay_pending=self.may_stay_pending,
             require_unused=self.require_unused,
-            in_use_wait=timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s or 0.0),
+            in_use_wait=timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s),
         )
 
     def note_persistence(self, uuids: Collection[str], *, is_on: bool) -> None:
@@ -304,9 +304,7 @@ class _Rounds:
         The executor checks processes in the NVML session of the change, so no process can start in
         between.
         """
-        guarded = dataclasses.replace(
-            plan, requires_idle=True, in_use_timeout_s=self.transaction.in_use_timeout_s
-        )
+        guarded = dataclasses.replace(plan, requires_idle=True)
 
         def attempt() -> tuple[Observed, bool]:
             self.has_begun = True
