@@ -8,9 +8,9 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, publish, run, run_journal
-from mig_manager.agent.steps import recovery
+from mig_manager.agent.steps import host, recovery
 from mig_manager.change import hook_points
-from mig_manager.core import model, ports
+from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_repair, journals, requests, status
@@ -35,6 +35,8 @@ class Attempts:
         """None: not read yet."""
         self.journal = journals.NONE
         """The journal of earlier runs, from which the next run resumes."""
+        self.may_be_pending = False
+        """Whether the Node may show a run whose outcome was not published."""
 
     @property
     def record(self) -> requests.RequestRecord:
@@ -117,6 +119,7 @@ class Attempts:
         )
         if request.attempt == 1:
             self._shared.memory.begin_request()
+        self.may_be_pending = True
         try:
             try:
                 yield job
@@ -125,11 +128,13 @@ class Attempts:
                     _supersede(job, end)
                 finally:
                     self._keep_journal(job)
+                self.may_be_pending = end.is_replaced
                 raise
             except errors.ClusterError:
                 self.journal = job.journal.entries
                 raise
             self._keep_journal(job)
+            self.may_be_pending = False
         finally:
             self._shared.deps.standby.dismiss()
             self._record = job.journal.record
@@ -152,7 +157,7 @@ class Attempts:
             run.undo_interrupted(job)
 
     def end_pending(self, why: str, *, config: str = "", annotation_hash: str = "") -> None:
-        """Publish the end of a run that no attempt continues, and restore the node.
+        """Publish the end of a run that no attempt continues, and restore node and host.
 
         ``config`` is the requested layout, and ``annotation_hash`` that of ``custom``; empty: none
         is requested any more.
@@ -163,6 +168,7 @@ class Attempts:
         request = jobs.LayoutRequest(config=config, annotation_hash=annotation_hash)
         with self.begin(request) as job, job.hold_lock(why):
             job.journal.take_over()
+            why = messages.join(why, host.restore(job))
             job.journal.finish(outcomes.failure(errors.Reason.INTERRUPTED, why))
 
 

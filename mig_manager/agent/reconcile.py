@@ -238,22 +238,23 @@ class Reconciler:
         self._publish_faults(gpus, why=repairing.NOT_REQUESTED)
 
     def stop(self) -> None:
-        """End a run that was left to the next attempt, and its taint; call when the agent stops.
+        """End a run that was left to the next attempt, and restore node and host; call at the end.
 
-        A node that goes down for a reboot keeps both, for the agent after the reboot.
+        A node that goes down for a reboot keeps its taint, for the agent after the reboot.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
         journal = self._attempts.journal
-        if journal.is_empty or journal.rebooted_from:
+        is_going_down = journal.rebooted_from == (self._deps.boot_id or "unknown")
+        if is_going_down or (journal.is_empty and not self._attempts.may_be_pending):
             return
-        if self._is_run_open(self._shared.publisher.read()):
+        key = self._attempts.record.key if journal.is_empty else journal.request
+        is_host_changed = journal.host_services or journal.exit_hook
+        if is_host_changed or self._is_run_open(self._shared.publisher.read()):
             try:
                 self._attempts.end_pending(
-                    "the agent stopped during a run",
-                    config=journal.config,
-                    annotation_hash=journal.annotation_hash,
+                    "the agent stopped during a run", config=key[0], annotation_hash=key[1]
                 )
             except errors.LockedError as error:
                 # The other manager restores the node, or the next agent does.

@@ -175,6 +175,32 @@ def test_a_new_node_object_leads_to_no_second_reboot() -> None:
     assert rig.host.reboots == 1
 
 
+def test_an_agent_that_stops_after_the_reboot_and_a_lost_run_restores_the_node() -> None:
+    rig = rebooting_node()
+    go_down(rig)
+    rig.driver.mode_waits = False
+    rig.restart_machine()
+    agent = scenes.reconciler(rig)
+    agent.recover(LAYOUT)
+    rig.log.clear()
+
+    def lose() -> None:
+        if "gpus.execute" in rig.log and rig.log[-1].startswith(("node.", "workloads.")):
+            raise scenes.BROKEN["node"]
+
+    rig.on_call = lose
+    with pytest.raises(errors.ClusterError):
+        scenes.run(rig, LAYOUT, by=agent)
+    rig.on_call = lambda: None
+    assert rig.has_hold_taint
+
+    agent.stop()
+
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert not rig.has_hold_taint
+    assert well_known.PAUSED_VALUE not in rig.labels.values()
+
+
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
     rig = rebooting_node()
     impatient = fakes.FakeRequest(rig.clock, replaced=True)

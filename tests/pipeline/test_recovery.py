@@ -1,5 +1,6 @@
 """What a killed run leaves, and how its successor takes over."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -627,3 +628,29 @@ def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
 
     assert not rig.has_hold_taint
     assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["config"] == LAYOUT
+
+
+@pytest.mark.parametrize("lost", ["run", "service", "hook"])
+def test_an_agent_that_stops_before_a_retry_restores_node_and_host(lost: str) -> None:
+    rig = scenes.hooked(scenes.hosted_node())
+    agent = scenes.reconciler(rig)
+
+    def fail() -> None:
+        if lost == "run" and rig.log[-1] == "node.patch" and rig.log.count("node.patch") > 1:
+            raise scenes.BROKEN["workloads"]
+        if rig.log[-1] == "gpus.execute":
+            rig.host.broken_services = {"dcgm.service"} if lost == "service" else set()
+            rig.hooks.broken = {"exit"} if lost == "hook" else set()
+
+    rig.on_call = fail
+    with contextlib.suppress(errors.ClusterError):
+        assert scenes.run(rig, by=agent).should_retry
+    rig.on_call = lambda: None
+    rig.host.broken_services, rig.hooks.broken = set(), set()
+
+    agent.stop()
+
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert not rig.hooks.pending_exit
+    scenes.assert_restored(rig, is_stopped=True)
