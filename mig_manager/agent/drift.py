@@ -119,6 +119,8 @@ class DriftMemory:
     was_driver_away: bool = False  # in one of these checks
     is_unknown: bool = False  # whether it is published that no GPU can be observed
     is_drifted: bool = False
+    description: str = ""
+    """Of the drift, by the last check; empty: no check has described it."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
 
@@ -168,17 +170,20 @@ def act(
     was_drifted = memory.is_drifted
     was_unknown = memory.is_unknown
     was_reloaded = memory.was_driver_away and not was_drifted and _is_empty(observation)
+    published = memory.description if was_drifted else None
     memory = dataclasses.replace(
         memory,
         is_drifted=not is_active,
+        description="",
         failed_checks=0,
         was_driver_away=False,
         is_unknown=False,
     )
     if memory.is_drifted:
         # After a reload the layout is restored as after a reboot.
-        is_healed = was_reloaded or _handle_drift(job, observation, is_new=not was_drifted)
-        return (Action.HEAL if is_healed else Action.REST), memory
+        description = "" if was_reloaded else _handle_drift(job, observation, published)
+        memory = dataclasses.replace(memory, description=description)
+        return (Action.REST if description else Action.HEAL), memory
     # A GPU that the layout does not name, or another place of the same instances.
     differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
     # Another program may have destroyed instances and created equal ones.
@@ -243,8 +248,12 @@ def _count_failure(
     return dataclasses.replace(memory, is_unknown=memory.is_unknown or is_unknown)
 
 
-def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> bool:
-    """Return whether to restore the layout on request; else publish the drift."""
+def _handle_drift(job: jobs.Job, observation: Observation, published: str | None) -> str:
+    """Describe the drift, and publish the description if it is new; empty: restore the layout.
+
+    ``published`` is the description by the last check; None: no drift is published. Empty: a run
+    described it, maybe in other words.
+    """
     affected, plan, missing = "", observation.plan, observation.missing
     if job.limits.heals_drift and plan is not None and not missing:
         try:
@@ -254,17 +263,17 @@ def _handle_drift(job: jobs.Job, observation: Observation, *, is_new: bool) -> b
                 raise
             affected = error.message
         if not affected:
-            return True
-    if is_new:
+            return ""
+    message = (
+        outcomes.missing_message(job.status.title, missing)
+        if missing
+        else outcomes.drift_message(job.status.title, affected, observation.message)
+    )
+    if published not in ("", message):
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
-        message = (
-            outcomes.missing_message(job.status.title, missing)
-            if missing
-            else outcomes.drift_message(job.status.title, affected, observation.message)
-        )
         job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
-    return False
+    return message
 
 
 def _withdraw_phantoms(

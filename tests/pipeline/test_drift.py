@@ -496,6 +496,10 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, agents: s
     assert well_known.APPLIED_LABEL not in rig.labels
     assert f"the driver no longer lists {before[1]}" in rig.statuses[-1]
     assert "workloads.evict" not in rig.log
+    if not heals:
+        rig.gpus = (before[0], dataclasses.replace(before[1], gpu_instances=()))
+        assert agent.check_drift(layout, ended) is drift.Action.REST
+        assert "the driver no longer lists" not in rig.statuses[-1]
     rig.gpus = before
     assert agent.check_drift(layout, ended) is drift.Action.REST
     assert rig.labels[well_known.STATE_LABEL] == "success"
