@@ -95,6 +95,13 @@ class RunJournal:
         self._publisher.announce(node_object.NodePatch(annotations=self._annotation(self.entries)))
         self._save_on_host()
 
+    def publish(self, **entries: Unpack[journals.Changes]) -> None:
+        """Change entries, and publish them."""
+        after = dataclasses.replace(self.entries, **entries)
+        self._publisher.patch(node_object.NodePatch(annotations=self._annotation(after)))
+        self.entries = after
+        self._save_on_host()
+
     def note_status(self, **fields: Unpack[status.Changes]) -> None:
         """Change fields of the status; the next patch publishes them."""
         self.status = dataclasses.replace(self.status, **fields)

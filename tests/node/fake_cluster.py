@@ -212,6 +212,24 @@ class FakeWorkloads(Port):
             self._rig.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
 
 
+class UnansweredWorkloads(FakeWorkloads):
+    """Evicts and deletes pods, but an error follows instead of the answer."""
+
+    def __init__(self, rig: "fakes.NodeRig", error: BaseException) -> None:
+        super().__init__(rig)
+        self._error = error
+
+    def evict(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
+        verdict = super().evict(pod)
+        if verdict.answer is evictions.Eviction.ACCEPTED:
+            raise self._error
+        return verdict
+
+    def delete(self, pod: pod_object.Pod) -> None:
+        super().delete(pod)
+        raise self._error
+
+
 class FakeAllocations(Port):
     def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
         self._answer("allocations.assigned_devices")

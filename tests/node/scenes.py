@@ -311,6 +311,14 @@ def assert_restored(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
     assert all(is_on is (name != "off.service") for name, is_on in rig.host.services.items())
 
 
+def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str]) -> None:
+    """Once a drain has evicted pods, the node stays closed until the next attempt."""
+    if rig.has_hold_taint:
+        assert "workloads.evict" in before_failure
+    else:
+        assert_restored(rig)
+
+
 def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
     """Return a driver that refuses the first steps of a kind."""
     remaining = [times]

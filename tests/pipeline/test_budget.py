@@ -189,6 +189,10 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(fake: Fak
             scenes.run(rig, by=reconciler)
 
         assert rig.log[index] == call
+        scenes.assert_restored_or_in_drain(rig, rig.log[:index])
+        if rig.has_hold_taint:
+            assert again.is_taken
+            scenes.run(rig, by=reconciler)
         scenes.assert_restored(rig)
         assert not again.is_taken, call
 

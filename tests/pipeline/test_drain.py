@@ -14,6 +14,7 @@ from tests.node import fake_cluster, fakes
 from tests.node.fakes import NodeRig
 from tests.pipeline.drains import (
     FORCE,
+    SILENT,
     assert_fails,
     at,
     drained,
@@ -181,8 +182,10 @@ def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRi
     rig.disruptions.refusals["train"] = "no"
     rig.clock.on_wait.clear()
 
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "as long again by force", policy=FORCE)
+    error = assert_fails(rig, Reason.DRAIN_TIMEOUT, "as long again by force", policy=FORCE)
 
+    assert isinstance(error, errors.DrainError)
+    assert error.keeps_taint
     assert rig.log.count("workloads.delete") == 1
 
 
@@ -272,15 +275,20 @@ class Ear(ports.Telemetry):
         self.heard += 1
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
 @pytest.mark.parametrize("by_force", [True, False])
-def test_each_eviction_or_deletion_by_force_is_counted(rig: NodeRig, *, by_force: bool) -> None:
+def test_each_eviction_or_deletion_by_force_is_counted(
+    rig: NodeRig, *, by_force: bool, is_answered: bool
+) -> None:
     ear = Ear()
     gpu_pod(rig, "second")
     rig.disruptions.refusals |= {"train": "no", "second": "no"} if by_force else {}
+    workloads = rig.workloads if is_answered else fake_cluster.UnansweredWorkloads(rig, SILENT)
+    draining = new_drain(rig, policy=FORCE, telemetry=ear, workloads=workloads)
 
-    assert drained(rig, policy=FORCE, telemetry=ear) == (0 if by_force else 2)
+    assert run(rig, draining) == ear.heard == 2
 
-    assert ear.heard == 2
+    assert len(draining.evictions.forced) == (2 if by_force else 0)
 
 
 def test_an_accepted_eviction_is_logged(rig: NodeRig) -> None:

@@ -245,7 +245,7 @@ def test_node_is_restored_after_any_failed_call_of_a_custom_layout(
             agent.recover("custom", wanted)
         else:
             assert rig.labels[well_known.STATE_LABEL] in ("success", "failed"), index
-            scenes.assert_restored(rig)
+            scenes.assert_restored_or_in_drain(rig, undisturbed.log[:index])
         rig.failing = {}
 
         again = run(rig, wanted, by=agent)

@@ -1,5 +1,6 @@
 """Nodes whose agent is killed at any point: no pod is evicted without a request for it."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.errors import Reason
 from tests import contract
-from tests.node import fakes, scenes
+from tests.node import fake_cluster, fakes, scenes
 from tests.pipeline import gpu_processes
 from tests.pipeline.custom_requests import CHANGED
 
@@ -537,3 +538,24 @@ def test_a_change_that_always_fails_after_its_drain_soon_evicts_no_pod(
     scenes.assert_ends(rig, Reason.APPLIED, by=agent, is_new=remedy == "label")
     assert "affected" not in rig.pod_names
     assert rig.log.count("workloads.evict") == (3 if remedy == "pod ends" else 4)
+
+
+@pytest.mark.parametrize("error", [scenes.BROKEN["node"], scenes.Killed()])
+def test_an_eviction_counts_though_its_answer_is_lost_or_the_agent_killed(
+    error: BaseException,
+) -> None:
+    rig = scenes.busy_node()
+    device = scenes.device(rig, 0, "2g.10gb")
+    break_change(rig)
+    for _ in range(5):
+        workloads = fake_cluster.UnansweredWorkloads(rig, error)
+        agent = scenes.reconciler(rig, workloads=workloads)
+        agent.recover(scenes.LAYOUT)
+        with contextlib.suppress(scenes.Killed):
+            scenes.run(rig, by=agent)
+        if rig.has_hold_taint:
+            scenes.resume(rig, scenes.LAYOUT)
+        if "affected" not in rig.pod_names:
+            rig.add_pod("affected", devices=frozenset({device}))
+
+    assert rig.log.count("workloads.evict") == 3

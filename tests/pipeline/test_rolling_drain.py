@@ -1,5 +1,6 @@
 """What PodDisruptionBudgets that grant a part of a drain's evictions make of it."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -157,33 +158,60 @@ def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     assert all(outcome.should_retry for outcome in ended)
 
 
-@pytest.mark.parametrize("news", ["file", "label"])
-def test_only_another_request_reopens_the_node_in_mid_drain(news: str) -> None:
+@pytest.mark.parametrize("granted", [1, 4])
+@pytest.mark.parametrize("news", ["file", "label", "no right to list pods"])
+def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: int) -> None:
     rig, serving = node_with(room_elsewhere=1)
+    serving.budget.max_unavailable = granted
+    # If all are evicted at once, the others take longer to end.
+    rig.kubelet.ends_from_s = dict.fromkeys(list(serving.here)[2:], rig.clock.now_s + 10)
     agent, inbox = scenes.reconciler(rig, CONFIG), intake.Inbox()
     inbox.put_label(LAYOUT)
 
     def follow_news() -> bool:
         if serving.killed == 2 and news == "file":
             inbox.put_file_change()
-        elif serving.killed == 2:
+        elif serving.killed == 2 and news == "label":
             inbox.put_label("all-1g.5gb")
+        elif serving.killed == 2:
+            rig.refusing["workloads.list"] = drains.FORBIDDEN
         inbox.check(1)
         return False
 
     request = fakes.FakeRequest(rig.clock)
     request.ends_when = follow_news
-    with pytest.raises(errors.Superseded):
-        agent.run(LAYOUT, request)
+    with contextlib.suppress(errors.Superseded):
+        assert agent.run(LAYOUT, request).reason is Reason.FORBIDDEN
 
     rig.clock.wait(1)
-    assert rig.has_hold_taint is (news == "file")
+    assert rig.has_hold_taint is (news != "label")
+    rig.refusing.clear()
     serving.room_elsewhere, here = 3, len(serving.here)
-    newer = inbox.next(1)
+    newer = inbox.next(0)
     assert newer is not None
     assert newer.name is not None
     assert agent.run(newer.name, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
-    assert serving.killed == 2 + (here if news == "file" else 0)
+    assert serving.killed == 2 + (0 if news == "label" else here)
+    scenes.assert_restored(rig)
+
+
+def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
+    rig = scenes.busy_node()
+    rig.refusing["workloads.evict"] = drains.FORBIDDEN
+    inbox = intake.Inbox()
+    inbox.put_label(scenes.LAYOUT)
+    drains.at(rig, 3, inbox.put_file_change)
+
+    def follow_news() -> bool:
+        inbox.check(1)
+        return False
+
+    request = fakes.FakeRequest(rig.clock)
+    request.ends_when = follow_news
+
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, request=request)
+
     scenes.assert_restored(rig)
 
 

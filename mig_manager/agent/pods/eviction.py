@@ -76,14 +76,12 @@ class Evictions:
     """Called with a message before the next round of a rolling drain."""
     check: Callable[[], object] = lambda: None
     """Called before each eviction or deletion; raises ``Superseded`` to end them."""
-    on_evicted: Callable[[], object] = lambda: None
-    """Called after a pod was evicted or deleted."""
+    on_eviction: Callable[[], object] = lambda: None
+    """Called before each eviction or deletion."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
-    evicted: int = 0
-    """How many pods were evicted."""
     progress: int = 0
-    """How many of them were on the node at the start."""
+    """How many of the evicted pods were on the node at the start."""
     forced: tuple[str, ...] = ()
     """Names of the pods that were deleted by force."""
     _may_evict: bool = False
@@ -91,6 +89,8 @@ class Evictions:
     _may_list_budgets: bool = True
     _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)
     """By the pod's UID."""
+    _evicted: set[str] = dataclasses.field(default_factory=set)
+    """UIDs of the pods that were evicted or deleted."""
     _round: _Round = dataclasses.field(default_factory=_Round)
 
     def begin(self) -> None:
@@ -98,6 +98,11 @@ class Evictions:
         self._may_evict = False
         self._attempts.clear()
         self._round = dataclasses.replace(self._round, next_s=0.0)
+
+    @property
+    def evicted(self) -> int:
+        """How many pods were evicted or deleted, also if the answer was lost."""
+        return len(self._evicted)
 
     @property
     def is_rolling(self) -> bool:
@@ -300,28 +305,49 @@ class Evictions:
         return last.why if self.clock.monotonic() < last.not_before_s else None
 
     def _evict_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        verdict = self.workloads.evict(pod)
+        verdict = self._remove(pod, self.workloads.evict)
         if verdict.answer is not evictions.Eviction.BLOCKED:
-            self._attempts[pod.uid] = _Attempt(is_done=True)
-            self.returning.note_removed(pod)
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
-        if verdict.answer is evictions.Eviction.ACCEPTED:
-            self.evicted += 1
-            self.progress += not self.returning.is_new(pod)
-            self.telemetry.pod_evicted()
-            self.on_evicted()
         return verdict
 
     def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        self.workloads.delete(pod)
-        self._attempts[pod.uid] = _Attempt(is_done=True)
-        self.returning.note_removed(pod)
-        if pod.key not in self.forced:
-            self.forced += (pod.key,)
+        def delete(pod: pod_object.Pod) -> evictions.EvictionResponse:
+            self.workloads.delete(pod)
+            return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+
+        verdict = self._remove(pod, delete, is_forced=True)
         _log.warning("pod_deleted_by_force", pod=pod.key)
-        self.telemetry.pod_evicted()
-        self.on_evicted()
-        return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
+        return verdict
+
+    def _remove(
+        self,
+        pod: pod_object.Pod,
+        act: Callable[[pod_object.Pod], evictions.EvictionResponse],
+        *,
+        is_forced: bool = False,
+    ) -> evictions.EvictionResponse:
+        """Evict or delete a pod, and count it, also if the answer is lost."""
+        self.on_eviction()
+        try:
+            verdict = act(pod)
+        except errors.ClusterError as error:
+            if error.may_be_done:
+                self._count_evicted(pod, is_forced=is_forced)
+            raise
+        if verdict.answer is not evictions.Eviction.BLOCKED:
+            self._attempts[pod.uid] = _Attempt(is_done=True)
+            self.returning.note_removed(pod)
+        if verdict.answer is evictions.Eviction.ACCEPTED:
+            self._count_evicted(pod, is_forced=is_forced)
+        return verdict
+
+    def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
+        if is_forced and pod.key not in self.forced:
+            self.forced += (pod.key,)
+        if pod.uid not in self._evicted:
+            self._evicted.add(pod.uid)
+            self.progress += not self.returning.is_new(pod)
+            self.telemetry.pod_evicted()
 
 
 def why_not_evictable(pod: pod_object.Pod) -> str:

@@ -13,7 +13,7 @@ from mig_manager.agent import jobs, run_journal
 from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
 from mig_manager.agent.steps import preparing, slots
 from mig_manager.core import messages, model
-from mig_manager.core.node import node_object, pod_object, resources, well_known
+from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
 
 
 def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
@@ -62,17 +62,23 @@ def drain_pods(
         Superseded: Another layout is requested, or the agent stops.
     """
     pod_drain = _new_drain(job, change.order)
-    return pod_drain, _drain(job, change, pod_drain, listed)
+    return pod_drain, _drain(job, change.usage, pod_drain, listed)
 
 
 def _drain(
     job: jobs.Job,
-    change: preparing.PlannedChange,
+    usage: gpu_use.Usage,
     pod_drain: drain.Drain,
     listed: tuple[pod_object.Pod, ...],
 ) -> tuple[pod_object.Pod, ...]:
     """Drain the affected pods; once they are gone, no failure keeps the taint for a next drain."""
-    pods = pod_drain.run(change.usage, job.cancel, listed)
+    before = job.journal.entries
+    try:
+        pods = pod_drain.run(usage, job.cancel, listed)
+    finally:
+        if not pod_drain.evictions.evicted:
+            # The API has refused the evictions that the journal lists.
+            job.journal.note(draining=before.draining, has_evicted=before.has_evicted)
     job.journal.note(draining=False)
     return pods
 
@@ -98,7 +104,7 @@ def pause_clients(
         change.order.extra_clients,
         surveyed=change.usage.pods,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-        drain_late=lambda listed: _drain(job, change, pod_drain, listed),
+        drain_late=lambda listed: _drain(job, change.usage, pod_drain, listed),
     )
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
@@ -155,7 +161,7 @@ def drain_whole_node(
             f"{messages.list_names(claiming)}; drain the node and reboot it",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    _new_drain(job, order).run(usage, job.cancel, usage.pods)
+    _drain(job, usage, _new_drain(job, order), usage.pods)
 
 
 def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
@@ -169,11 +175,10 @@ def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
             workloads=job.deps.workloads,
             clock=job.deps.clock,
             strategy=order.limits.policy.strategy,
-            # Publish before the first eviction of the round.
-            on_round=lambda message: job.journal.enter(model.Phase.DRAIN, message, draining=True),
+            on_round=lambda message: _enter(job, message),
             # Evictions may take long, for example because of a slow webhook.
             check=job.cancel.check,
-            on_evicted=lambda: _note_evicted(job),
+            on_eviction=lambda: _record_eviction(job),
             telemetry=job.deps.telemetry,
             returning=job.memory.returning,
         ),
@@ -182,16 +187,25 @@ def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
     )
 
 
-def _note_evicted(job: jobs.Job) -> None:
-    """Record that the run costs pods, which decides whether a failure of it counts."""
-    if not job.journal.entries.has_evicted:
-        note = job.journal.announce if job.request.repairs else job.journal.note
-        note(has_evicted=True)
+def _enter(job: jobs.Job, message: str) -> None:
+    """Publish which pods are evicted or deleted next, and record it as ``_record_eviction``."""
+    job.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
+
+
+def _record_eviction(job: jobs.Job) -> None:
+    """Record before the first eviction that the run costs pods.
+
+    The record decides whether the node stays tainted, and whether a failure of the run counts,
+    also if the agent is killed or the answer to the eviction is lost.
+    """
+    entries = job.journal.entries
+    if not (entries.draining and entries.has_evicted):
+        job.journal.publish(draining=True, has_evicted=True)
 
 
 def _force(job: jobs.Job, names: str) -> None:
     message = f"deleting by force {names}"
-    job.journal.enter(model.Phase.DRAIN, message)
+    _enter(job, message)
     _announce(job, message, reason="ForcedDrain", is_warning=True)
 
 

@@ -49,8 +49,8 @@ class Journal:
     """Whether the ``apply-exit`` hooks must run, because ``apply-start`` hooks have."""
     rebooted_from: str = ""  # the boot in which this request rebooted the machine; empty: none
     draining: bool = False
-    """Whether pods were evicted for this layout and others must still be evicted."""
-    has_evicted: bool = False  # whether this run evicted pods, also before an interruption
+    """Whether a drain for this layout evicts pods and has not ended; written before it does."""
+    has_evicted: bool = False  # whether this run evicts pods; written before it does
     has_plugin: bool = False
     """Whether a device plugin served the node before the pause: one must run again, and the
     journal stays until its devices are verified."""
