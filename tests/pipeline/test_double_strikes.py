@@ -36,7 +36,7 @@ def test_every_pair_of_strikes_has_an_end_that_is_true(
     play(record_property, name, _SECTION, step=pytestconfig.getoption("every"))
 
 
-@pytest.mark.parametrize("name", ["mode change", "rollback", "repair"])
+@pytest.mark.parametrize("name", ["mode change", "rollback"])
 def test_a_sample_of_the_pairs_of_strikes_has_an_end_that_is_true(
     name: str, record_property: Note
 ) -> None:

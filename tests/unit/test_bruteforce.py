@@ -66,7 +66,7 @@ def test_the_planner_accepts_exactly_what_can_be_placed(product: hardware.Produc
 
 @pytest.mark.parametrize("product", JUDGED)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=20)
 def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(
     product: hardware.Product, data: st.DataObject
 ) -> None:

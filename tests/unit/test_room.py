@@ -69,7 +69,6 @@ def test_the_room_of_every_product_is_what_trying_everything_finds(
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=20)
 def test_planner_creates_what_the_room_promises(product: str, data: st.DataObject) -> None:
     # Only an instance with a compute instance can be wanted, and so be kept.
     gpu = data.draw(drawn_gpus.gpus(product, splits=False, idle=False))

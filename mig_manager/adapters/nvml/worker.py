@@ -32,7 +32,12 @@ def main(
 
     ``load_driver`` loads another driver in place of NVIDIA's; the kernel does not know its GPUs.
     """
-    parser = argparse.ArgumentParser(prog="mig_manager.adapters.nvml.worker", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="mig_manager.adapters.nvml.worker",
+        description=__doc__,
+        # Without a width, argparse loads shutil and all compressors at each start of a worker.
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80),
+    )
     parser.add_argument("task", choices=("serve", "listen"))
     parser.add_argument("--library-path", help="file of the NVML library")
     parser.add_argument(
