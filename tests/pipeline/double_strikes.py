@@ -259,7 +259,8 @@ class _Explorer:
                 self.tried += 1
                 self.struck += 1
                 self.strikes["writes"] += 1
-                unread = None if number else changes.described(play.rig.gpus)
+                # The journal is read when the agent starts, and again under the lock.
+                unread = None if number > 1 else changes.described(play.rig.gpus)
                 self._judge(forked, outcome, ends(self._change, name, unread=unread))
 
     def _write(self, write: Callable[[Play], object], play: Play) -> None:
