@@ -186,7 +186,8 @@ def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> resolving.Resol
         The layout, with the GPUs if they had to be observed for that.
     """
     gpus = job.request.last_gpus
-    if not gpus:
+    # A GPU that was unreachable then may be back, and the layout may have changed meanwhile.
+    if not gpus or not job.journal.record.goals.keys() <= {gpu.uuid for gpu in gpus}:
         gpus = resolving.observe_once(job, resolved)
         resolved = dataclasses.replace(resolved, observed=gpus)
     job.journal.note_record(

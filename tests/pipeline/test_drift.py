@@ -670,6 +670,23 @@ def test_a_gpu_back_while_the_file_is_unusable_starts_no_run() -> None:
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
+def test_an_edit_while_a_gpu_is_lost_is_applied_once_it_is_back() -> None:
+    rig = scenes.node()
+    head = "version: v1\nmig-configs:\n  mine:\n" + changes.entry("[0]", {"7g.40gb": 1}) + "\n"
+    configs = fakes.FakeConfig(head + changes.entry("[1]", {"3g.20gb": 2}))
+    agent = scenes.reconciler(rig, configs=configs)
+    assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
+    rig.add_pod("affected", devices=frozenset(rig.gpus[1].mig_uuids))
+    rig.driver.lost.add(rig.gpus[1].uuid)
+    assert_ends(rig, Reason.GPU_UNREACHABLE, layout="mine", by=agent)
+    configs.text = head + changes.entry("[1]", {"7g.40gb": 1})
+
+    rig.driver.lost.clear()
+    assert_ends(rig, Reason.APPLIED, layout="mine", by=agent)
+
+    assert "affected" not in rig.pod_names
+
+
 def test_phantoms_are_withdrawn_although_the_file_is_unusable() -> None:
     rig, agent, ended = node_without_file()
     rig.kubelet.phantoms = {"nvidia.com/mig-7g.40gb": 1}
