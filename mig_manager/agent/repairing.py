@@ -214,12 +214,15 @@ def _with_problems(outcome: outcomes.Outcome, record: requests.RequestRecord) ->
     return dataclasses.replace(outcome, description=outcome.description + failed)
 
 
-def _why_forbidden(shared: jobs.Shared) -> str:
+def _why_forbidden(job: jobs.Job) -> str:
     """Return why a repair that has begun may not go on, as part of a sentence; empty: it may."""
-    if shared.limits.repair is not settings.RepairPolicy.RESET or shared.deps.reset is None:
+    if job.limits.repair is not settings.RepairPolicy.RESET or job.deps.reset is None:
         return "the agent may not reset GPUs"
     try:
-        return _left_to_others(shared)
+        if job.journal.entries.has_evicted or job.journal.entries.snapshot:
+            # It may have evicted the pods that show which taints belong to the node.
+            return gpu_repair.why_cordoned(job.deps.node.latest())
+        return _left_to_others(job)
     except errors.ClusterError as error:
         return error.message
 

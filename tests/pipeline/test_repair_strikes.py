@@ -1,5 +1,6 @@
 """Repairs that are killed, superseded, delayed, or overtaken by other changes."""
 
+import dataclasses
 import json
 
 import pytest
@@ -168,6 +169,34 @@ def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> 
     assert "GpuRepairFailed" not in rig.events
     rig.is_unschedulable = False
     scenes.assert_restored(rig)
+
+
+@pytest.mark.parametrize("call", ["workloads.evict", "gpus.execute"])
+@pytest.mark.parametrize("is_cordoned", [False, True])
+def test_only_a_cordon_ends_a_repair_that_evicted_the_tolerating_pods(
+    call: str, *, is_cordoned: bool
+) -> None:
+    rig = repairs.faulty_node()
+    rig.taints = {"dedicated"}
+    (spared,) = (uid for uid, pod in rig.pods.items() if pod.name == "spared")
+    del rig.pods[spared], rig.kubelet.assigned[spared]
+    (affected,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
+    pod = rig.pods[affected]
+    rig.pods[affected] = dataclasses.replace(pod, tolerated=frozenset(rig.taints))
+
+    def kill() -> None:
+        if call in rig.log[:-1]:
+            raise scenes.Killed
+
+    rig.on_call = kill
+    with pytest.raises(scenes.Killed):
+        repairs.serve(rig)
+    rig.on_call = lambda: None
+    rig.is_unschedulable = is_cordoned
+
+    repairs.serve(rig)
+
+    assert repairs.resets(rig) == (0 if is_cordoned else 1)
 
 
 @pytest.mark.parametrize("pods_at_kill", [{"affected", "spared"}, {"spared"}])

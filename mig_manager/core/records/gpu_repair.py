@@ -126,6 +126,11 @@ def why_paused(gpu: model.Gpu, repairs: Repairs, clock: timing.Clock) -> str:
     return f"repair {last.attempts} {result}; another begins at {until} at the earliest"
 
 
+def why_cordoned(view: node_object.NodeView) -> str:
+    """Return that the node is cordoned, as part of a sentence; empty: it is not."""
+    return "the node is cordoned" if view.is_unschedulable else ""
+
+
 def why_left_to_others(
     view: node_object.NodeView,
     pods: Collection[pod_object.Pod],
@@ -137,8 +142,8 @@ def why_left_to_others(
     A taint that a GPU pod names and tolerates is where the node belongs, not a sign of a repair;
     Kubernetes' own taints are never that.
     """
-    if view.is_unschedulable:
-        return "the node is cordoned"
+    if why := why_cordoned(view):
+        return why
     tolerated = {
         key
         for pod in pods
