@@ -254,7 +254,9 @@ class _LockedChange:
             self.deps.pods.require_unused(
                 clients.affected_ids(steps.Plan(gpus=(plan,)), gpus.only({plan.gpu_uuid}))
             )
-        except errors.GpuInUseError:
+        except errors.GpuInUseError as error:
+            if error.reason is not errors.Reason.IN_USE:
+                raise
             return True
         # What blocks the change is asked again when it begins.
         with contextlib.suppress(errors.HardwareError):

@@ -221,8 +221,13 @@ def _restore(
     journal = local.open_journal(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in journal.entries.snapshot}
     unreachable = observed.unreachable_snapshots(journal.entries.snapshot)
-    # A GPU that the saved layout does not list may have been part of the killed run.
-    target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
+    # A GPU that the saved layout does not list may have been part of the killed run. Outside its
+    # layout it may list GPUs as that run left them.
+    target = interrupted | {
+        gpu.uuid: gpu
+        for gpu in saved.snapshot
+        if saved.covered is None or gpu.uuid in saved.covered or gpu.uuid not in interrupted
+    }
     problems = [*_other_gpus(observed, target)]
     faulty = tuple(
         gpu for gpu in observed if repairs and gpu.uuid in target and gpu_repair.is_possible(gpu)

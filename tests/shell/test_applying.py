@@ -42,7 +42,11 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: 
     assert node.journal.text is None
 
 
-def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(node: Node) -> None:
+@pytest.mark.parametrize("is_rebooted", [False, True])
+def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
+    node: Node, *, is_rebooted: bool
+) -> None:
+    node.change_to("before")
     before = node.shape
     assert node.cut_off("wanted", at=12)
     killed = node.shape[1]
@@ -55,9 +59,29 @@ def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(node: Node) -> N
         node.notes.clear()
 
     node.pods.clear()
-    node.change_to("first-only")
+    if is_rebooted:
+        node.lose_instances()
+        node.host.boot_id += "+"
+        node.boot()
+    else:
+        node.change_to("first-only")
     assert (node.has("first-only"), node.shape[1]) == (True, before[1])
     assert node.journal.text is None
+
+
+def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: Node) -> None:
+    assert node.cut_off("wanted", at=12)
+    node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
+    killed = node.shape
+    node.refusing["allocations.assigned_devices"] = errors.ClusterError(
+        "no answer", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE
+    )
+
+    with pytest.raises(errors.GpuInUseError, match="no answer"):
+        node.change_to("first-only")
+
+    assert node.shape == killed
+    assert not any("in use" in note for note in node.notes)
 
 
 def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
