@@ -201,6 +201,7 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         self._attempts.forget_request()
+        self._drift = drift.DriftMemory()
         if not self._attempts.journal.is_empty:
             self._attempts.undo()
         view = self._shared.publisher.read()

@@ -333,6 +333,17 @@ def test_gpus_that_cannot_be_observed_for_long_make_readiness_unknown(reason: Re
     assert (rig.labels, rig.events.count("AlreadyApplied")) == (labels, 1)
 
 
+def test_no_driver_is_awaited_once_the_label_is_removed() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    rig.refusing = {"gpus.observe": NO_DRIVER}
+    agent.check_drift(LAYOUT, ended)
+    assert agent.awaits_driver
+
+    agent.rest()
+
+    assert not agent.awaits_driver
+
+
 def test_a_drift_found_after_the_driver_was_away_is_published() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
     tamper(rig)
