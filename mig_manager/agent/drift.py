@@ -120,7 +120,7 @@ class DriftMemory:
     is_unknown: bool = False  # whether it is published that no GPU can be observed
     is_drifted: bool = False
     description: str = ""
-    """Of the drift, by the last check; empty: no check has described it."""
+    """Of the drift, by the last check or a run; empty: no drift is published."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
 
@@ -158,7 +158,12 @@ def act(
     if outcome is not memory.outcome:
         is_drifted, last = outcome.reason is errors.Reason.DRIFTED, outcome.gpus_after_failure
         baseline = fingerprint if last is None else tuple(map(_fingerprint, last))
-        memory = DriftMemory(outcome=outcome, baseline=baseline, is_drifted=is_drifted)
+        memory = DriftMemory(
+            outcome=outcome,
+            baseline=baseline,
+            is_drifted=is_drifted,
+            description=outcome.description if is_drifted else "",
+        )
     is_success = outcome.state is model.State.SUCCESS
     if _has_changed(memory, outcome, observation, fingerprint):
         _log.info("hardware_changed", config=job.request.config)
@@ -170,7 +175,7 @@ def act(
     was_drifted = memory.is_drifted
     was_unknown = memory.is_unknown
     was_reloaded = memory.was_driver_away and not was_drifted and _is_empty(observation)
-    published = memory.description if was_drifted else None
+    published = memory.description
     memory = dataclasses.replace(
         memory,
         is_drifted=not is_active,
@@ -181,7 +186,10 @@ def act(
     )
     if memory.is_drifted:
         # After a reload the layout is restored as after a reboot.
-        description = "" if was_reloaded else _handle_drift(job, observation, published)
+        by_run = published == outcome.description
+        description = (
+            "" if was_reloaded else _handle_drift(job, observation, published, is_by_run=by_run)
+        )
         memory = dataclasses.replace(memory, description=description)
         return (Action.REST if description else Action.HEAL), memory
     # A GPU that the layout does not name, or another place of the same instances.
@@ -248,12 +256,10 @@ def _count_failure(
     return dataclasses.replace(memory, is_unknown=memory.is_unknown or is_unknown)
 
 
-def _handle_drift(job: jobs.Job, observation: Observation, published: str | None) -> str:
-    """Describe the drift, and publish the description if it is new; empty: restore the layout.
-
-    ``published`` is the description by the last check; None: no drift is published. Empty: a run
-    described it, maybe in other words.
-    """
+def _handle_drift(
+    job: jobs.Job, observation: Observation, published: str, *, is_by_run: bool
+) -> str:
+    """Describe the drift, and publish the description if it is new; empty: restore the layout."""
     affected, plan, missing = "", observation.plan, observation.missing
     if job.limits.heals_drift and plan is not None and not missing:
         try:
@@ -269,7 +275,10 @@ def _handle_drift(job: jobs.Job, observation: Observation, published: str | None
         if missing
         else outcomes.drift_message(job.status.title, affected, observation.message)
     )
-    if published not in ("", message):
+    # A run may describe the same drift in more words.
+    start = message if missing else outcomes.drift_message(job.status.title, "")
+    is_same = published.startswith(start) if is_by_run else published == message
+    if not is_same:
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
         job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))

@@ -516,6 +516,26 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_a_drift(layout: str, agents: s
     assert rig.labels[well_known.STATE_LABEL] == "success"
 
 
+@pytest.mark.parametrize("at_run", ["listed", "missing"])
+def test_a_drift_that_changes_between_a_run_and_a_check_is_published(at_run: str) -> None:
+    rig, _, _ = scenes.at_rest(LAYOUT)
+    before = rig.gpus
+    scenes.add_pod_on_foreign_instances(rig)
+    changed = {"listed": rig.gpus, "missing": before[:1]}
+    rig.gpus = changed.pop(at_run)
+    agent = scenes.reconciler(rig)
+    agent.recover(LAYOUT)
+    ended = assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=agent)
+    (rig.gpus,) = changed.values()
+
+    for _ in range(2):
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    is_missing = f"the driver no longer lists {before[1]}" in rig.statuses[-1]
+    assert is_missing is (at_run == "listed")
+    assert rig.events == ["Drifted", "Drifted"]
+
+
 @pytest.mark.parametrize("ends", ["reboot", "new request"])
 def test_a_gpu_that_vanished_is_no_drift_after(ends: str) -> None:
     rig = scenes.node()
