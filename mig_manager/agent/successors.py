@@ -17,6 +17,8 @@ class Successors:
 
     _first: frozenset[str] | None = None
     """UIDs of the node's pods at the start."""
+    _removed_uids: set[str] = dataclasses.field(default_factory=set)
+    """UIDs of the pods that were evicted or deleted, also if the answer was lost."""
     _removed: set[str] = dataclasses.field(default_factory=set)
     """The controllers of the pods that were evicted or deleted."""
     _returned: set[str] = dataclasses.field(default_factory=set)
@@ -36,7 +38,10 @@ class Successors:
         return self.is_new(pod) and pod.controller in self._removed
 
     def note_removed(self, pod: pod_object.Pod) -> None:
-        """Note that a pod was evicted or deleted."""
+        """Note that a pod was evicted or deleted, maybe not for the first time."""
+        if pod.uid in self._removed_uids:
+            return
+        self._removed_uids.add(pod.uid)
         if self.include(pod):
             self._returned.add(pod.controller)
         elif pod.controller:
@@ -48,7 +53,9 @@ class Successors:
         Raises:
             DrainError: PODS_RETURN.
         """
-        again = {pod.controller for pod in pods if self.include(pod)} & self._returned
+        # A pod whose eviction was not answered may be evicted again.
+        more = [pod for pod in pods if self.include(pod) and pod.uid not in self._removed_uids]
+        again = {pod.controller for pod in more} & self._returned
         if again:
             raise errors.DrainError(
                 "the pods of these controllers tolerate the taint, and return to the node: "

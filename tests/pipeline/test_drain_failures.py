@@ -1,6 +1,7 @@
 """A drain over an API that refuses, fails, or is behind."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -179,6 +180,32 @@ def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain(rig: NodeRig) 
     assert drained(rig) == 1
 
     assert rig.log.count("workloads.evict") == 1
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_pod_whose_eviction_is_not_answered_counts_once(*, is_done: bool) -> None:
+    rig = empty()
+    names = (f"daemon-{number}" for number in itertools.count())
+
+    def start_missing() -> None:
+        if not rig.pods:
+            gpu_pod(rig, next(names), owner_kind="ReplicaSet", owner_name="daemon")
+
+    start_missing()
+    rig.clock.on_wait.append(start_missing)
+    unanswered = {"daemon-1": SILENT}
+    at(rig, 10, unanswered.clear)
+    workloads = (
+        fake_cluster.UnansweredWorkloads(rig, SILENT)
+        if is_done
+        else Choosy(rig, trial={}, real=unanswered)
+    )
+
+    with pytest.raises(errors.DrainError) as caught:
+        drained(rig, workloads=workloads)
+
+    assert caught.value.reason is Reason.PODS_RETURN
+    assert rig.log.count("workloads.evict") == 2
 
 
 def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:

@@ -342,6 +342,7 @@ class Evictions:
         return verdict
 
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
+        self.returning.note_removed(pod)
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
