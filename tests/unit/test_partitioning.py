@@ -274,6 +274,15 @@ DECISIONS: dict[
             "q IN_USE: it waits for fixed (what it has is in use)",
         ],
     ),
+    "a node whose agent has not noticed a request has room": (
+        [
+            node("a", ["1g.5gb@0"], labels={well_known.CONFIG_LABEL: "mine"}),
+            node("b", ["7g.40gb@0"]),
+        ],
+        [pod("p", "1g.5gb")],
+        {},
+        [f"p SCHEDULER: node a {ROOM}"],
+    ),
     "a node that an agent drains has no room": (
         [
             node(

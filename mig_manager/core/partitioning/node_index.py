@@ -104,9 +104,9 @@ class NodeIndex:
         self.position = {name: position for position, name in enumerate(self.names)}
         self.every = node_sets.of(range(len(self.nodes)))
         self.opted_in = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_opted_in)
-        # An agent keeps pods off its node in a change.
+        # A request that no agent has noticed keeps no pod off.
         self.ready = node_sets.of(
-            i for i, node in enumerate(self.nodes) if node.is_ready and not node.is_changing
+            i for i, node in enumerate(self.nodes) if node.is_ready and not node.is_closed
         )
         self.published = node_sets.of(i for i, node in enumerate(self.nodes) if node.is_published)
         self.exclusions = exclusions.Exclusions(self.nodes)

@@ -42,6 +42,7 @@ class PartitionedNode:
     unusable: str = ""
     """Why it cannot be repartitioned now; empty if it can."""
     is_changing: bool = False  # whether its agent has not finished with a request
+    is_closed: bool = False  # whether it is changing, and its agent keeps pods off it
     is_rebooting: bool = False  # whether its agent has rebooted it for a change
     has_lost_agent: bool = False
     """Whether its agent's pod is gone or not ready; see ``with_pods``."""
@@ -120,6 +121,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         mismatch=mismatch,
         devices=demand.to_amounts(devices),
         is_changing=bool(changing),
+        is_closed=_is_at_work(node) or slots.is_disrupted(node.view),
         is_rebooting=node.state == model.State.REBOOTING.value,
         requested_at=None if node.has_responded else node.requested_at,
         started_at=published.started_at if published else None,
@@ -291,9 +293,13 @@ def _took_s(published: node_status.PublishedStatus | None) -> float:
     return max(0.0, (published.finished_at - published.started_at).total_seconds())
 
 
+def _is_at_work(node: fleet_nodes.FleetNode) -> bool:
+    return node.state in (model.State.PENDING.value, model.State.REBOOTING.value)
+
+
 def _why_changing(node: fleet_nodes.FleetNode, *, is_retried: bool) -> str:
     """Return why an agent has not finished; empty if it has."""
-    if node.state in (model.State.PENDING.value, model.State.REBOOTING.value):
+    if _is_at_work(node):
         return f"its agent works on layout {node.requested}"
     if not (node.is_finished or is_retried):
         return f"its agent has not reported on layout {node.requested}"

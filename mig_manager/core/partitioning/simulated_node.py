@@ -88,7 +88,10 @@ class SimulatedNode:
     def request(self, *, now: dt.datetime) -> None:
         """Note that a change is requested."""
         self._publish(
-            is_changing=True, unusable="its agent works on layout custom", requested_at=now
+            is_changing=True,
+            is_closed=True,
+            unusable="its agent works on layout custom",
+            requested_at=now,
         )
 
     def begin(self, change: decisions.NodeChange, *, now: dt.datetime) -> bool:
@@ -129,6 +132,7 @@ class SimulatedNode:
         started_at = self._node.started_at or now
         self._publish(
             is_changing=False,
+            is_closed=False,
             unusable="",
             finished_at=now,
             took_s=(now - started_at).total_seconds(),
