@@ -67,6 +67,7 @@ AFTER_FIRST = remembered([node("a", EMPTY)], [LARGE], FIRST)
 OF_A_PERSON = dataclasses.replace(ONE_GPU, layout=ONE_GPU.layout.replace("on-demand", "mine"))
 FAILED = {"state": "failed", "finishedAt": NOW.isoformat()}
 LOST = {"state": "failed", "reason": "GpuUnreachable", "retryAt": NOW.isoformat()}
+UNUSED = "it had room, and the scheduler did not place the pod"
 BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
 
 
@@ -86,6 +87,16 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             {"now": LATER, "history": past_decisions.History(room_since={"uid-p": {"a": NOW}})},
             ["c: 1x 3g.20gb instead of 1x 7g.40gb for p"],
             id="a pod that did not use its room waits for no other idle device",
+        ),
+        pytest.param(
+            [
+                *(node(name, ["3g.20gb@0"]) for name in "ab"),
+                node("c", ["3g.20gb@0"], labels={well_known.PARTITIONING_LABEL: ""}),
+            ],
+            [pod("p", "3g.20gb")],
+            {"now": LATER, "history": past_decisions.History(room_since={"uid-p": {"a": NOW}})},
+            [f"p NOT_SCHEDULED: it waits for a, b, c ({UNUSED})"],
+            id="an idle device is not in use for a pod that did not use its room",
         ),
         pytest.param(
             [requested("a", ONE_GPU, **FAILED)],

@@ -102,20 +102,24 @@ class Causes:
     ) -> Iterator[tuple[WaitReason, node_sets.NodeSet, str]]:
         """Yield the nodes that could serve a group, by what they must wait for."""
         batch, never = self._batch, self._batch.never(group)
+        avoided = (unplaced & self._index.published) - never
+        if unplaced:
+            # The pod does not wait for the idle devices of other nodes either; see ``KeptRoom``.
+            full = batch.amounts.short(batch.needs[group].amounts)
+            avoided |= self._index.ready - full - batch.excluded_nodes(group)
+        text = "it had room, and the scheduler did not place the pod"
+        yield WaitReason.NOT_SCHEDULED, avoided, text
         # These can serve a pod without a change when other pods end, or once they are ready.
         short = self._index.allocatable.short(batch.needs[group].amounts)
-        hosts = never - short - batch.excluded_nodes(group)
+        hosts = never - short - batch.excluded_nodes(group) - avoided
         for (reason, text), nodes in self._not_now.items():
             if reason:
                 yield reason, (hosts & nodes) - self._index.ready, text
         yield WaitReason.IN_USE, hosts & self._index.ready, "what it has is in use"
-        rest = self._index.every - never
+        rest = self._index.every - never - avoided
         for text, nodes in self._unpublished.items():
             yield WaitReason.UNUSABLE, (rest & nodes) - self._index.published, text
         rest &= self._index.published
-        text = "it had room, and the scheduler did not place the pod"
-        yield WaitReason.NOT_SCHEDULED, rest & unplaced, text
-        rest -= unplaced
         for (reason, text), nodes in self._not_now.items():
             if reason:
                 yield reason, rest & nodes, text
