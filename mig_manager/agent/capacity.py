@@ -13,6 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import survey
+from mig_manager.change import transaction
 from mig_manager.core import model, timing
 from mig_manager.core.node import instance_use, well_known
 from mig_manager.core.records import capacity, gpu_codec
@@ -125,7 +126,7 @@ class CapacityReport:
     def _refresh(self) -> bool:
         """Observe and publish; return whether only a pod event can change the use."""
         if not self._gpus:
-            with self._shared.hold_lock("observing the GPUs"):
+            with self._shared.hold_lock(transaction.OBSERVING):
                 self._gpus = self._deps.gpus.observe()
         text, is_stable = self._observe_use(self._gpus)
         change: dict[str, str | None] = {well_known.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}

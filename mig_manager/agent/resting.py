@@ -6,6 +6,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import capacity, faults, jobs, publish, served_layouts
+from mig_manager.change import transaction
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec, readiness, requests
@@ -32,7 +33,7 @@ def observe(shared: jobs.Shared, report: faults.FaultReport) -> tuple[model.Obse
         The GPUs, empty after a failure; and whether it may pass.
     """
     try:
-        with shared.hold_lock("observing the GPUs"):
+        with shared.hold_lock(transaction.OBSERVING):
             return shared.deps.gpus.observe(), False
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_observed", reason=error.reason.value, error=error.message)

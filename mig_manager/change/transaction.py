@@ -332,6 +332,17 @@ def _with_failure(result: rollback.Rollback, act: Callable[[], object]) -> rollb
     return result
 
 
+OBSERVING = "observing the GPUs"
+CHECKING = "checking layout"
+PLANNING = "planning layout"
+
+
+def may_change_gpus(owner: str) -> bool:
+    """Return whether the owner of the node's lock, as described, may be changing the GPUs."""
+    reads = (OBSERVING, CHECKING, PLANNING)
+    return bool(owner) and not any(f", {each}" in owner for each in reads)
+
+
 @contextlib.contextmanager
 def hold_lock(lock: ports.NodeLock, doing: str, wait: timing.Wait) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.

@@ -8,6 +8,7 @@ import pytest
 
 from mig_manager.adapters.host import lock_file
 from mig_manager.agent import settings
+from mig_manager.change import transaction
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
 from mig_manager.core import yaml_tree
@@ -113,11 +114,14 @@ def test_a_change_under_way_is_named_beside_the_layout_it_may_halve(
     killed = shell(*argv)
     with manager.hold("night"):
         changing = shell(*argv)
+    with manager.hold(f"{transaction.CHECKING} night"):
+        checking = shell(*argv)
 
     assert alone.out == killed.out == changing.out
     assert "warning" not in alone.err
     assert "warning: the change to layout 'night' was left unfinished; the next" in killed.err
     assert re.search(r"warning: x \(.*\bis changing the GPUs", changing.err, re.DOTALL)
+    assert checking.err == killed.err
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import files, log, process
 from mig_manager.agent import served_layouts
-from mig_manager.change import local
+from mig_manager.change import local, transaction
 from mig_manager.cli.commands import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.core import messages, model, node_settings, yaml_tree
@@ -112,13 +112,22 @@ class GpuCommand(gpu_access.CommandAdapters):
         if interrupted := local.describe_interrupted(journal, planned.gpus, planned.desired):
             self._terminal.note(interrupted)
 
-    def warn_half_changed(self) -> None:
-        """Warn of a change under way, or left unfinished: the GPUs may have half a layout."""
+    def changed_by(self) -> str:
+        """Describe the process that is changing the GPUs; empty without one.
+
+        Raises:
+            OSError: The lock file exists and cannot be inspected.
+        """
         from mig_manager.adapters.host import lock_file
 
+        owner = lock_file.owner(self.settings.lock_file)
+        return owner if transaction.may_change_gpus(owner) else ""
+
+    def warn_half_changed(self) -> None:
+        """Warn of a change under way, or left unfinished: the GPUs may have half a layout."""
         settings = self.settings
         with contextlib.suppress(OSError):
-            if owner := lock_file.owner(settings.lock_file):
+            if owner := self.changed_by():
                 self.warn([f"{owner} is changing the GPUs, which may be half changed"])
                 return
         if interrupted := local.describe_interrupted(files.JournalFile(settings.journal_file)):

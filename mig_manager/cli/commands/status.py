@@ -63,7 +63,6 @@ def run(settings: Settings, terminal: console.Console) -> int:
             result.to_data,
             lambda: gpu_report.status(result, is_wide=command.is_wide, style=command.style),
         )
-    from mig_manager.adapters.host import lock_file
     from mig_manager.cli.toolkit import live
     from mig_manager.core.node import pod_object
 
@@ -74,7 +73,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         text, lines = gpu_report.live_status(
             plans.GpuStatus(gpus=command.observe(), processes=command.processes()),
             pods=pod_object.by_device(kubelet.assigned_devices() if kubelet else ()),
-            changed_by=lock_file.owner(settings.lock_file),
+            changed_by=command.changed_by(),
             is_wide=command.is_wide,
             style=terminal.style(settings.colour),
         )
