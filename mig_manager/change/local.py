@@ -223,9 +223,12 @@ def describe_interrupted(
     )
 
 
-def undone(journal: ports.KeptFile, gpu: model.Gpu) -> model.Gpu:
+def undone(deps: LocalDependencies, observed: model.ObservedGpus, gpu: model.Gpu) -> model.Gpu:
     """Return a GPU as undoing a killed run leaves it."""
-    before = next((each for each in _read(journal).snapshot if each.uuid == gpu.uuid), gpu)
+    entries = _read(deps.journal)
+    before: model.Gpu | model.GpuSnapshot = gpu
+    if not _why_outdated(deps, entries, observed):
+        before = next((each for each in entries.snapshot if each.uuid == gpu.uuid), gpu)
     return dataclasses.replace(
         gpu,
         current_mode=before.current_mode,

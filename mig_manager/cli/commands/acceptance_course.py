@@ -73,12 +73,13 @@ def play(
     command = (*deps.gpus.command, nvml_worker.REPORTS_STEPS)
     gpus = dataclasses.replace(deps.gpus, command=command, telemetry=observer)
     deps = dataclasses.replace(deps, gpus=gpus)
-    gpu = course.find_gpu(gpus.observe(), uuid)
+    observed = gpus.observe()
+    gpu = course.find_gpu(observed, uuid)
     _require_no_processes(gpu, gpus)
     deps.pods.require_unused({gpu.uuid})
     if interrupted := local.describe_interrupted(deps.journal):
         deps.notify(f"{interrupted}; so does this command, before the course")
-    course.require_unused(local.undone(deps.journal, gpu))
+    course.require_unused(local.undone(deps, observed, gpu))
     if asked_at is not None:
         _ask(gpu, asked_at)
     if undone := local.undo_interrupted(deps):
