@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import apply as applying
-from mig_manager.change import boot_layouts, local, transaction
+from mig_manager.change import boot_layouts, local, pod_use, transaction
 from mig_manager.core import model, profile_name, steps, timing
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
@@ -70,6 +70,7 @@ def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
 
 
 def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: Node) -> None:
+    before = node.shape
     assert node.cut_off("wanted", at=12)
     node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
     killed = node.shape
@@ -82,6 +83,11 @@ def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: Node) -> 
 
     assert node.shape == killed
     assert not any("in use" in note for note in node.notes)
+
+    pods = pod_use.PodUse(kubelet=lambda: node.allocations, is_ignored=True)
+    deps = dataclasses.replace(node.deps, pods=pods)
+    applying.apply(deps, lambda: node.layouts.layout("first-only"))
+    assert (node.has("first-only"), node.shape[1]) == (True, before[1])
 
 
 def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
