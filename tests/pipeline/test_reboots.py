@@ -317,7 +317,6 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(stops: str) 
     ("obstacle", "reason"),
     [
         ("budget", Reason.DRAIN_TIMEOUT),
-        ("slow pod", Reason.DRAIN_TIMEOUT),
         ("API", Reason.API_UNAVAILABLE),
     ],
 )
@@ -325,7 +324,7 @@ def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
     obstacle: str, reason: Reason
 ) -> None:
     rig = rebooting_node()
-    pod = rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
+    rig.add_pod("job", devices=frozenset({rig.gpus[1].uuid}))
     refusals = [scenes.BROKEN["node"]] if obstacle == "API" else []
 
     def refuse() -> None:
@@ -335,8 +334,6 @@ def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
     rig.on_call = refuse
     if obstacle == "budget":
         rig.disruptions.refusals["job"] = "budget"
-    elif obstacle == "slow pod":
-        rig.kubelet.ends_from_s[pod] = 30.0
     agent = scenes.reconciler(rig, ONE_OR_BOTH)
     first = assert_ends(rig, reason, "no reboot", layout="one", by=agent)
     assert first.should_retry
@@ -347,6 +344,16 @@ def test_a_reboot_follows_once_what_kept_pods_on_the_node_has_passed(
     go_down(rig, "one", by=agent)
 
     assert rig.host.reboots == 1
+
+
+def test_a_drain_for_a_reboot_that_evicted_pods_is_not_repeated() -> None:
+    rig = rebooting_node()
+    pod = rig.add_pod("slow", devices=frozenset({rig.gpus[1].uuid}))
+    rig.kubelet.ends_from_s[pod] = 3600.0
+
+    outcome = assert_ends(rig, Reason.REBOOT_REQUIRED, "slow", layout="one", text=ONE_OR_BOTH)
+
+    assert not outcome.should_retry
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])

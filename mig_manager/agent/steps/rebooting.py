@@ -46,8 +46,8 @@ def reboot(
     """Drain the node, request a reboot, and wait for it.
 
     Returns:
-        The failure ``error``, with why the machine did not reboot. Its reason is that of the
-        drain or of the API, which a retry may pass, else REBOOT_REQUIRED.
+        The failure ``error``, with why the machine did not reboot. Its reason is that of the API,
+        or of a drain that evicted no pod, which a retry may pass, else REBOOT_REQUIRED.
 
     Raises:
         Rebooting: The agent stops, because the node goes down.
@@ -75,7 +75,10 @@ def reboot(
     except errors.MigManagerError as refused:
         job.journal.note_status(is_rebooted=False)
         refusal = refused.message
-        if isinstance(refused, errors.DrainError | errors.ClusterError):
+        # The node does not stay tainted, so a retry would evict the successors of evicted pods.
+        is_drain = isinstance(refused, errors.DrainError)
+        may_pass = is_drain and not job.journal.entries.draining
+        if may_pass or isinstance(refused, errors.ClusterError):
             reason = refused.reason
     return errors.MigManagerError(f"{why}; no reboot: {refusal}", reason=reason)
 
