@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -284,7 +285,9 @@ def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
     )
 
 
-def assert_restored(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
+def assert_restored(
+    rig: fakes.NodeRig, *, is_stopped: bool = False, is_in_drain: bool = False
+) -> None:
     """Also the plugin's config is what it was, unless the layout that it goes with succeeded.
 
     ``is_stopped``: a stopped agent may have left the proof of the plugin's devices to the next.
@@ -293,7 +296,7 @@ def assert_restored(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
     plugin_config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)
     assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
     assert not rig.is_unschedulable
-    assert not rig.has_hold_taint
+    assert rig.has_hold_taint is is_in_drain
     assert well_known.PAUSED_VALUE not in rig.labels.values()
     text = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     journal = journals.Journal.from_json(text) if text else journals.Journal(config="")
@@ -302,6 +305,7 @@ def assert_restored(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
     remaining = dataclasses.replace(
         journal,
         exit_hook=False,
+        hold_taint=journal.hold_taint and not is_in_drain,
         has_plugin=journal.has_plugin and not is_stopped,
         has_dra_driver=journal.has_dra_driver and not is_stopped,
     )
@@ -312,11 +316,11 @@ def assert_restored(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
 
 
 def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str]) -> None:
-    """Once a drain has evicted pods, the node stays closed until the next attempt."""
+    """Once a drain has evicted pods, the taint stays until the next attempt, and nothing else."""
     if rig.has_hold_taint:
         assert "workloads.evict" in before_failure
-    else:
-        assert_restored(rig)
+        assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["phase"] == "Drain"
+    assert_restored(rig, is_in_drain=rig.has_hold_taint)
 
 
 def refuse(step_type: type, *, times: int) -> Callable[[steps.Step], Exception | None]:
