@@ -265,14 +265,22 @@ def test_generated_layouts_equal_their_parsed_document() -> None:
         assert made == expected
 
 
-@pytest.mark.parametrize("spec", ["a100-sxm4-80gb+a30", "a30+t4", "h200+rtx-pro-6000+a30"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("a100-sxm4-80gb+a30", "a30+t4", "h200+rtx-pro-6000+a30"),
+        pytest.param(
+            "+".join(hardware.product_names()), marks=pytest.mark.slow, id="every product"
+        ),
+    ],
+)
 def test_a_generated_layout_fits_every_gpu_that_it_selects(spec: str) -> None:
     node = [
         hardware.template(product, index)
         for index, product in enumerate(hardware.find(name) for name in spec.split("+"))
     ]
 
-    for layout in generator.layouts_of(generator.kinds_of(node)).values():
+    for layout in generator.layouts_of(generator.kinds_of(node), has_all_maximal=True).values():
         # Raises where anything does not fit.
         planner.plan(node, layouts.select(layout, node))
 
