@@ -16,10 +16,11 @@ from tests import waiting
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc")
 STAND_IN = """
 import pathlib, time
-from tests import waiting
 pathlib.Path({reached!r}).touch()
-time.sleep(600)
+while True:
+    time.sleep(0.1)
 """
+"""A signal that comes just before a sleep is served after it, so each is short."""
 
 
 @pytest.fixture(autouse=True)
