@@ -40,7 +40,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # A slow machine is no bug. A change is judged by the same examples as the one before it, by more
 # of them in CI. Others are tried by hand, with --hypothesis-profile random, or fuzz for hours.
-_PROFILES = {"fixed": 10, "thorough": 400, "random": 400, "fuzz": 20_000}
+_PROFILES = {"fixed": 10, "thorough": 200, "random": 400, "fuzz": 20_000}
 _RANDOM = ("random", "fuzz")
 for _profile, _examples in _PROFILES.items():
     hypothesis.settings.register_profile(
