@@ -5,6 +5,7 @@ The verified layout is saved for the next boot.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -238,17 +239,23 @@ class _LockedChange:
                 error.add("nothing was changed")
             raise
 
-    def _outside(self, gpus: model.ObservedGpus) -> "_Outside":
+    def _outside(self, gpus: model.ObservedGpus) -> _Outside:
         covered = self.target.covered(gpus)
         snapshots = [gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered]
         rollback = planner.restore(gpus, snapshots)
-        used = {each.gpu_uuid for each in rollback.gpus if self._is_in_use(each, gpus)}
+        processes = functools.cache(self.deps.processes)
+        used = {each.gpu_uuid for each in rollback.gpus if self._is_in_use(each, gpus, processes)}
         return _Outside(
             idle=tuple(gpu for gpu in snapshots if gpu.uuid not in used),
             in_use=tuple(gpu for gpu in snapshots if gpu.uuid in used),
         )
 
-    def _is_in_use(self, plan: steps.GpuPlan, gpus: model.ObservedGpus) -> bool:
+    def _is_in_use(
+        self,
+        plan: steps.GpuPlan,
+        gpus: model.ObservedGpus,
+        processes: Callable[[], plans.Processes],
+    ) -> bool:
         """Check whether pods or processes prevent the rollback of a GPU."""
         try:
             self.deps.pods.require_unused(
@@ -260,29 +267,29 @@ class _LockedChange:
             return True
         # What blocks the change is asked again when it begins.
         with contextlib.suppress(errors.HardwareError):
-            users = self.deps.processes().get(plan.gpu_uuid, ()) if plan.steps else ()
+            users = processes().get(plan.gpu_uuid, ()) if plan.steps else ()
             return bool(steps.blocking(plan, users))
         return False
 
-    def _plan(self, gpus: model.ObservedGpus, outside: "_Outside") -> plans.Planned:
+    def _plan(self, gpus: model.ObservedGpus, outside: _Outside) -> plans.Planned:
         """Plan the target, and the rollback of idle GPUs outside it."""
         planned = self.target.plan(gpus)
         rollback = planner.restore(gpus, outside.idle)
         return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
 
     def _unrestored_snapshots(
-        self, gpus: model.ObservedGpus, outside: "_Outside"
+        self, gpus: model.ObservedGpus, outside: _Outside
     ) -> tuple[model.GpuSnapshot, ...]:
         return self.target.unrestored_elsewhere(gpus, self._to_roll_back(outside))
 
-    def _to_roll_back(self, outside: "_Outside") -> transaction.Snapshots:
+    def _to_roll_back(self, outside: _Outside) -> transaction.Snapshots:
         """Return the snapshots that a rollback of this change restores, too."""
         return tuple(gpu for gpu in self.interrupted.snapshot if gpu not in outside.in_use)
 
     def _execute(
         self,
         first: plans.Planned,
-        outside: "_Outside",
+        outside: _Outside,
         check: Callable[[], object],
     ) -> tuple[model.ObservedGpus, tuple[transaction.Executed, ...]]:
         change = dataclasses.replace(
