@@ -12,8 +12,8 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, watch
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, eviction, orders
-from mig_manager.core.node import gpu_use, policies
+from mig_manager.agent.pods import drain, orders
+from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
@@ -25,7 +25,7 @@ from tests.adapters.watch_rig import (
     label,
     wait_for_watch,
 )
-from tests.node import fakes, knobs
+from tests.node import fakes, knobs, scenes
 from tests.stage import apirig
 from tests.unit import machine
 
@@ -259,9 +259,9 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     server: apiserver.ApiServer, kube: api.KubeApi, how: apiserver.Break | None
 ) -> None:
     server.store.create(kube_pods.make_pod("a", containers=[kube_pods.container(gpus=1)]))
-    silent = fakes.NodeRig(gpus=(), kubelet=knobs.Kubelet(is_silent=True)).allocations
+    rig = fakes.NodeRig(gpus=(), kubelet=knobs.Kubelet(is_silent=True))
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None)
-    clock = fakes.FakeClock()
+    clock = rig.clock
     workloads = pods.KubeWorkloads(
         kube, node_name="n1", watch=pod_watch, monotonic=clock.monotonic
     )
@@ -282,22 +282,12 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     usage = gpu_use.Usage(pods=workloads.list(), assigned=None, known_ids=destroyed)
     waiting.until(lambda: workloads.from_watch() is not None)
 
-    ours = drain.Drain(
-        order=orders.Order(
-            affected=destroyed,
-            limits=settings.Limits(drain_timeout_s=30),
-            rights=orders.Evict(),
-        ),
-        evictions=eviction.Evictions(
-            workloads=workloads,
-            clock=clock,
-            strategy=policies.DrainStrategy.ROLLING,
-            on_round=lambda _message: None,
-        ),
-        allocations=silent,
-        on_force=lambda _names: None,
+    job = scenes.job(
+        rig, settings.Limits(drain_timeout_s=30), fakes.FakeRequest(clock), workloads=workloads
     )
-    ours.run(usage, fakes.FakeRequest(clock), usage.pods)
+    order = orders.Order(affected=destroyed, rights=orders.Evict())
+    ours = drain.Drain.begin(job, order)
+    ours.run(usage, usage.pods)
     assert ours.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.
     assert gone_at[0] <= clock.now_s < gone_at[0] + 12

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, reconcile, settings
+from mig_manager.agent import attempts, jobs, outcomes, publish, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name, steps
 from mig_manager.core.node import claims, client_table, well_known
@@ -82,22 +82,9 @@ TIMEOUTS = {
 }
 
 
-def reconciler(  # noqa: PLR0913 - each is named where it is called
-    rig: fakes.NodeRig,
-    text: str = CONFIG,
-    *,
-    lock: ports.NodeLock | None = None,
-    heals_drift: bool = False,
-    is_lenient: bool = False,
-    telemetry: ports.Telemetry | None = None,
-    limits: Mapping[str, Any] | None = None,
-    **replaced: Any,
-) -> reconcile.Reconciler:
-    """Return an agent's reconciler.
-
-    ``limits`` are further ones, ``replaced`` are dependencies other than the node's own.
-    """
-    deps = ports.Dependencies(
+def dependencies(rig: fakes.NodeRig, text: str = CONFIG) -> ports.Dependencies:
+    """Return the dependencies of an agent on the node."""
+    return ports.Dependencies(
         gpus=rig.hardware,
         node=rig.node,
         workloads=rig.workloads,
@@ -108,8 +95,7 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         extra_clients=lambda: (
             client_table.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
         ),
-        telemetry=telemetry or ports.Telemetry(),
-        lock=lock or fakes.FakeExclusion(),
+        lock=fakes.FakeExclusion(),
         slots=rig.slots,
         boot_id=rig.host.boot_id,
         reset=rig.machine if rig.resets.are_available else None,
@@ -122,8 +108,36 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         hooks=rig.programs if rig.hooks.text else None,
         own_pod_uid="uid-of-the-agent",
     )
+
+
+def job(
+    rig: fakes.NodeRig, limits: settings.Limits, cancel: ports.Cancellation, **replaced: Any
+) -> jobs.Job:
+    """Return an attempt at a layout, for a part of a run; ``replaced`` as for ``reconciler``."""
+    deps = dataclasses.replace(dependencies(rig), **replaced)
+    publisher = publish.Publisher(deps.node, deps.request_file)
+    memory = jobs.AttemptMemory()
+    shared = jobs.Shared(deps=deps, limits=limits, publisher=publisher, memory=memory)
+    request = jobs.LayoutRequest(config=LAYOUT)
+    with attempts.Attempts(shared, lambda _gpus: None).begin(request, cancel) as attempt:
+        return attempt
+
+
+def reconciler(
+    rig: fakes.NodeRig,
+    text: str = CONFIG,
+    *,
+    heals_drift: bool = False,
+    is_lenient: bool = False,
+    limits: Mapping[str, Any] | None = None,
+    **replaced: Any,
+) -> reconcile.Reconciler:
+    """Return an agent's reconciler.
+
+    ``limits`` are further ones, ``replaced`` are dependencies other than the node's own.
+    """
     return reconcile.Reconciler(
-        dataclasses.replace(deps, **replaced),
+        dataclasses.replace(dependencies(rig, text), **replaced),
         settings.Limits(
             heals_drift=heals_drift,
             is_lenient=is_lenient,

@@ -7,11 +7,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, eviction, orders
+from mig_manager.agent.pods import drain, orders
 from mig_manager.catalogue import hardware
-from mig_manager.core import ports
 from mig_manager.core.node import client_table, gpu_use, policies
-from tests.node import fakes
+from tests.node import fakes, scenes
 from tests.node.fakes import NodeRig
 from tests.unit import machine
 
@@ -31,28 +30,18 @@ def new_drain(
     *,
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
-    telemetry: ports.Telemetry | None = None,
-    workloads: ports.Workloads | None = None,
+    request: fakes.FakeRequest | None = None,
+    **replaced: Any,
 ) -> drain.Drain:
     limits = settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
     is_passive = limits.policy.drain is policies.DrainPolicy.NONE
-    return drain.Drain(
-        order=orders.Order(
-            affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
-            limits=limits,
-            rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
-            extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
-        ),
-        evictions=eviction.Evictions(
-            workloads=workloads or rig.workloads,
-            clock=rig.clock,
-            strategy=limits.policy.strategy,
-            on_round=rig.statuses.append,
-            telemetry=telemetry or ports.Telemetry(),
-        ),
-        allocations=rig.allocations,
-        on_force=rig.statuses.append,
+    order = orders.Order(
+        affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
+        rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
+        extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
     )
+    job = scenes.job(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)
+    return drain.Drain.begin(job, order)
 
 
 def usage_of(rig: NodeRig) -> gpu_use.Usage:
@@ -61,7 +50,7 @@ def usage_of(rig: NodeRig) -> gpu_use.Usage:
 
 def run(rig: NodeRig, draining: drain.Drain) -> int:
     usage = usage_of(rig)
-    draining.run(usage, fakes.FakeRequest(rig.clock), usage.pods)
+    draining.run(usage, usage.pods)
     return draining.evictions.evicted
 
 

@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core import ports
 from mig_manager.core.node import evictions, pod_object, policies
 from mig_manager.errors import Reason
-from tests.node import fake_cluster, fakes
+from tests.node import fake_cluster
 from tests.node.fakes import NodeRig
 from tests.pipeline.drains import (
     FORCE,
@@ -35,7 +35,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     before = usage_of(rig)
     rig.log.clear()
 
-    draining.run(before, fakes.FakeRequest(rig.clock), before.pods)
+    draining.run(before, before.pods)
 
     assert ("workloads.evict" in rig.log) is (policy is policies.DrainPolicy.NODE)
     assert bool(rig.log) is (policy is policies.DrainPolicy.NODE)
@@ -147,7 +147,7 @@ def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
 
     assert rig.clock.now_s >= 20
     assert draining.evictions.forced == ("default/train",)
-    assert rig.statuses == ["default/train"]
+    assert rig.statuses == ["deleting by force default/train"]
     assert rig.log.count("workloads.delete") == 1
 
 
@@ -173,9 +173,8 @@ def test_the_many_pods_that_force_deletes_are_counted() -> None:
 
     drained(rig, policy=FORCE)
 
-    assert rig.statuses == [
-        "default/p0, default/p1, default/p2, default/p3, default/p4 and 2 more"
-    ]
+    names = "default/p0, default/p1, default/p2, default/p3, default/p4 and 2 more"
+    assert rig.statuses == [f"deleting by force {names}"]
 
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:

@@ -8,12 +8,14 @@ operator's rights, a drain waits for the pods as if that were the policy, and re
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
 
 import structlog
 
 from mig_manager import errors
+from mig_manager.agent import jobs
 from mig_manager.agent.pods import dra_driver, eviction, orders
-from mig_manager.core import messages, ports
+from mig_manager.core import messages
 from mig_manager.core.node import gpu_use, pod_object
 
 _log = structlog.get_logger()
@@ -30,27 +32,30 @@ class _End:
     """Key of a pod -> why it was neither evicted nor deleted."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Drain:
     """One drain: evict, wait, and retry where a budget refused."""
 
+    job: jobs.Job
     order: orders.Order
     evictions: eviction.Evictions
-    allocations: ports.DeviceAllocations
-    on_force: Callable[[str], None]
-    """Called before pods are deleted by force, with their names."""
+
+    @classmethod
+    def begin(cls, job: jobs.Job, order: orders.Order) -> Self:
+        """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
+        if not order.has_begun:
+            job.memory.begin_drain()
+        elif not job.request.repairs:
+            job.journal.note(has_evicted=True)
+        return cls(job, order, eviction.Evictions(job))
 
     def run(
-        self,
-        usage: gpu_use.Usage,
-        cancel: ports.Cancellation,
-        listed: tuple[pod_object.Pod, ...],
+        self, usage: gpu_use.Usage, listed: tuple[pod_object.Pod, ...]
     ) -> tuple[pod_object.Pod, ...]:
-        """Wait until no pod uses an affected device.
+        """Wait until no pod uses an affected device; then no failure keeps the taint any more.
 
         Args:
             usage: The use of the devices before.
-            cancel: Ends the wait.
             listed: The node's pods, just listed.
 
         Returns:
@@ -64,15 +69,28 @@ class Drain:
             MigManagerError: The order refuses a change that affects pods.
             Superseded: Another layout is requested, or the agent stops.
         """
+        before = self.job.journal.entries
+        try:
+            pods = self._run(usage, listed)
+        finally:
+            if not self.evictions.evicted:
+                # The API has refused the evictions that the journal lists.
+                self.job.journal.note(draining=before.draining, has_evicted=before.has_evicted)
+        self.job.journal.note(draining=False)
+        return pods
+
+    def _run(
+        self, usage: gpu_use.Usage, listed: tuple[pod_object.Pod, ...]
+    ) -> tuple[pod_object.Pod, ...]:
         if self.order.affected is not None and not self.order.affected:
             return listed
-        self.evictions.returning.begin(listed)
+        self.job.memory.returning.begin(listed)
         self.evictions.begin()
-        end = self._wait(self._act, usage, cancel, self._usage(listed, usage))
+        end = self._wait(self._act, usage, self._usage(listed, usage))
         is_forced = self._may_force(end.remaining)
         if is_forced:
             self.evictions.begin()
-            end = self._wait(self._new_deletion(), usage, cancel)
+            end = self._wait(self.evictions.delete, usage)
         if end.remaining:
             raise self._timeout(end, is_forced=is_forced)
         return end.usage.pods
@@ -85,7 +103,7 @@ class Drain:
             DrainError: Names the pods; the node does not stay tainted.
             MigManagerError: As ``run``.
         """
-        now = self._usage(self.evictions.workloads.list(), usage)
+        now = self._usage(self.job.deps.workloads.list(), usage)
         names = messages.list_names([pod.key for pod in self.order.affected_pods(now)])
         self.order.require_allowed(names)
         if names:
@@ -99,25 +117,10 @@ class Drain:
             return dict.fromkeys(keys, self.order.rights.why)
         return self.evictions.evict(remaining)
 
-    def _new_deletion(self) -> Callable[[Sequence[pod_object.Pod]], Mapping[str, str]]:
-        """Return a function that deletes by force, and announces that before it does so first."""
-        is_announced = False
-
-        def delete(remaining: Sequence[pod_object.Pod]) -> Mapping[str, str]:
-            nonlocal is_announced
-            names = messages.list_names([pod.key for pod in remaining if not pod.is_terminating])
-            if names and not is_announced and _are_evictable(remaining):
-                is_announced = True
-                self.on_force(names)
-            return self.evictions.delete(remaining)
-
-        return delete
-
     def _wait(
         self,
         act: Callable[[Sequence[pod_object.Pod]], Mapping[str, str]],
         before: gpu_use.Usage,
-        cancel: ports.Cancellation,
         now: gpu_use.Usage | None = None,
     ) -> _End:
         """Evict or delete the affected pods until they are gone, or until the deadline.
@@ -125,20 +128,19 @@ class Drain:
         Args:
             act: Evicts or deletes if possible, and returns why other pods stay for now.
             before: The use of the devices before.
-            cancel: Ends the wait.
             now: The use now; None: pause first.
         """
         deadline_s = self._new_deadline_s()
         first_s: dict[tuple[str, bool], float] = {}
-        pauses_s = map(self.order.limits.backoff.delay_s, itertools.count())
+        pauses_s = map(self.job.limits.backoff.delay_s, itertools.count())
         while True:
             if now is None:
-                cancel.pause(next(pauses_s))
+                self.job.cancel.pause(next(pauses_s))
                 now = self._observe(before, deadline_s)
             remaining = self.order.affected_pods(now) if now else ()
             if now and not remaining:
                 return _End(usage=now)
-            cancel.check()
+            self.job.cancel.check()
             if now:
                 progress = self.evictions.progress
                 blocked = self._await_listing(now, first_s) or act(remaining)
@@ -156,22 +158,22 @@ class Drain:
 
         Empty once kubelet had the time; ``first_s`` is that of ``orders.is_any_new``.
         """
-        undecided, now_s = self.order.undecided_pods(now), self.evictions.clock.monotonic()
+        undecided, now_s = self.order.undecided_pods(now), self.job.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
-        max_s = self.order.limits.drain_timeout_s * 3 / 4
+        max_s = self.job.limits.drain_timeout_s * 3 / 4
         is_any_new = orders.is_any_new(undecided, first_s, now_s, max_s=max_s)
         if not (is_any_new or now.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
 
     def _new_deadline_s(self) -> float:
-        return self.evictions.clock.monotonic() + self.order.limits.drain_timeout_s
+        return self.job.deps.clock.monotonic() + self.job.limits.drain_timeout_s
 
     def _is_late(self, deadline_s: float) -> bool:
-        return self.evictions.clock.monotonic() >= deadline_s
+        return self.job.deps.clock.monotonic() >= deadline_s
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
-        is_forced = self.order.limits.policy.is_forced
+        is_forced = self.job.limits.policy.is_forced
         may_force = is_forced and isinstance(self.order.rights, orders.Evict)
         return may_force and bool(remaining) and _are_evictable(remaining)
 
@@ -181,7 +183,7 @@ class Drain:
         The watch is enough for waiting. Evictions and the end of a drain need a list, because a
         watch may lag behind.
         """
-        workloads = self.evictions.workloads
+        workloads = self.job.deps.workloads
         watched = None if self._is_late(deadline_s) else workloads.from_watch()
         if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
             return None
@@ -206,7 +208,7 @@ class Drain:
         present = {pod.key for pod in pods if pod.uid in earlier_uids}
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
-            assigned = self.allocations.assigned_devices()
+            assigned = self.job.deps.allocations.assigned_devices()
             no_answer = dataclasses.replace(before, pods=pods, assigned=assigned).why_incomplete
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
@@ -233,7 +235,7 @@ class Drain:
         has_evicted = self.evictions.evicted > 0 or self.order.has_begun
         reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
-        timeout_s = self.order.limits.drain_timeout_s
+        timeout_s = self.job.limits.drain_timeout_s
         by_force = ", and as long again by force" if is_forced else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
             dra_driver.has_ready(end.usage.pods)

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import successors
-from mig_manager.core import messages, ports, timing
+from mig_manager.agent import jobs
+from mig_manager.core import messages, model
 from mig_manager.core.node import evictions, pod_object, policies, well_known
 
 _log = structlog.get_logger()
@@ -65,27 +65,18 @@ class _Round:
     """When the next round may begin."""
 
 
-@dataclasses.dataclass(eq=False, slots=True, kw_only=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class Evictions:
     """The evictions of one drain."""
 
-    workloads: ports.Workloads
-    clock: timing.Clock
-    strategy: policies.DrainStrategy
-    on_round: Callable[[str], None]
-    """Called with a message before the next round of a rolling drain."""
-    check: Callable[[], object] = lambda: None
-    """Called before each eviction or deletion; raises ``Superseded`` to end them."""
-    on_eviction: Callable[[], object] = lambda: None
-    """Called before each eviction or deletion."""
-    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
-    returning: successors.Successors = dataclasses.field(default_factory=successors.Successors)
+    job: jobs.Job
     progress: int = 0
     """How many of the evicted pods were on the node at the start."""
     forced: tuple[str, ...] = ()
     """Names of the pods that were deleted by force."""
     _may_evict: bool = False
     """Whether every affected pod was evictable at some time."""
+    _is_force_announced: bool = False
     _may_list_budgets: bool = True
     _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)
     """By the pod's UID."""
@@ -95,7 +86,7 @@ class Evictions:
 
     def begin(self) -> None:
         """Forget earlier attempts, for a new deadline, and maybe for other pods."""
-        self._may_evict = False
+        self._may_evict = self._is_force_announced = False
         self._attempts.clear()
         self._round = dataclasses.replace(self._round, next_s=0.0)
 
@@ -107,11 +98,12 @@ class Evictions:
     @property
     def is_rolling(self) -> bool:
         """Whether it evicts what the last count of the budgets granted, which was only a part."""
-        return self.strategy is policies.DrainStrategy.ROLLING and bool(self._round.spent)
+        is_rolling = self.job.limits.policy.strategy is policies.DrainStrategy.ROLLING
+        return is_rolling and bool(self._round.spent)
 
     def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Check whether a pod can be evicted or deleted now."""
-        is_time = self.clock.monotonic() >= self._round.next_s
+        is_time = self.job.deps.clock.monotonic() >= self._round.next_s
         return is_time and any(map(self._is_pending, remaining))
 
     def evict(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
@@ -120,9 +112,9 @@ class Evictions:
         Raises:
             ClusterError: The API refused the request as such.
             DrainError: PODS_RETURN.
-            Superseded: As ``check``.
+            Superseded: Another layout is requested, or the agent stops.
         """
-        self.returning.refuse_more(filter(self._is_pending, remaining))
+        self.job.memory.returning.refuse_more(filter(self._is_pending, remaining))
         not_evictable = _not_evictable(remaining)
         # An admission webhook may have answered instead of the API server.
         accepted = [
@@ -131,10 +123,15 @@ class Evictions:
             if self._last_attempt(pod).is_done and not pod.is_terminating
         ]
         pending = [pod for pod in remaining if self._is_pending(pod)]
-        if pending and self.clock.monotonic() >= self._round.next_s:
+        if pending and self.job.deps.clock.monotonic() >= self._round.next_s:
             # Pods without a controller last: no controller starts them again. Successors first: if
             # others follow, no more pods are evicted in vain.
-            pending.sort(key=lambda pod: (pod.owner_kind is None, not self.returning.include(pod)))
+            pending.sort(
+                key=lambda pod: (
+                    pod.owner_kind is None,
+                    not self.job.memory.returning.include(pod),
+                )
+            )
             counted, error = self._count(pending)
             blocked = self._evict_granted(pending, counted, remaining)
             not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
@@ -142,7 +139,7 @@ class Evictions:
                 blocked=blocked,
                 spent=counted.spent,
                 error=error,
-                next_s=max(self.clock.monotonic() + _RETRY_S, not_before_s),
+                next_s=max(self.job.deps.clock.monotonic() + _RETRY_S, not_before_s),
             )
         evicted = [pod.key for pod in pending if self._last_attempt(pod).is_done]
         return (
@@ -154,10 +151,16 @@ class Evictions:
 
     def delete(self, remaining: Sequence[pod_object.Pod]) -> dict[str, str]:
         """Delete the remaining pods by force; return why others stay for now; as ``evict``."""
-        self.returning.refuse_more(filter(self._is_pending, remaining))
+        self.job.memory.returning.refuse_more(filter(self._is_pending, remaining))
         if not_evictable := _not_evictable(remaining):
             return not_evictable
         pending = [pod for pod in remaining if self._is_pending(pod)]
+        if pending and not self._is_force_announced:
+            self._is_force_announced = True
+            message = f"deleting by force {_names(pending)}"
+            self._enter(message)
+            text = f"{self.job.status.title}: {message}"
+            self.job.deps.node.emit(reason="ForcedDrain", message=text, is_warning=True)
         return self._try_each(pending, self._delete_one, verb="delete")
 
     def why_incomplete(
@@ -195,10 +198,10 @@ class Evictions:
         """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not self._may_evict:
             is_possible = not _not_evictable(remaining)
-            is_whole = self.strategy is policies.DrainStrategy.WHOLE
+            is_whole = self.job.limits.policy.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
             if is_possible and not blocked:
-                blocked = self._try_each(pending, self.workloads.can_evict)
+                blocked = self._try_each(pending, self.job.deps.workloads.can_evict)
             if blocked or not is_possible:
                 return blocked
             self._may_evict = True
@@ -210,7 +213,7 @@ class Evictions:
             batch = [pod for pod in counted.rolling if self._why_paused(pod) is None]
             if batch:
                 more = len(pending) - len(batch)
-                self.on_round(f"rolling drain: evicting {_names(batch)}; {more} more to evict")
+                self._enter(f"rolling drain: evicting {_names(batch)}; {more} more to evict")
         # Pods without a controller go once the budgets grant all others.
         blocked = self._try_each((pod for pod in batch if pod.owner_kind), self._evict_one)
         if not blocked:
@@ -225,7 +228,7 @@ class Evictions:
         budgets: tuple[evictions.Budget, ...] = ()
         if self._may_list_budgets:
             try:
-                budgets = self.workloads.budgets({pod.namespace for pod in pods})
+                budgets = self.job.deps.workloads.budgets({pod.namespace for pod in pods})
             except errors.ClusterError as error:
                 if error.reason is errors.Reason.API_UNAVAILABLE:
                     _log.warning("budgets_not_listed", error=error.message)
@@ -245,7 +248,9 @@ class Evictions:
         uids = {pod.uid for pod in remaining}
         try:
             covered = [
-                pod for budget in self._round.spent for pod in self.workloads.covered_by(budget)
+                pod
+                for budget in self._round.spent
+                for pod in self.job.deps.workloads.covered_by(budget)
             ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
@@ -276,7 +281,8 @@ class Evictions:
             if (why := self._why_paused(pod)) is not None:
                 blocked[pod.key] = why
                 continue
-            self.check()
+            # Evictions may take long, for example because of a slow webhook.
+            self.job.cancel.check()
             before = self._attempts.pop(pod.uid, _Attempt()).error
             failure: errors.ClusterError | None = None
             try:
@@ -295,24 +301,24 @@ class Evictions:
                 why = f"{fails} {verb} it ({reason})"
                 pause_s = max(_RETRY_S, error.retry_after_s or 0.0)
             blocked[pod.key] = why
-            not_before_s = self.clock.monotonic() + pause_s
+            not_before_s = self.job.deps.clock.monotonic() + pause_s
             self._attempts[pod.uid] = _Attempt(not_before_s=not_before_s, why=why, error=failure)
         return blocked
 
     def _why_paused(self, pod: pod_object.Pod) -> str | None:
         """Return why a pod was refused, until the server's requested pause is over."""
         last = self._last_attempt(pod)
-        return last.why if self.clock.monotonic() < last.not_before_s else None
+        return last.why if self.job.deps.clock.monotonic() < last.not_before_s else None
 
     def _evict_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
-        verdict = self._remove(pod, self.workloads.evict)
+        verdict = self._remove(pod, self.job.deps.workloads.evict)
         if verdict.answer is not evictions.Eviction.BLOCKED:
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
         return verdict
 
     def _delete_one(self, pod: pod_object.Pod) -> evictions.EvictionResponse:
         def delete(pod: pod_object.Pod) -> evictions.EvictionResponse:
-            self.workloads.delete(pod)
+            self.job.deps.workloads.delete(pod)
             return evictions.EvictionResponse(answer=evictions.Eviction.ACCEPTED)
 
         verdict = self._remove(pod, delete, is_forced=True)
@@ -327,7 +333,7 @@ class Evictions:
         is_forced: bool = False,
     ) -> evictions.EvictionResponse:
         """Evict or delete a pod, and count it, also if the answer is lost."""
-        self.on_eviction()
+        self._record_eviction()
         try:
             verdict = act(pod)
         except errors.ClusterError as error:
@@ -336,19 +342,33 @@ class Evictions:
             raise
         if verdict.answer is not evictions.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
-            self.returning.note_removed(pod)
+            self.job.memory.returning.note_removed(pod)
         if verdict.answer is evictions.Eviction.ACCEPTED:
             self._count_evicted(pod, is_forced=is_forced)
         return verdict
 
+    def _enter(self, message: str) -> None:
+        """Publish which pods go next, and record it as ``_record_eviction``."""
+        self.job.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
+
+    def _record_eviction(self) -> None:
+        """Record before the first eviction that the run costs pods.
+
+        The record decides whether the node stays tainted, and whether a failure of the run counts,
+        also if the agent is killed or the answer to the eviction is lost.
+        """
+        entries = self.job.journal.entries
+        if not (entries.draining and entries.has_evicted):
+            self.job.journal.publish(draining=True, has_evicted=True)
+
     def _count_evicted(self, pod: pod_object.Pod, *, is_forced: bool) -> None:
-        self.returning.note_removed(pod)
+        self.job.memory.returning.note_removed(pod)
         if is_forced and pod.key not in self.forced:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
             self._evicted.add(pod.uid)
-            self.progress += not self.returning.is_new(pod)
-            self.telemetry.pod_evicted()
+            self.progress += not self.job.memory.returning.is_new(pod)
+            self.job.deps.telemetry.pod_evicted()
 
 
 def why_not_evictable(pod: pod_object.Pod) -> str:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterable
 
 from mig_manager import errors
-from mig_manager.agent import settings
 from mig_manager.core.node import client_table, gpu_use, pod_object
 
 LISTED_WITHIN_S = 3.0
@@ -43,11 +42,10 @@ Rights = Evict | WaitOnly | Refuse
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Which pods to drain, how, and how long that may take."""
+    """Which pods to drain, and whether to evict them."""
 
     affected: frozenset[str] | None
     """Ids of the devices to be destroyed; None: of every GPU."""
-    limits: settings.Limits
     rights: Rights
     extra_clients: tuple[client_table.ExtraClient, ...] = ()
     """GPU clients: not evicted, because they are paused later."""

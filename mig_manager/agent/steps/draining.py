@@ -10,10 +10,10 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
-from mig_manager.agent.pods import advertising, drain, eviction, orders, pausing, survey
+from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
 from mig_manager.agent.steps import preparing, slots
 from mig_manager.core import messages, model
-from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
+from mig_manager.core.node import node_object, pod_object, resources, well_known
 
 
 def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
@@ -42,7 +42,8 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
 
     job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.TAINT, step)
     if affected:
-        _announce(job, message, reason="Draining", is_warning=False)
+        text = f"{job.status.title}: {message}"
+        job.deps.node.emit(reason="Draining", message=text, is_warning=False)
 
 
 def drain_pods(
@@ -61,26 +62,8 @@ def drain_pods(
         MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
         Superseded: Another layout is requested, or the agent stops.
     """
-    pod_drain = _new_drain(job, change.order)
-    return pod_drain, _drain(job, change.usage, pod_drain, listed)
-
-
-def _drain(
-    job: jobs.Job,
-    usage: gpu_use.Usage,
-    pod_drain: drain.Drain,
-    listed: tuple[pod_object.Pod, ...],
-) -> tuple[pod_object.Pod, ...]:
-    """Drain the affected pods; once they are gone, no failure keeps the taint for a next drain."""
-    before = job.journal.entries
-    try:
-        pods = pod_drain.run(usage, job.cancel, listed)
-    finally:
-        if not pod_drain.evictions.evicted:
-            # The API has refused the evictions that the journal lists.
-            job.journal.note(draining=before.draining, has_evicted=before.has_evicted)
-    job.journal.note(draining=False)
-    return pods
+    pod_drain = drain.Drain.begin(job, change.order)
+    return pod_drain, pod_drain.run(change.usage, listed)
 
 
 def pause_clients(
@@ -104,7 +87,7 @@ def pause_clients(
         change.order.extra_clients,
         surveyed=change.usage.pods,
         # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-        drain_late=lambda listed: _drain(job, change.usage, pod_drain, listed),
+        drain_late=lambda listed: pod_drain.run(change.usage, listed),
     )
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
@@ -152,7 +135,7 @@ def drain_whole_node(
             "a custom layout does not reboot an on-demand node",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    order = orders.Order(affected=None, limits=job.limits, rights=change.order.rights)
+    order = orders.Order(affected=None, rights=change.order.rights)
     usage = survey.wait_for_usage(job.deps, change.gpus, order.undecided_pods, job.cancel)
     claiming = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:
@@ -161,54 +144,4 @@ def drain_whole_node(
             f"{messages.list_names(claiming)}; drain the node and reboot it",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    _drain(job, usage, _new_drain(job, order), usage.pods)
-
-
-def _new_drain(job: jobs.Job, order: orders.Order) -> drain.Drain:
-    if not order.has_begun:
-        job.memory.begin_drain()
-    elif not job.request.repairs:
-        job.journal.note(has_evicted=True)
-    return drain.Drain(
-        order=order,
-        evictions=eviction.Evictions(
-            workloads=job.deps.workloads,
-            clock=job.deps.clock,
-            strategy=order.limits.policy.strategy,
-            on_round=lambda message: _enter(job, message),
-            # Evictions may take long, for example because of a slow webhook.
-            check=job.cancel.check,
-            on_eviction=lambda: _record_eviction(job),
-            telemetry=job.deps.telemetry,
-            returning=job.memory.returning,
-        ),
-        allocations=job.deps.allocations,
-        on_force=lambda names: _force(job, names),
-    )
-
-
-def _enter(job: jobs.Job, message: str) -> None:
-    """Publish which pods are evicted or deleted next, and record it as ``_record_eviction``."""
-    job.journal.enter(model.Phase.DRAIN, message, draining=True, has_evicted=True)
-
-
-def _record_eviction(job: jobs.Job) -> None:
-    """Record before the first eviction that the run costs pods.
-
-    The record decides whether the node stays tainted, and whether a failure of the run counts,
-    also if the agent is killed or the answer to the eviction is lost.
-    """
-    entries = job.journal.entries
-    if not (entries.draining and entries.has_evicted):
-        job.journal.publish(draining=True, has_evicted=True)
-
-
-def _force(job: jobs.Job, names: str) -> None:
-    message = f"deleting by force {names}"
-    _enter(job, message)
-    _announce(job, message, reason="ForcedDrain", is_warning=True)
-
-
-def _announce(job: jobs.Job, message: str, *, reason: str, is_warning: bool) -> None:
-    text = f"{job.status.title}: {message}"
-    job.deps.node.emit(reason=reason, message=text, is_warning=is_warning)
+    drain.Drain.begin(job, order).run(usage, usage.pods)

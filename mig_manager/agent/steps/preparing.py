@@ -236,7 +236,6 @@ def _order(
     is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
     return orders.Order(
         affected=None if is_whole_node else clients.affected_ids(plan, gpus),
-        limits=job.limits,
         rights=rights,
         extra_clients=extra_clients,
         # A wait for the DRA driver makes an earlier attempt's drain start over.
