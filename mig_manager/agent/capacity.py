@@ -94,11 +94,6 @@ class CapacityReport:
         if has_changed:
             self._expect()
 
-    @property
-    def gpus(self) -> model.ObservedGpus:
-        """The GPUs as last observed; empty before the first observation."""
-        return self._gpus
-
     def forget_node(self) -> None:
         """Publish again: the Node was deleted and registered again."""
         self._expect()

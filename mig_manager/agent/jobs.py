@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from mig_manager.agent import publish, run_journal, settings, successors
 from mig_manager.change import boot_layouts, hook_points, transaction
-from mig_manager.core import model, ports, timing
+from mig_manager.core import ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
 from mig_manager.core.records import status
@@ -30,8 +30,6 @@ class LayoutRequest:
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""
     attempt: int = 1
-    last_gpus: model.ObservedGpus = model.NO_GPUS
-    """The GPUs as last observed; empty before the first observation."""
     repairs: frozenset[str] = frozenset()
     """UUIDs of the GPUs to repair, in an attempt that repairs; empty: the layout is applied."""
 

@@ -102,7 +102,6 @@ class Reconciler:
             custom=custom,
             may_evict=may_evict,
             attempt=attempt,
-            last_gpus=self.capacity.gpus,
         )
         repairing.repair(self._attempts, request, cancel)
         with self._attempts.begin(request, cancel, retry_after_s=retry_after_s) as job:
@@ -133,7 +132,7 @@ class Reconciler:
             ClusterError: No outcome was published; the journal is still there.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        request = jobs.LayoutRequest(config=name, custom=custom, last_gpus=self.capacity.gpus)
+        request = jobs.LayoutRequest(config=name, custom=custom)
         return repairing.repair(self._attempts, request, cancel)
 
     @property

@@ -29,7 +29,6 @@ from mig_manager.agent.steps import (
     verification,
 )
 from mig_manager.core import messages, model
-from mig_manager.core.layout import layouts
 from mig_manager.core.planner import vgpus
 from mig_manager.core.records import requests
 
@@ -151,14 +150,19 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         gpus, is_from_owner = resolving.keep_verified(job, error)
         return verification.verify_unchanged(job, gpus, is_from_owner=is_from_owner)
     job.deps.standby.prepare()
+    gpus = resolving.observe_once(job, target)
     if isinstance(target, resolving.Resolved):
-        target = _note_layout(job, target)
-    change = preparing.plan_change(job, target)
+        resolving.note_content(job, target, gpus)
+    change = preparing.plan_change(job, target, gpus)
     if change.plan.is_empty:
         snapshots = target.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
         return verification.verify_unchanged(
             job, change.gpus, snapshots, is_from_owner=target.is_from_owner
         )
+    is_new = job.request.attempt == 1 and job.may_evict and not job.request.repairs
+    if is_new and job.journal.entries.is_empty:
+        # Asking kubelet may take long, and the label's author should see a reaction.
+        job.journal.enter(model.Phase.RESOLVE, "checking which pods use the GPUs")
     change = preparing.require_possible(job, change)
     slots.require(job)
     host.start_hooks(job, change.plan)
@@ -177,30 +181,6 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     return verification.resume_and_verify(
         job, paused, gpus, is_from_owner=target.is_from_owner, notes=notes
     )
-
-
-def _note_layout(job: jobs.Job, resolved: resolving.Resolved) -> resolving.Resolved:
-    """Record the layout's content, and react to the label at once if GPUs are to be changed.
-
-    Returns:
-        The layout, with the GPUs if they had to be observed for that.
-    """
-    gpus = job.request.last_gpus
-    # A GPU that was unreachable then may be back, and the layout may have changed meanwhile.
-    if not gpus or not job.journal.record.goals.keys() <= {gpu.uuid for gpu in gpus}:
-        gpus = resolving.observe_once(job, resolved)
-        resolved = dataclasses.replace(resolved, observed=gpus)
-    job.journal.note_record(
-        job.journal.record.with_content(
-            resolved.layout.content_hash,
-            layouts.goal_hashes(resolved.layout, gpus),
-            is_from_owner=resolved.is_from_owner,
-        )
-    )
-    is_first = job.may_evict and job.request.attempt == 1
-    if is_first and resolved.expects_change(job.request.last_gpus):
-        job.journal.enter(model.Phase.RESOLVE, "observing the GPUs")
-    return resolved
 
 
 def _is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -122,18 +122,16 @@ def experienced() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
     return rig, agent
 
 
-@pytest.mark.parametrize(
-    ("attempt", "first", "second"),
-    [(1, "node.patch", "gpus.observe"), (2, "gpus.observe", "node.patch")],
-)
-def test_expected_change_is_pending_before_the_gpus_are_observed(
-    attempt: int, first: str, second: str
+@pytest.mark.parametrize(("attempt", "is_early"), [(1, True), (2, False)])
+def test_a_known_change_is_pending_before_kubelet_is_asked(
+    attempt: int, *, is_early: bool
 ) -> None:
     rig, agent = experienced()
 
     assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=agent, attempt=attempt)
 
-    assert rig.log.index(first) < rig.log.index(second)
+    asked = rig.log.index("allocations.assigned_devices")
+    assert (rig.log.index("node.patch") < asked) is is_early
 
 
 @pytest.mark.parametrize("name", ["all-1g.5gb", "too-much", "no-such-layout"])
@@ -143,16 +141,6 @@ def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
     run(rig, name, by=agent)
 
     assert rig.states == ["success" if name == "all-1g.5gb" else "failed"]
-
-
-def test_what_was_foreseen_decides_nothing() -> None:
-    rig, agent = experienced()
-    other = node(layout="all-balanced")
-    rig.gpus, rig.schedulable = other.gpus, other.schedulable
-
-    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-balanced", by=agent)
-
-    assert rig.driver.executed == []
 
 
 def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> None:

@@ -63,19 +63,20 @@ class PlannedChange:
         return self.order.affected_pods(self.usage)
 
 
-def plan_change(job: jobs.Job, target: resolving.Target) -> PlannedChange:
-    """Observe the GPUs, and plan the layout or the repair.
+def plan_change(
+    job: jobs.Job, target: resolving.Target, gpus: model.ObservedGpus
+) -> PlannedChange:
+    """Plan the layout or the repair for the observed GPUs.
 
     Raises:
         ConfigError: A file of the owner cannot be read or is invalid.
-        HardwareError: No GPU can be observed; GPU_NEEDS_RESET: one must be repaired first.
+        HardwareError: GPU_NEEDS_RESET: a GPU must be repaired first.
         LayoutError: The layout is impossible on these GPUs.
         MigManagerError: DRIFTED: the driver no longer lists a GPU of the verified layout.
     """
     extra_clients = job.deps.extra_clients()
     services = job.deps.service_names()
     job.hooks.load()
-    gpus = resolving.observe_once(job, target)
     if not job.request.repairs and (missing := resolving.absent_gpus(job)):
         raise errors.MigManagerError(
             outcomes.missing_message(job.status.title, missing), reason=errors.Reason.DRIFTED

@@ -67,17 +67,6 @@ class Resolved:
         """Return the snapshots of unreachable GPUs outside the layout, to restore later."""
         return layouts.unrestored_elsewhere(self.layout, gpus, snapshot)
 
-    def expects_change(self, gpus: model.ObservedGpus) -> bool:
-        """Check whether the layout changes the GPUs as an earlier run observed them.
-
-        An observation takes a moment, and the label's author should see a reaction at once. No
-        decision depends on this: planning uses a new observation.
-        """
-        try:
-            return bool(gpus) and not self.plan(gpus).is_empty
-        except errors.MigManagerError:
-            return False
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRepair:
@@ -191,6 +180,16 @@ def _resolve_named(job: jobs.Job) -> Resolved:
     finally:
         job.deps.telemetry.config_read(is_usable=is_usable)
     return Resolved(layout=layout, warnings=warnings, is_from_owner=is_from_owner, observed=gpus)
+
+
+def note_content(job: jobs.Job, resolved: Resolved, gpus: model.ObservedGpus) -> None:
+    """Record the layout's content, which may end the verification of an earlier one."""
+    record = job.journal.record.with_content(
+        resolved.layout.content_hash,
+        layouts.goal_hashes(resolved.layout, gpus),
+        is_from_owner=resolved.is_from_owner,
+    )
+    job.journal.note_record(record)
 
 
 def is_about_file(job: jobs.Job, error: errors.MigManagerError) -> bool:
