@@ -133,6 +133,9 @@ class Attempts:
             except errors.ClusterError:
                 self.journal = job.journal.entries
                 raise
+            except errors.LockedError:
+                self._release_slot(job)
+                raise
             self._keep_journal(job)
             self.may_be_pending = False
         finally:
@@ -143,8 +146,11 @@ class Attempts:
     def _keep_journal(self, job: jobs.Job) -> None:
         remaining = job.journal.entries
         self.journal = journals.NONE if remaining.is_empty else remaining
+        self._release_slot(job)
+
+    def _release_slot(self, job: jobs.Job) -> None:
         slots = self._shared.deps.slots
-        if slots is not None and not remaining.blocks_workloads:
+        if slots is not None and not job.journal.entries.blocks_workloads:
             slots.release()
 
     def undo(self) -> None:

@@ -31,10 +31,8 @@ class Action(enum.Enum):
     """Nothing: wait for the next check."""
     HEAL = "heal"
     """Run the pipeline without evicting a pod."""
-    REPAIR = "repair"
-    """Run the pipeline to reset GPUs with a fault; other GPUs stay as they are."""
     RUN = "run"
-    """Run the pipeline as for a new attempt at a request that failed."""
+    """Run the pipeline as for a new attempt at a request that failed, or for a repair."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,15 +130,6 @@ class Agent:
             self._idle(delay_s, request.generation)
             request.check()
 
-    def _repair(self, request: intake.LabelRequest, name: str) -> bool:
-        """Run the repairs of GPUs; return whether to run the layout."""
-        with self._suspend_gpu_events():
-            try:
-                return self._reconciler.repair(name, request, custom=request.custom)
-            except errors.ClusterError as error:
-                self._note_unreachable(error)
-                return True
-
     def _try(
         self, request: intake.LabelRequest, attempt: int, retry_after_s: float, *, may_evict: bool
     ) -> tuple[outcomes.Outcome | None, bool]:
@@ -166,15 +157,12 @@ class Agent:
             _log.info("recovery_waits", error=error.message)
             return None, True
         except errors.ClusterError as error:
-            self._note_unreachable(error)
+            # The run published no outcome; the next attempt reads its journal.
+            self.is_recovered = False
+            _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
+            self._telemetry.outcome_lost(error.reason)
             return None, True
         return outcome, outcome.should_retry
-
-    def _note_unreachable(self, error: errors.ClusterError) -> None:
-        """Note that a run published no outcome; the next attempt reads its journal."""
-        self.is_recovered = False
-        _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
-        self._telemetry.outcome_lost(error.reason)
 
     def _next_check_s(self, outcome: outcomes.Outcome | None) -> float:
         """Return how long to rest before the next drift check; inf: until a GPU event."""
@@ -204,7 +192,5 @@ class Agent:
                 return outcome
             case drift.Action.HEAL:
                 return self._serve(request, may_evict=False)
-            case drift.Action.REPAIR:
-                return self._serve(request) if self._repair(request, request.name) else outcome
             case drift.Action.RUN:
                 return self._serve(request)

@@ -86,6 +86,7 @@ class Reconciler:
 
         Raises:
             ClusterError: No outcome was published; the journal is still there.
+            LockedError: Another manager is at work, and a repair comes first.
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
@@ -118,22 +119,6 @@ class Reconciler:
         if job.status.gpus or not self.faults.publish_failure(outcome.reason, outcome.message):
             self.faults.publish(job.status.gpus, decision.why_not, decision.uuids)
         return outcome
-
-    def repair(
-        self,
-        name: str,
-        cancel: ports.Cancellation,
-        *,
-        custom: custom_layouts.Custom | None = None,
-    ) -> bool:
-        """Run the repairs that a drift check began; return whether the layout's run follows.
-
-        Raises:
-            ClusterError: No outcome was published; the journal is still there.
-            Superseded: Another layout is requested, or the agent stops; all is restored.
-        """
-        request = jobs.LayoutRequest(config=name, custom=custom)
-        return repairing.repair(self._attempts, request, cancel)
 
     @property
     def awaits_driver(self) -> bool:
@@ -171,7 +156,7 @@ class Reconciler:
             )
             if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
                 repairing.begin(job, repair)
-                return drift.Action.REPAIR
+                return drift.Action.RUN
         # A run publishes them itself.
         if action is drift.Action.REST and is_news:
             resting.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)

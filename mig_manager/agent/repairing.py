@@ -19,7 +19,6 @@ DRIFTED = "the GPUs do not have the requested layout"
 NOT_REQUESTED = "no layout is requested"
 
 _OBSTACLES = (
-    errors.Reason.LOCKED,
     errors.Reason.SLOTS_TAKEN,
     errors.Reason.API_UNAVAILABLE,
     errors.Reason.POD_RESOURCES_UNAVAILABLE,
@@ -48,33 +47,31 @@ NOTHING = Decision()
 
 def repair(
     served: attempts.Attempts, request: jobs.LayoutRequest, cancel: ports.Cancellation
-) -> bool:
+) -> None:
     """Run the repairs that have begun, before the run of the requested layout.
 
-    Returns:
-        Whether the layout's run follows: not while another manager has the node's lock, which
-        postpones the repairs, unless a wait for a slot was published. They are also postponed
-        if the owner forbids them meanwhile, or leaves the node to another program.
+    They are postponed if the owner forbids them meanwhile, or leaves the node to another program.
 
     Raises:
         ClusterError: No outcome was published; the journal is still there.
+        LockedError: Another manager is at work; the repairs stay open.
         Superseded: Another layout is requested, or the agent stops; all is restored.
     """
     repairs = gpu_repair.open_gpus(served.record.repairs)
     if not repairs:
-        return True
+        return
     with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as job:
         # An earlier agent may have begun it, with other settings.
         if why := _why_forbidden(job):
             # The layout's run takes over the journal, and restores the node.
             _postpone(job, why)
-            return True
+            return
         outcome = run.run(job)
+        if outcome.reason is errors.Reason.LOCKED:
+            # The layout is active or has failed; its run would only publish the lock.
+            raise errors.LockedError(outcome.description)
         _end(job, outcome)
         job.journal.abandon()
-        # Only the layout's run ends a published wait for a slot.
-        has_waited = job.status.phase is model.Phase.WAIT
-    return has_waited or outcome.reason is not errors.Reason.LOCKED
 
 
 def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcome, Decision]:

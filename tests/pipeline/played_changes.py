@@ -263,7 +263,7 @@ class Play:
                 break
             if pause_s:
                 self.rig.clock.wait(pause_s)
-            if agent.check_drift(self.layout, outcome, self.custom) is drift.Action.REPAIR:
+            if agent.check_drift(self.layout, outcome, self.custom) is drift.Action.RUN:
                 return True
             present = {name for uid, name in self.pods.items() if uid in self.rig.pods}
             # Which pods use a silent GPU may be known only at the next check.

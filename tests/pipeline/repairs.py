@@ -44,7 +44,7 @@ def serve(rig: fakes.NodeRig, by: reconcile.Reconciler | None = None) -> outcome
     if by is None:
         agent.recover(LAYOUT)
     outcome = scenes.run(rig, LAYOUT, by=agent)
-    if agent.check_drift(LAYOUT, outcome) is drift.Action.REPAIR:
+    if agent.check_drift(LAYOUT, outcome) is drift.Action.RUN:
         return scenes.run(rig, LAYOUT, by=agent)
     return outcome
 

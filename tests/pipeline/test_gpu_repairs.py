@@ -1,5 +1,6 @@
 """GPUs with a fault that the agent resets: who leaves, what returns, when it does not try."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None
     agent = repairs.agent_of(rig)
     agent.recover(repairs.LAYOUT)
     outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
     outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
@@ -70,7 +71,7 @@ def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None
     assert any(text.endswith("no longer needs a reset.") for text in rig.messages)
     assert not any("was reset" in text for text in rig.messages)
     repairs.break_gpus(rig, 0)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
 
 
 @pytest.mark.parametrize("how", [settings.RepairPolicy.OFF, settings.RepairPolicy.REPORT])
@@ -161,7 +162,7 @@ def test_a_repair_begins_once_the_cordon_is_gone() -> None:
     outcome = repairs.serve(rig, agent)
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REST
     rig.is_unschedulable = False
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
 
 
 @pytest.mark.parametrize(
@@ -212,15 +213,15 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     lock = fakes.FakeExclusion()
     agent = repairs.agent_of(rig, lock=lock)
     outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     lock.refusals = 1000 if obstacle == "lock" else 0
     rig.kubelet.is_silent = obstacle == "kubelet"
     rig.refusing = {"workloads.list": scenes.BROKEN["node"]} if obstacle == "API" else {}
 
-    follows = agent.repair(repairs.LAYOUT, fakes.FakeRequest(rig.clock))
+    with pytest.raises(errors.LockedError) if obstacle == "lock" else contextlib.nullcontext():
+        scenes.run(rig, repairs.LAYOUT, by=agent)
 
-    assert follows is (obstacle != "lock")
-    assert follows or rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.labels[well_known.STATE_LABEL] == ("failed" if obstacle == "API" else "success")
     assert "GpuRepairFailed" not in rig.events
     assert {"affected", "spared"} <= rig.pod_names
     lock.refusals, rig.kubelet.is_silent = 0, False
@@ -282,7 +283,7 @@ def test_a_second_fault_in_the_pause_waits_and_another_gpu_does_not() -> None:
     assert repairs.resets(rig) == 1
     repairs.break_gpus(rig, 0, 1)
 
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     scenes.run(rig, repairs.LAYOUT, by=agent)
 
     assert [gpu.awaits_reset for gpu in rig.gpus] == [True, False]
@@ -295,7 +296,7 @@ def test_a_gpu_that_was_healthy_for_long_starts_with_the_first_pause() -> None:
     outcome = repairs.serve(rig, agent)
     rig.clock.wait(3 * DAY_S)
     repairs.break_gpus(rig, 0)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     scenes.run(rig, repairs.LAYOUT, by=agent)
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
     assert [each["attempts"] for each in record["repairs"]] == [1]

@@ -18,7 +18,7 @@ def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
     agent = repairs.agent_of(rig)
     outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     request = fakes.FakeRequest(rig.clock, replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
     with pytest.raises(errors.Superseded):
@@ -52,7 +52,7 @@ def test_a_repair_changes_no_gpu_whose_pods_it_has_not_drained(cause: str) -> No
     rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 0, "2g.10gb")}))
     rig.add_pod("affected", devices=frozenset({rig.gpus[1].uuid}))
     repairs.break_gpus(rig, 1)
-    assert agent.check_drift("half", outcome) is drift.Action.REPAIR
+    assert agent.check_drift("half", outcome) is drift.Action.RUN
     rig.disruptions.refusals["affected"] = "budget"
     request = fakes.FakeRequest(rig.clock, replaced=cause == "new content")
     request.ends_when = lambda: rig.clock.now_s > 8
@@ -95,16 +95,17 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     rig.slots = Slots()
     agent = repairs.agent_of(rig)
     outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     calls.clear()
     scenes.run(rig, repairs.LAYOUT, by=agent)
     assert calls == ["take", "take", "take", "release", "release"]
     assert repairs.resets(rig) == 1
 
 
-def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending(*, is_stopped: bool) -> None:
     rig = repairs.faulty_node()
-    lock, denials = fakes.FakeExclusion(), list[slots.Denial]()
+    lock, denials, is_released = fakes.FakeExclusion(), list[slots.Denial](), list[bool]()
 
     class Slots(ports.Slots):
         def take(self) -> slots.Denial | None:
@@ -114,20 +115,26 @@ def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
 
         def check(self) -> None: ...
 
-        def release(self) -> None: ...
+        def release(self) -> None:
+            is_released.append(True)
 
     rig.slots = Slots()
     agent = repairs.agent_of(rig, lock=lock)
     outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    is_released.clear()
     denials.append(slots.Denial(limit=1, changing=("node-b",)))
-    assert agent.repair(repairs.LAYOUT, fakes.FakeRequest(rig.clock))
-    assert rig.labels[well_known.STATE_LABEL] == "pending"
+    with pytest.raises(errors.LockedError):
+        scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert (is_released, rig.labels[well_known.STATE_LABEL]) == ([True], "pending")
     lock.refusals = 0
 
-    scenes.run(rig, repairs.LAYOUT, by=agent)
+    if is_stopped:
+        agent.stop()
+    else:
+        scenes.run(rig, repairs.LAYOUT, by=agent)
 
-    assert rig.labels[well_known.STATE_LABEL] == "success"
+    assert rig.labels[well_known.STATE_LABEL] == ("failed" if is_stopped else "success")
 
 
 @pytest.mark.slow
@@ -231,7 +238,7 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     rig.add_pod("affected", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
     repairs.break_gpus(rig, 0)
 
-    assert agent.check_drift("custom", outcome, on_demand) is drift.Action.REPAIR
+    assert agent.check_drift("custom", outcome, on_demand) is drift.Action.RUN
     outcome = custom_requests.run(rig, on_demand, by=agent)
 
     assert outcome.state is model.State.SUCCESS

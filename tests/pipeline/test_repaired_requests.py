@@ -74,7 +74,7 @@ def test_a_layout_evicts_no_pod_after_a_failed_repair() -> None:
 
     rig.resets.refusal = ""
     rig.clock.wait(1000)
-    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.REPAIR
+    assert agent.check_drift(repairs.OTHER, outcome) is drift.Action.RUN
     outcome = repairs.request_other(rig, agent, attempt=3)
     assert outcome.state is model.State.SUCCESS
     assert scenes.has_layout(rig, repairs.OTHER)
