@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, run_status
+from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import advertising, device_plugin, survey
 from mig_manager.agent.steps import resolving
 from mig_manager.change import transaction
@@ -301,7 +301,7 @@ def _withdraw_phantoms(
 
 def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
     job.journal.finish(
-        run_status.success(
+        outcomes.success(
             job.status,
             errors.Reason.ALREADY_APPLIED,
             "is active again",

@@ -1,15 +1,20 @@
-"""The outcome of a run."""
+"""The outcome of a run, and its report as log line, metrics and Events."""
 
 import dataclasses
 from collections.abc import Sequence
 
+import structlog
+
 from mig_manager import errors
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, ports
+from mig_manager.core.records import gpu_recovery, status
 
 MAX_DRIVER_PAUSE_S = 15.0
 MAX_QUICK_ATTEMPTS = 40
 """For ten minutes, in which a driver container may compile the driver: until the layout is back
 after a reboot, pods may get whole GPUs. After that each attempt costs too many requests."""
+
+_log = structlog.get_logger()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,31 @@ class Outcome:
         return min(backoff_s, MAX_DRIVER_PAUSE_S) if is_quick else backoff_s
 
 
+def success(
+    published: status.RunStatus,
+    reason: errors.Reason,
+    what: str,
+    *,
+    gpus: model.ObservedGpus,
+    is_from_owner: bool,
+    more: str = "",
+) -> Outcome:
+    """Return the outcome of a layout that is active on all reachable GPUs."""
+    missing = "".join(
+        f" {gpu.sentence}; once it is back, it gets what the layout has for it."
+        for gpu in gpus.unreachable
+    )
+    if problem := published.config_problem:
+        missing += f" It stays, but the file cannot be used: {messages.with_full_stop(problem)}"
+    return Outcome(
+        state=model.State.SUCCESS,
+        reason=reason,
+        description=f"Layout {published.title} {what}.{more}{missing}",
+        verified_gpus=gpus,
+        is_from_owner=is_from_owner,
+    )
+
+
 def failure(
     reason: errors.Reason,
     description: str,
@@ -65,6 +95,37 @@ def failure(
         should_retry=reason.is_transient if should_retry is None else should_retry,
         keeps_taint=keeps_taint,
     )
+
+
+def report(
+    deps: ports.Dependencies,
+    published: status.RunStatus,
+    outcome: Outcome,
+    *,
+    seconds: float,
+) -> None:
+    """Log and count the outcome, and emit its Events."""
+    is_failure = outcome.state is model.State.FAILED
+    write = _log.warning if is_failure else _log.info
+    write(
+        "run_finished",
+        state=outcome.state.value,
+        reason=outcome.reason.value,
+        seconds=round(seconds, 3),
+    )
+    deps.telemetry.run_ended(outcome.state, outcome.reason, seconds)
+    if not is_failure:
+        deps.telemetry.layout_applied(published.config, published.config_hash)
+    deps.node.emit(reason=outcome.reason.value, message=outcome.message, is_warning=is_failure)
+    if lost := outcome.verified_gpus.unreachable:
+        sentences = (messages.with_full_stop(gpu.sentence) for gpu in lost)
+        # Equal remedies once.
+        remedies = dict.fromkeys(map(gpu_recovery.remedy, lost))
+        deps.node.emit(
+            reason=errors.Reason.GPU_UNREACHABLE.value,
+            message=" ".join((*sentences, *remedies)),
+            is_warning=True,
+        )
 
 
 def drift_message(name: str, pods: str, problem: str = "") -> str:

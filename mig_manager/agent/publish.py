@@ -17,7 +17,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import ports
 from mig_manager.core.node import node_object, well_known
-from mig_manager.core.records import journals, requests
+from mig_manager.core.records import journals, requests, status
 
 _STEADY = (
     well_known.REQUEST_ANNOTATION,
@@ -99,6 +99,14 @@ class Publisher:
         self._written = {}
         node = self._node.update(lambda view: _without(decide(view), _steady(view)))
         self._written = _steady(node)
+
+
+def of_status(published: status.RunStatus) -> node_object.NodePatch:
+    """Return the label and the annotation with a status."""
+    return node_object.NodePatch(
+        labels={well_known.STATE_LABEL: published.state.value},
+        annotations={well_known.STATUS_ANNOTATION: published.to_json()},
+    )
 
 
 def of_record(record: requests.RequestRecord) -> dict[str, str | None]:

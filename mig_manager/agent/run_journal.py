@@ -15,7 +15,7 @@ from typing import Unpack
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, publish, run_status
+from mig_manager.agent import outcomes, publish
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec, journals, readiness, requests, status
@@ -181,7 +181,7 @@ class RunJournal:
         self.has_begun_rollback = True
         self._end_phase()
         self._enter(model.Phase.ROLL_BACK, "restoring the previous instances")
-        self._publisher.announce(run_status.patch(self.status))
+        self._publisher.announce(publish.of_status(self.status))
         self._deps.telemetry.state_published(model.State.PENDING)
 
     def resume(
@@ -274,22 +274,22 @@ class RunJournal:
             kept = self.entries.tainted
         undone, kept = self._to_undo_and_keep(kept)
         self._end_phase()
-        clock = self._deps.clock
-        self.status = run_status.with_outcome(
-            self.status, outcome, clock, retry_after_s=self._retry_after_s
-        )
+        self._end(outcome)
         labels: dict[str, str | None] = {}
         # Start-up taints kept workloads away until the first layout.
         removed_taints: frozenset[str] = frozenset()
         if outcome.state is model.State.SUCCESS:
             labels[well_known.APPLIED_LABEL] = self.status.config
             removed_taints = self._startup_taints
-            verified = run_status.verification(
-                self.status, self._deps.boot_id, is_from_owner=outcome.is_from_owner
-            )
             self.record = dataclasses.replace(
                 self.record,
-                verified=verified,
+                verified=requests.Verified(
+                    config_hash=self.status.config_hash,
+                    boot_id=self._deps.boot_id,
+                    is_from_owner=outcome.is_from_owner,
+                    gpus=requests.fingerprint(self.status.gpus),
+                    listed={gpu.uuid: str(gpu) for gpu in self.status.gpus},
+                ),
                 awaited=frozenset(),
                 failed_changes=None,
                 applied=requests.Applied.of(
@@ -314,8 +314,8 @@ class RunJournal:
         self._publisher.update(patch)
         self.entries = kept
         self._confirm()
-        seconds = clock.monotonic() - self._began
-        run_status.report(self._deps, self.status, outcome, seconds=seconds)
+        seconds = self._deps.clock.monotonic() - self._began
+        outcomes.report(self._deps, self.status, outcome, seconds=seconds)
 
     def abandon(self, *, keeps_taint: bool = False) -> None:
         """Undo all entries that a write to the Node can undo, and keep the published status.
@@ -342,7 +342,21 @@ class RunJournal:
 
     def _enter(self, phase: model.Phase, message: str) -> None:
         _log.info("phase_entered", phase=phase.value, message=message)
-        self.status = run_status.in_phase(self.status, phase, message)
+        self.status = self.status.in_phase(phase, message)
+
+    def _end(self, outcome: outcomes.Outcome) -> None:
+        clock = self._deps.clock
+        is_success = outcome.state is model.State.SUCCESS
+        retry_after_s = outcome.retry_after_s(self.status.attempt, self._retry_after_s)
+        self.status = dataclasses.replace(
+            self.status,
+            state=outcome.state,
+            phase=model.Phase.DONE if is_success else self.status.phase,
+            reason=outcome.reason,
+            message=outcome.message,
+            finished_at=clock.now_iso(),
+            retry_at=clock.now_iso(after_s=retry_after_s) if outcome.should_retry else None,
+        )
 
     def _to_undo_and_keep(
         self, kept: journals.Journal
@@ -358,7 +372,7 @@ class RunJournal:
     ) -> node_object.NodePatch:
         """Add the status, the GPUs, the record of the request and the journal to a patch."""
         self.record = self.record.with_status(self.status, self._deps.boot_id)
-        published = run_status.patch(self.status)
+        published = publish.of_status(self.status)
         annotations = {**change.annotations, **published.annotations}
         if self.status.gpus is not model.NO_GPUS:
             annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(self.status.gpus)

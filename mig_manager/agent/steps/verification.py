@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, outcomes, run_status
+from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import advertising, resuming
 from mig_manager.agent.steps import host, resolving
 from mig_manager.core import messages, model
@@ -36,7 +36,7 @@ def resume_and_verify(
     resumed = resuming.resume_advertisers(job, paused, plugin_config=job.plugin_config)
     _wait_schedulable(job, resumed, gpus, "waiting for the new devices to be schedulable")
     resuming.resume_monitors(job, resumed)
-    return run_status.success(
+    return outcomes.success(
         job.status,
         errors.Reason.APPLIED,
         "is active",
@@ -86,7 +86,7 @@ def verify_unchanged(
     elif not advertising.is_schedulable(job, gpus, returned):
         job.journal.enter(model.Phase.VERIFY, "waiting for the devices to be schedulable")
         advertising.wait_schedulable(job, advertising.restart_stale(job, gpus, returned), gpus)
-    return run_status.success(
+    return outcomes.success(
         job.status,
         errors.Reason.ALREADY_APPLIED,
         "is already active",

@@ -48,6 +48,17 @@ class RunStatus:
         is_shared = self.annotation_hash and self.config_hash
         return f"{self.config} ({self.config_hash})" if is_shared else self.config
 
+    def in_phase(self, phase: model.Phase, message: str) -> "RunStatus":
+        """Return the status in a new phase."""
+        is_reboot = phase is model.Phase.REBOOT
+        return dataclasses.replace(
+            self,
+            state=model.State.REBOOTING if is_reboot else model.State.PENDING,
+            phase=phase,
+            message=message,
+            reason=errors.Reason.SLOTS_TAKEN if phase is model.Phase.WAIT else None,
+        )
+
     def to_json(self) -> str:
         """Return the annotation's value: one line, stable keys, no null members."""
         data = {
