@@ -1,6 +1,6 @@
 """The site in a real browser, opened as files: search, tables, code, pictures, colours.
 
-With the variable DIST pictures of some pages stay in that folder, for a review.
+With the variable DIST a picture of every page in either width stays there, for a review.
 """
 
 import os
@@ -18,10 +18,6 @@ LAYOUT = pathlib.Path(__file__).with_name("layout.js").read_text(encoding="utf-8
 DESK, PHONE = 1280, 390
 """Widths in pixels."""
 PAGES = [page.stem for page in pages.SITE]
-REVIEWED = (
-    *("index", "quick-start", "install", "command-reference"),
-    *("failed", "compatibility", "partitioner", "reasons"),
-)
 RESULT = """
 new Promise(resolve => {
   const check = () =>
@@ -47,15 +43,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
         yield page
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder for pictures."""
-    dist = os.environ.get("DIST")
-    folder = pathlib.Path(dist) / "site-pictures" if dist else tmp_path_factory.mktemp("pictures")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def show(
     page: browser.Page, site: pathlib.Path, name: str, *, width: int, is_dark: bool = False
 ) -> None:
@@ -76,6 +63,10 @@ def test_page_fits_a_desk_and_a_phone_and_needs_no_network(
         assert page.evaluate(LAYOUT) == []
         assert page.errors() == []
         assert [url for url in page.requests() if not url.startswith(here)] == []
+        if dist := os.environ.get("DIST"):
+            picture = pathlib.Path(dist, "site-pictures", f"{name}-{width}.png")
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.write_bytes(page.picture(height=2400))
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
@@ -90,16 +81,3 @@ def test_search_leads_from_a_word_to_its_page_without_a_server(
     page.follow(".md-search-result__link")
 
     assert page.evaluate("location.pathname") == str(site / "reasons.html")
-
-
-@pytest.mark.parametrize("width", [DESK, PHONE])
-@pytest.mark.parametrize("name", REVIEWED)
-def test_pictures_of_pages_stay_for_a_review(
-    page: browser.Page, site: pathlib.Path, pictures: pathlib.Path, name: str, width: int
-) -> None:
-    show(page, site, name, width=width)
-
-    picture = page.picture(height=2400)
-
-    (pictures / f"{name}-{width}.png").write_bytes(picture)
-    assert int.from_bytes(picture[16:20]) == width

@@ -7,19 +7,12 @@ from typing import TextIO
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.cli import main
 from mig_manager.cli.toolkit import console
 from tests.shell.commandline import SPEC, Shell
 
 NASTY = "a\x1b]0;owned\x07\x1b[2J\x1b[8m\u202eb"
 """Control sequences that name a terminal's window, clear it, hide and reverse the text after."""
-
-
-def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
-    remedies = [reason.remedy_at_shell for reason in errors.Reason]
-
-    assert not [each for each in remedies if "the agent tries" in each or "agent re-reads" in each]
 
 
 @pytest.mark.parametrize(

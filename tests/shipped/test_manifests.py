@@ -37,34 +37,6 @@ def test_objects_have_only_fields_that_the_api_defines(name: str) -> None:
             assert client.sanitize_for_serialization(typed) == thing
 
 
-@every_agent
-def test_all_that_has_a_namespace_lives_in_the_one_that_is_shipped(name: str) -> None:
-    objects = overlay(name).by_kind
-    namespace = objects["Namespace"]["metadata"]["name"]
-
-    assert {
-        kind: thing["metadata"].get("namespace")
-        for kind, thing in objects.items()
-        if kind not in ("Namespace", "ClusterRole", "ClusterRoleBinding")
-    } == dict.fromkeys(("ServiceAccount", "ConfigMap", "DaemonSet"), namespace)
-
-
-def test_the_daemon_set_selects_its_own_pods_whose_account_has_the_rights(
-    shipped: Overlay,
-) -> None:
-    spec = shipped.by_kind["DaemonSet"]["spec"]
-    account = shipped.by_kind["ServiceAccount"]["metadata"]
-    binding = shipped.by_kind["ClusterRoleBinding"]
-
-    labels = spec["template"]["metadata"]["labels"]
-    assert spec["selector"]["matchLabels"].items() <= labels.items()
-    assert shipped.pod["serviceAccountName"] == account["name"]
-    assert binding["roleRef"]["name"] == shipped.by_kind["ClusterRole"]["metadata"]["name"]
-    assert binding["subjects"] == [
-        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
-    ]
-
-
 def test_default_is_the_unprivileged_agent_with_shipped_profiles(shipped: Overlay) -> None:
     text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
     namespace = shipped.by_kind["Namespace"]["metadata"]

@@ -29,9 +29,8 @@ def test_profile_packs_every_mig_resource_of_the_catalogue() -> None:
     assert {each["weight"] for each in strategy["resources"]} == {1}
 
 
-def test_manifest_runs_replicas_with_the_config_and_a_lease() -> None:
+def test_manifest_runs_replicas_with_the_config() -> None:
     made = {each["kind"]: each for each in yaml.safe_load_all(kustomize("deploy/scheduler"))}
-    config = yaml.safe_load(made["ConfigMap"]["data"]["config.yaml"])
     pod = made["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     (volume,) = pod["volumes"]
@@ -41,8 +40,5 @@ def test_manifest_runs_replicas_with_the_config_and_a_lease() -> None:
     assert option in container["command"]
     assert volume["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
     assert pod["serviceAccountName"] == made["ServiceAccount"]["metadata"]["name"]
-    assert config["leaderElection"]["resourceNamespace"] == "mig-manager"
-    (lease,) = made["Role"]["rules"][1]["resourceNames"]
-    assert config["leaderElection"]["resourceName"] == lease
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert pod["securityContext"]["runAsNonRoot"]
