@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -17,9 +18,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "charts" / "mig-manager"
 MODES = ("unprivileged", "privileged", "simulated")
 
-VERSION = mig_manager.__version__
+SCHEMA = json.loads((SOURCE / "values.schema.json").read_text(encoding="utf-8"))
+AGENTS, PARTITIONER = ("DaemonSet", "mig-manager"), ("Deployment", "mig-manager-partitioner")
 
 Object = dict[str, Any]
+Objects = dict[tuple[str, str], Object]
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +46,17 @@ def render(chart: pathlib.Path, **values: Any) -> list[Object]:
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
-def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+def by_name(objects: list[Object]) -> Objects:
     found = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     assert len(found) == len(objects)
     return found
 
 
-def pod_template(objects: list[Object]) -> Object:
-    found: Object = by_name(objects)["DaemonSet", "mig-manager"]["spec"]["template"]
+def environ(pod: Object) -> dict[str, Object]:
+    """Return the variables of a pod's one container; each is there once."""
+    (container,) = pod["containers"]
+    found = {each["name"]: each for each in container["env"]}
+    assert len(found) == len(container["env"])
     return found
 
 
@@ -80,64 +86,95 @@ def test_helm_lint_accepts_the_chart_of_this_version(chart: pathlib.Path) -> Non
     assert about["version"] == about["appVersion"] == mig_manager.__version__
 
 
-@pytest.mark.parametrize(
-    ("image", "expected"),
-    [
-        ({"repository": "example.com:5000/gpu/mig"}, f"example.com:5000/gpu/mig:{VERSION}"),
-        ({"tag": "next"}, "mig-manager:next"),
-    ],
-)
-def test_image_can_come_from_anywhere(chart: pathlib.Path, image: Object, expected: str) -> None:
-    (container,) = pod_template(render(chart, image=image))["spec"]["containers"]
+# -- values --------------------------------------------------------------------------------------
 
-    assert container["image"] == expected
+OWN: Object = {
+    "mode": "simulated",
+    "image": {"repository": "example.com:5000/gpu/mig", "tag": "next"},
+    "config": "version: v1\nmig-configs:\n  none:\n  - {devices: all, mig-enabled: false}\n",
+    "nodeSelector": {"pool": "gpu"},
+    "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+    "startupTaints": ["a.b/c", "d"],
+    "podAnnotations": {"a": "b"},
+    "runtimeClassName": "nvidia",
+    "volumes": [{"name": "hooks"}],
+    "volumeMounts": [{"name": "hooks", "mountPath": "/etc/hooks"}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "resources": {"requests": {"cpu": "20m"}},
+    "env": {"MIG_MANAGER_SIMULATE": "4xA30", "MIG_MANAGER_LOG_LEVEL": "debug"},
+    "confineEvictions": True,
+    "partitioner": {
+        "enabled": True,
+        "mode": "act",
+        "env": {"MIG_MANAGER_RESERVE": "1g.5gb=2"},
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "resources": {"limits": {"memory": "1Gi"}},
+    },
+}
 
 
-def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None:
-    env = {"MIG_MANAGER_SIMULATE": "4xA30", "MIG_MANAGER_LOG_LEVEL": "debug"}
-    volume, mount = {"name": "hooks"}, {"name": "hooks", "mountPath": "/etc/hooks"}
-    shipped = pod_template(render(chart, mode="simulated"))
-    changed = pod_template(
-        render(
-            chart,
-            mode="simulated",
-            nodeSelector={"pool": "gpu"},
-            tolerations=[{"key": "dedicated", "operator": "Exists"}],
-            podAnnotations={"a": "b"},
-            runtimeClassName="nvidia",
-            volumes=[volume],
-            volumeMounts=[mount],
-            imagePullSecrets=[{"name": "registry"}],
-            resources={"requests": {"cpu": "20m"}},
-            env=env,
-        )
+@pytest.fixture(scope="module")
+def changed(chart: pathlib.Path) -> Objects:
+    """The objects with a value of a person's own for almost everything."""
+    return by_name(render(chart, **OWN))
+
+
+def test_what_people_add_comes_to_what_the_mode_has(changed: Objects) -> None:
+    template = changed[AGENTS]["spec"]["template"]
+    was, now = (
+        by_name(kustomized("simulated"))[AGENTS]["spec"]["template"]["spec"],
+        template["spec"],
     )
+    (container,) = now["containers"]
+    taints = [{"key": key, "operator": "Exists"} for key in OWN["startupTaints"]]
+    added = {
+        **OWN["env"],
+        "MIG_MANAGER_STARTUP_TAINT": "a.b/c,d",
+        "MIG_MANAGER_CUSTOM_LAYOUTS": "true",
+    }
 
-    was, now = shipped["spec"], changed["spec"]
-    assert now["nodeSelector"] == was["nodeSelector"] | {"pool": "gpu"}
-    assert now["tolerations"] == [*was["tolerations"], {"key": "dedicated", "operator": "Exists"}]
-    assert changed["metadata"]["annotations"] == {"a": "b"}
-    assert now["runtimeClassName"] == "nvidia"
-    assert now["volumes"] == [*was["volumes"], volume]
+    assert now["nodeSelector"] == was["nodeSelector"] | OWN["nodeSelector"]
+    assert now["tolerations"] == [*was["tolerations"], *OWN["tolerations"], *taints]
+    assert template["metadata"]["annotations"] == OWN["podAnnotations"]
+    assert now["volumes"] == [*was["volumes"], *OWN["volumes"]]
     mounts = was["containers"][0]["volumeMounts"]
-    assert now["containers"][0]["volumeMounts"] == [*mounts, mount]
-    assert now["imagePullSecrets"] == [{"name": "registry"}]
-    assert now["containers"][0]["resources"] == {"requests": {"cpu": "20m"}}
-    before = {each["name"]: each for each in was["containers"][0]["env"]}
-    after = {each["name"]: each for each in now["containers"][0]["env"]}
-    assert len(after) == len(now["containers"][0]["env"])
-    assert after == before | {name: {"name": name, "value": value} for name, value in env.items()}
+    assert container["volumeMounts"] == [*mounts, *OWN["volumeMounts"]]
+    for name in ("runtimeClassName", "imagePullSecrets"):
+        assert now[name] == OWN[name]
+    assert container["resources"] == OWN["resources"]
+    assert environ(now) == environ(was) | {
+        name: {"name": name, "value": value} for name, value in added.items()
+    }
+
+
+def test_values_replace_image_and_layouts_and_confine_evictions(changed: Objects) -> None:
+    for key in (AGENTS, PARTITIONER):
+        (container,) = changed[key]["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "example.com:5000/gpu/mig:next"
+    assert changed["ConfigMap", "mig-manager-config"]["data"] == {"config.yaml": OWN["config"]}
+    policy = changed["ValidatingAdmissionPolicy", "mig-manager-labelled-evictions"]
+    assert ":gpus:mig-manager:" in policy["spec"]["matchConditions"][0]["expression"]
+    assert ("ValidatingAdmissionPolicyBinding", "mig-manager-evictions") in changed
+
+
+def test_the_partitioner_has_settings_and_a_place_of_its_own(changed: Objects) -> None:
+    pod, own = changed[PARTITIONER]["spec"]["template"]["spec"], OWN["partitioner"]
+
+    assert environ(pod)["MIG_MANAGER_MODE"]["value"] == "act"
+    assert environ(pod)["MIG_MANAGER_RESERVE"]["value"] == "1g.5gb=2"
+    assert (pod["nodeSelector"], pod["tolerations"]) == (own["nodeSelector"], own["tolerations"])
+    assert pod["containers"][0]["resources"] == own["resources"]
 
 
 def test_with_a_budget_the_agents_have_its_settings_and_its_rights(chart: pathlib.Path) -> None:
-    made, shipped = by_name(render(chart, maxConcurrentNodes=10)), by_name(kustomized("budget"))
-    key = ("DaemonSet", "mig-manager")
+    made = by_name(render(chart, maxConcurrentNodes=10, customLayouts=True))
+    shipped = by_name(kustomized("budget"))
+    agents, own = (each.pop(AGENTS)["spec"]["template"]["spec"] for each in (made, shipped))
 
-    def environ(daemons: Object) -> dict[str, Object]:
-        (container,) = daemons["spec"]["template"]["spec"]["containers"]
-        return {each["name"]: each for each in container["env"]}
-
-    assert environ(made.pop(key)) == environ(shipped.pop(key))
+    custom = environ(agents).pop("MIG_MANAGER_CUSTOM_LAYOUTS")
+    assert custom["value"] == "true"
+    assert environ(agents) == environ(own) | {custom["name"]: custom}
     assert made == shipped
 
 
@@ -145,105 +182,48 @@ def test_chart_with_the_partitioner_is_its_overlay(chart: pathlib.Path) -> None:
     made = by_name(render(chart, partitioner={"enabled": True}))
     shipped = by_name(kustomized("partitioner"))
 
-    def environ(objects: dict[tuple[str, str], Object], kind: str) -> dict[str, Object]:
-        (found,) = (objects.pop(key) for key in list(objects) if key[0] == kind)
-        (container,) = found["spec"]["template"]["spec"].pop("containers")
-        env = {each["name"]: each for each in container.pop("env")}
-        return {**env, "": (found, container)}
-
-    for kind in ("DaemonSet", "Deployment"):
-        assert environ(made, kind) == environ(shipped, kind)
+    for key in (AGENTS, PARTITIONER):
+        pods = [each[key]["spec"]["template"]["spec"] for each in (made, shipped)]
+        assert environ(pods[0]) == environ(pods[1])
+        for pod in pods:
+            del pod["containers"][0]["env"]
     assert made == shipped
 
 
-def test_evictions_are_confined_by_a_value(chart: pathlib.Path) -> None:
-    made = by_name(render(chart, confineEvictions=True))
-
-    policy = made["ValidatingAdmissionPolicy", "mig-manager-labelled-evictions"]
-    assert ":gpus:mig-manager:" in policy["spec"]["matchConditions"][0]["expression"]
-    assert ("ValidatingAdmissionPolicyBinding", "mig-manager-evictions") in made
-
-
-def test_the_partitioner_has_settings_and_a_place_of_its_own(chart: pathlib.Path) -> None:
-    own = {
-        "enabled": True,
-        "mode": "act",
-        "env": {"MIG_MANAGER_RESERVE": "1g.5gb=2"},
-        "nodeSelector": {"pool": "system"},
-        "tolerations": [{"key": "system", "operator": "Exists"}],
-        "resources": {"limits": {"memory": "1Gi"}},
-    }
-    objects = by_name(render(chart, partitioner=own, image={"repository": "example.com/mig"}))
-    pod = objects["Deployment", "mig-manager-partitioner"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    environ = {each["name"]: each.get("value") for each in container["env"]}
-
-    assert container["image"] == f"example.com/mig:{mig_manager.__version__}"
-    assert environ["MIG_MANAGER_MODE"] == "act"
-    assert environ["MIG_MANAGER_RESERVE"] == "1g.5gb=2"
-    assert len(environ) == len(container["env"])
-    assert (pod["nodeSelector"], pod["tolerations"]) == (own["nodeSelector"], own["tolerations"])
-    assert container["resources"] == own["resources"]
+REFUSED: list[Object] = [
+    {"mode": "careless"},
+    {"imag": {}},
+    {"image": {"pullPolicy": "Sometimes"}},
+    {"env": {"lower": "case"}},
+    {"env": {"NUMBER": 1}},
+    {"maxConcurrentNodes": "10"},
+    {"maxConcurrentNodes": -1},
+    {"tolerations": [{"kee": "x"}]},
+    {"customLayouts": "true"},
+    {"startupTaints": "a.b/c"},
+    {"startupTaints": ["a.b/c=true:NoSchedule"]},
+    {"partitioner": {"mode": "perhaps"}},
+    {"partitioner": {"enabled": "yes"}},
+]
 
 
-@pytest.mark.parametrize(
-    ("values", "variable", "value", "tolerated"),
-    [
-        ({"customLayouts": True}, "CUSTOM_LAYOUTS", "true", ()),
-        ({"startupTaints": ["a.b/c", "d"]}, "STARTUP_TAINT", "a.b/c,d", ("a.b/c", "d")),
-    ],
-)
-def test_a_value_adds_a_variable_and_tolerations(
-    chart: pathlib.Path, values: Object, variable: str, value: str, tolerated: tuple[str, ...]
-) -> None:
-    shipped, changed = (pod_template(render(chart, **each))["spec"] for each in ({}, values))
-    env, own = (pod["containers"][0]["env"] for pod in (shipped, changed))
-
-    assert own == [*env, {"name": f"MIG_MANAGER_{variable}", "value": value}]
-    added = [{"key": key, "operator": "Exists"} for key in tolerated]
-    assert changed["tolerations"] == [*shipped["tolerations"], *added]
-
-
-def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.Path) -> None:
-    document = "version: v1\nmig-configs:\n  none:\n  - {devices: all, mig-enabled: false}\n"
-    objects = by_name(render(chart, config=document))
-
-    assert objects["ConfigMap", "mig-manager-config"]["data"] == {"config.yaml": document}
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"mode": "careless"},
-        {"imag": {}},
-        {"image": {"pullPolicy": "Sometimes"}},
-        {"env": {"lower": "case"}},
-        {"env": {"NUMBER": 1}},
-        {"maxConcurrentNodes": "10"},
-        {"maxConcurrentNodes": -1},
-        {"tolerations": [{"kee": "x"}]},
-        {"customLayouts": "true"},
-        {"startupTaints": "a.b/c"},
-        {"startupTaints": ["a.b/c=true:NoSchedule"]},
-        {"partitioner": {"mode": "perhaps"}},
-        {"partitioner": {"enabled": "yes"}},
-    ],
-)
-def test_values_that_mean_nothing_are_refused(chart: pathlib.Path, values: Object) -> None:
-    done = helm(chart, values)
+def test_values_that_mean_nothing_are_refused(chart: pathlib.Path) -> None:
+    is_valid = jsonschema.Draft7Validator(SCHEMA).is_valid
+    done = helm(chart, REFUSED[0])
 
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
+    assert is_valid(OWN)
+    assert [each for each in REFUSED if is_valid(OWN | each)] == []
 
 
 def test_every_value_is_in_the_schema_and_every_property_has_a_default() -> None:
-    schema = json.loads((SOURCE / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((SOURCE / "values.yaml").read_text(encoding="utf-8"))
 
     # Helm itself adds "global".
-    assert schema["properties"].keys() - {"global"} == values.keys()
+    assert SCHEMA["properties"].keys() - {"global"} == values.keys()
     for name in ("image", "partitioner"):
-        assert schema["properties"][name]["properties"].keys() == values[name].keys()
+        assert SCHEMA["properties"][name]["properties"].keys() == values[name].keys()
 
 
 def test_chart_has_the_objects_of_the_overlays_as_they_are_now(tmp_path: pathlib.Path) -> None:

@@ -135,9 +135,17 @@ assert sys.modules["grpc"]
     ),
 }
 """What a process runs, and what it must not load for that."""
+_QUICKLY = ("apply", "the agent of a node with GPUs")
+"""The two with most modules; to start each costs half a second."""
 
 
-@pytest.mark.parametrize(("code", "unwanted"), _PROCESSES.values(), ids=_PROCESSES)
+@pytest.mark.parametrize(
+    ("code", "unwanted"),
+    [
+        pytest.param(*each, id=name, marks=[] if name in _QUICKLY else pytest.mark.slow)
+        for name, each in _PROCESSES.items()
+    ],
+)
 def test_a_process_loads_nothing_that_it_does_not_need(
     code: str, unwanted: str, tmp_path: pathlib.Path
 ) -> None:

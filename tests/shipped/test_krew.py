@@ -70,6 +70,7 @@ def installed(
     return folder
 
 
+@pytest.mark.slow
 def test_the_manifest_passes_krews_own_check(manifest: dict[str, Any]) -> None:
     assert manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
     assert manifest["kind"] == "Plugin"
@@ -90,6 +91,7 @@ def test_the_manifest_passes_krews_own_check(manifest: dict[str, Any]) -> None:
     assert expression == {"key": "os", "operator": "In", "values": ["linux", "darwin"]}
 
 
+@pytest.mark.slow
 def test_manifest_names_an_archive_that_is_reproducible(
     manifest: dict[str, Any], archive: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -107,6 +109,7 @@ def test_manifest_names_an_archive_that_is_reproducible(
         assert (again / each.name).read_bytes() == each.read_bytes()
 
 
+@pytest.mark.slow
 def test_nothing_is_packed_but_what_looking_takes(archive: pathlib.Path) -> None:
     with tarfile.open(archive) as opened:
         program = opened.extractfile("kubectl-mig")

@@ -28,6 +28,7 @@ def shipped() -> Overlay:
 # -- objects ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_objects_have_only_fields_that_the_api_defines(name: str) -> None:
     with kubernetes.client.ApiClient() as client:

@@ -36,6 +36,7 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.slow
 def test_wheel_has_modules_data_and_metadata_alone(wheel: pathlib.Path) -> None:
     about = f"mig_manager-{mig_manager.__version__}.dist-info"
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "mig_manager").rglob("*.py")}
@@ -81,6 +82,7 @@ def test_a_wheel_has_the_schemas_and_pages_of_its_source_and_no_old_ones(
     assert sorted(names) == sorted(pages | {f"mig_manager/schemas/{name}" for name in schemas})
 
 
+@pytest.mark.slow
 def test_manual_pages_are_well_formed(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
@@ -92,6 +94,7 @@ def test_manual_pages_are_well_formed(wheel: pathlib.Path, tmp_path: pathlib.Pat
     assert [line for line in lint.stdout.splitlines() if "missing date" not in line] == []
 
 
+@pytest.mark.slow
 def test_a_source_that_was_not_installed_says_how_to_make_its_schemas(
     unpacked: pathlib.Path,
 ) -> None:
@@ -114,6 +117,7 @@ def test_no_shipped_file_names_the_test_kit() -> None:
     assert [str(file) for file in shipped if b"testkit" in file.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:
     wanted = (
         ".ci/run .dockerignore CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md bench "

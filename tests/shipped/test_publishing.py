@@ -187,6 +187,7 @@ def urls(wheel: pathlib.Path) -> list[str]:
         return email.message_from_bytes(archive.read(name)).get_all("Project-URL", [])
 
 
+@pytest.mark.slow
 def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> None:
     assert urls(wheel) == []
 

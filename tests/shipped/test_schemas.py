@@ -17,10 +17,14 @@ from tests.shell import commandline
 
 ROOT = pathlib.Path(__file__).parents[2]
 DIGESTS = contract.GOLDEN.with_name("schemas.sha256")
-ANSWERS = [
-    pytest.param(path.stem, line, id=f"{path.stem} {number}")
+LINES = {
+    path.stem: path.read_text("utf-8").splitlines()
     for path in sorted(contract.GOLDEN.glob("[A-Z]*.jsonl"))
-    for number, line in enumerate(path.read_text("utf-8").splitlines())
+}
+ANSWERS = [
+    pytest.param(name, line, id=f"{name} {number}")
+    for name, lines in LINES.items()
+    for number, line in enumerate(lines)
 ]
 
 
@@ -53,9 +57,9 @@ def test_an_answer_of_an_earlier_program_is_as_its_schema_says(name: str, line: 
     contract.check(name, json.loads(line))
 
 
-@pytest.mark.parametrize(("name", "line"), ANSWERS)
-def test_an_answer_without_a_key_or_with_another_one_is_refused(name: str, line: str) -> None:
-    data = json.loads(line)
+@pytest.mark.parametrize("name", LINES)
+def test_an_answer_without_a_key_or_with_another_one_is_refused(name: str) -> None:
+    data = json.loads(min(LINES[name], key=len))
     for key in contract.shipped(name)["required"]:
         without = {each: value for each, value in data.items() if each != key}
         for wrong in (without, {**without, f"{key}_2": data[key]}, {**data, key: [[]]}):
@@ -64,7 +68,7 @@ def test_an_answer_without_a_key_or_with_another_one_is_refused(name: str, line:
 
 
 def test_what_the_schema_of_the_capacity_admits_can_be_read() -> None:
-    for line in (contract.GOLDEN / "CapacityAnnotation.jsonl").read_text("utf-8").splitlines():
+    for line in LINES["CapacityAnnotation"]:
         (in_use,) = capacity.from_json(line).in_use.values()
         assert len(in_use) == 2
 
