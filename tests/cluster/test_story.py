@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stories
@@ -25,14 +24,24 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+KINDS = ("8xA100-SXM4-40GB", "8xH100", "4xA30", "4xRTX-PRO-6000", "4xA100-SXM4-80GB+2xA30")
+
+
 @pytest.mark.parametrize("story", stories.STORIES)
-def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, story: str
+@pytest.mark.parametrize(
+    ("where", "spec"),
+    [
+        *(pytest.param("embedded", kind, marks=pytest.mark.slow) for kind in KINDS),
+        pytest.param("real", "2xA100-SXM4-80GB+1xA30", marks=pytest.mark.cluster),
+    ],
+    indirect=["where"],
+)
+def test_every_story_of_the_demo_comes_out_as_it_must(
+    where: clusters.Cluster, tmp_path: pathlib.Path, spec: str, story: str
 ) -> None:
-    spec = "2xA100-SXM4-80GB+1xA30"
     story_ = stories.STORIES[story]
-    gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
-    with clusters.stage(where_in_depth, tmp_path, *story_.agent_options, spec=spec) as stage:
+    gpus = agent_stage.gpus(spec)
+    with clusters.stage(where, tmp_path, *story_.agent_options, spec=spec) as stage:
         story_.prepare(stage)
 
         checks = story_.play(stage, story_.layout(gpus), lambda _text: None)
@@ -42,10 +51,9 @@ def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
         stage.assert_restored()
 
 
-def test_a_corrected_file_is_served_without_touching_the_label(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
-) -> None:
-    with clusters.stage(where_in_depth, tmp_path) as stage:
+@pytest.mark.slow
+def test_a_corrected_file_is_served_without_touching_the_label(tmp_path: pathlib.Path) -> None:
+    with clusters.stage(clusters.Embedded(), tmp_path) as stage:
         good = stage.config_file.read_text()
         stage.config_file.write_text("version: v1\nmig-configs:\n  all-1g.5gb: 7\n")
         status = stage.failure("all-1g.5gb")
@@ -97,9 +105,8 @@ def request_guarded(where: clusters.Cluster, stage: agent_stage.Stage) -> None:
     stage.label("all-1g.5gb")
 
 
-def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name(
-    where: clusters.Cluster, tmp_path: pathlib.Path
-) -> None:
+def test_a_drain_that_a_budget_blocks_ends_with_the_budgets_name(tmp_path: pathlib.Path) -> None:
+    where = clusters.Embedded()
     with clusters.stage(where, tmp_path, "--drain-timeout-s", "1", *agent_stage.PATIENT) as stage:
         request_guarded(where, stage)
 
@@ -171,10 +178,9 @@ def test_agent_after_one_killed_in_a_change_takes_its_slot_again(
         assert clusters.slot_owners(stage.api) == [""]
 
 
-def test_a_removed_label_leaves_the_layout_active(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
-) -> None:
-    with clusters.stage(where_in_depth, tmp_path) as stage:
+@pytest.mark.slow
+def test_a_removed_label_leaves_the_layout_active(tmp_path: pathlib.Path) -> None:
+    with clusters.stage(clusters.Embedded(), tmp_path) as stage:
         stage.assert_ends("all-1g.5gb")
 
         stage.label(None)

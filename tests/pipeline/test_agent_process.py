@@ -1,6 +1,7 @@
 """The real agent process on a sandbox node: real HTTP, real gRPC, real pynvml."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
@@ -9,29 +10,6 @@ from mig_manager.sandbox.node import device_plugin
 from tests.stage import agent_stage
 
 SPEC = "2xA100-SXM4-40GB"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("story", stories.STORIES)
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "8xA100-SXM4-40GB",
-        "8xH100",
-        "4xA30",
-        "4xRTX-PRO-6000",
-        "4xA100-SXM4-80GB+2xA30",
-    ],
-)
-def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec: str) -> None:
-    scenario = stories.STORIES[story]
-    with agent_stage.Stage(spec, *scenario.agent_options) as stage:
-        scenario.prepare(stage)
-        layout = scenario.layout(agent_stage.gpus(spec))
-        checks = scenario.play(stage, layout, lambda _text: None)
-        assert checks
-        assert [text for text, holds in checks.items() if not holds] == []
-        stage.assert_restored()
 
 
 @pytest.mark.slow
@@ -63,3 +41,23 @@ def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
 
         assert all(checks.values())
         assert stage.server.log.count("list", "pods") <= 14
+
+
+@pytest.mark.slow
+def test_malformed_hooks_file_is_served_once_it_is_corrected(tmp_path: pathlib.Path) -> None:
+    file, log = tmp_path / "hooks.yaml", tmp_path / "log"
+    note = f"command: /bin/sh, args: [-c, 'echo $0 $MIG_PARTED_SELECTED_CONFIG >> {log}', %s]"
+    points = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
+    good = "".join(["hooks:\n", *(f"  {each}: [{{{note % each}}}]\n" for each in points)])
+    file.write_text(good.replace("apply-exit:", "apply-end:"))
+    with agent_stage.Stage(SPEC, "--hooks-file", str(file)) as stage:
+        status = stage.failure("all-1g.5gb")
+        assert status["reason"] == "InvalidConfig"
+        assert f"{file}:5:3: unexpected key 'apply-end'" in status["message"]
+        assert not log.exists()
+
+        file.write_text(good)
+
+        stage.wait(lambda: stage.status()["state"] == "success", "success")
+        assert log.read_text() == "".join(f"{each} all-1g.5gb\n" for each in points)
+        stage.assert_restored()

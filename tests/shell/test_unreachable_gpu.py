@@ -256,22 +256,3 @@ def test_agent_serves_the_others_and_a_returned_gpu(stage: agent_stage.ObservedS
     stage.wait(lambda: stage.series("unreachable_gpu") == {}, "no metric")
     stage.wait(lambda: stage.status()["state"] == "success", "the end")
     assert shapes(state)[LOST] == (True, 7)
-
-
-@pytest.mark.slow
-def test_a_reboot_returns_a_lost_gpu_and_the_agent_its_layout(
-    stage: agent_stage.ObservedStage,
-) -> None:
-    state = nvml_faults.SharedState(stage.state_file)
-    stage.assert_ends("halves")
-    state.lose_gpu(LOST)
-    stage.assert_ends("sevenths")
-
-    stage.stop_agent()
-    stage.sandbox.reboot()
-    stage.start_agent()
-
-    stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-1g.5gb": 56}, "all devices")
-    stage.wait(lambda: stage.status()["state"] == "success", "the end")
-    assert shapes(state) == [(True, 7)] * 8
-    assert "unreachableGpus" not in stage.status()
