@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from mig_manager import errors
+from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
+
+_GPUS = gpu_codec.to_json([hardware.template(hardware.find("A100-SXM4-40GB"), 0)])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,7 @@ class StandIns:
 def _introduce(thing: store.Object) -> None:
     """Publish a node's GPUs, as its agent does at the start."""
     annotations = thing["metadata"].setdefault("annotations", {})
-    annotations[well_known.GPUS_ANNOTATION] = gpu_codec.to_json(())
+    annotations[well_known.GPUS_ANNOTATION] = _GPUS
 
 
 @contextlib.contextmanager

@@ -280,7 +280,6 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
         (("no/label", "-l", "gpu=yes"), "not a valid label value"),
         (("undo", "-l", "gpu=yes"), "was labelled by a rollout"),
         ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
-        ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "no ConfigMap with layouts found"),
         # No variable starts a rollout or an undo.
         (("SELECTED_CONFIG=night", "-l", "gpu=yes"), "name a layout"),
         (("LAYOUT=undo", "-l", "gpu=yes"), "name a layout"),
@@ -328,6 +327,22 @@ def test_rollout_refuses_a_layout_that_no_node_lists(rig: Rig) -> None:
     assert "no node lists layout 'all-1g.5bg'; did you mean 'all-1g.5gb'" in answer.err
     assert "just added, name its ConfigMap with --config-map" in " ".join(answer.err.split())
     assert rig.roll(LAYOUT).status == 0
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_rollout_labels_no_node_that_its_dry_run_refuses(rig: Rig, count: int) -> None:
+    rig.serve_config()
+    for name in rig.names:
+        rig.publish_gpus(name, "A30" if name in rig.names[:count] else "A100-SXM4-40GB")
+
+    answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "5")
+
+    assert list(rig.labels().values()) == [None] * count + [LAYOUT] * (5 - count)
+    assert answer.status == (2 if count == 5 else 1)
+    reason = "UnknownProfile: ConfigMap mig-manager/mig-manager-config"
+    assert " ".join((answer.out + answer.err).split()).count(reason) == min(count, 3)
+    undo = "\nUndo: mig-manager rollout undo -l gpu=yes\n"
+    assert "Nothing was changed" in answer.err if count == 5 else answer.out.endswith(undo)
 
 
 @pytest.mark.parametrize("has_config_map", [False, True])
@@ -502,9 +517,10 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -
 
     answer = rig.roll(LAYOUT, "--dry-run")
 
-    verdicts = {node["name"]: node["verdict"] for node in answer.data["nodes"]}
-    assert verdicts["node-000"] == "fits"
-    assert rig.roll("own", "--dry-run").status == 2
+    verdicts = [node["verdict"] for node in answer.data["nodes"]]
+    assert verdicts == ["fits", *["unknown"] * 4]
+    own = rig.roll("own", "--dry-run").data["nodes"]
+    assert [node["verdict"] for node in own] == ["does-not-fit", *["unknown"] * 4]
 
 
 def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:

@@ -7,6 +7,7 @@ table or a line for each change, then the outcome.
 import contextlib
 import dataclasses
 import datetime as dt
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,6 +23,7 @@ from mig_manager.core.layout import layouts
 
 _POLL_S = 0.5
 _DRAW_S = 0.2
+_MAX_MISFITS = 3
 
 
 def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
@@ -52,34 +54,16 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
             if others := sorted(n.name for n in selected.nodes() if goal.is_of_another(n)):
                 names = messages.list_names(others, limit=messages.MAX_AT_A_TERMINAL)
                 terminal.note(f"labelled by an earlier rollout, not undone: {names}")
-            reader = cluster_reader.ClusterReader(kube.get)
+            reader, nodes = cluster_reader.ClusterReader(kube.get), selected.nodes()
+            document = _document(settings, terminal, reader)
+            # The agents may use another document than the presumed one.
+            is_known = not document.is_presumed or all(node.lists_every_layout for node in nodes)
+            if is_known and goal.layout is not None:
+                listed_layouts.require_layout(nodes, document, goal.layout)
+            goal = dataclasses.replace(goal, document=document)
             if settings.is_dry_run:
-                return _preview(settings, goal, terminal, reader, selected.nodes())
-            # A rollout needs no right to read the agents' layout file.
-            with contextlib.suppress(errors.ClusterError):
-                content_hash = _check_layout(settings, terminal, reader, selected.nodes())
-                goal = dataclasses.replace(goal, content_hash=content_hash)
+                return _preview(settings, goal, terminal, reader, nodes)
             return _roll_out(settings, goal, terminal, selected)
-
-
-def _check_layout(
-    settings: rollout_settings.RolloutSettings,
-    terminal: console.Console,
-    reader: cluster_reader.ClusterReader,
-    nodes: Sequence[fleet_nodes.FleetNode],
-) -> str:
-    """Return the layout's content hash in the document that a person named, or an empty text.
-
-    LayoutError (UNKNOWN_CONFIG) for a layout that no node can have.
-    """
-    if settings.goal.layout is None:
-        return ""
-    document = _document(settings, terminal, reader, listed_layouts.NO_FILE)
-    # The agents may use another document than the presumed one.
-    if not document.is_presumed or all(node.lists_every_layout for node in nodes):
-        listed_layouts.require_layout(nodes, document, settings.goal.layout)
-    layout = document.layouts.get(settings.goal.layout)
-    return "" if layout is None or document.is_presumed else layout.content_hash
 
 
 def _preview(
@@ -90,15 +74,8 @@ def _preview(
     nodes: Sequence[fleet_nodes.FleetNode],
 ) -> int:
     nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
-    targets = filter(None, map(goal.target, nodes))
-    is_listed = all(listed_layouts.is_listed(nodes, target) for target in targets)
-    document = _document(settings, terminal, reader, listed_layouts.NO_FILE if is_listed else None)
-    if goal.layout is not None:
-        listed_layouts.require_layout(nodes, document, goal.layout)
     pods = reader.gpu_pods([node.name for node in nodes])
-    previews = [
-        preview.of_rollout(goal, node, document, pods.get(node.name, ())) for node in nodes
-    ]
+    previews = [preview.of_rollout(goal, node, pods.get(node.name, ())) for node in nodes]
     return terminal.answer(
         settings.output_format,
         lambda: {
@@ -117,16 +94,21 @@ def _document(
     settings: rollout_settings.RolloutSettings,
     terminal: console.Console,
     reader: cluster_reader.ClusterReader,
-    default: layouts.Document | None,
 ) -> layouts.Document:
-    return documents.document(
-        terminal,
-        reader,
-        file=str(settings.config_file) if settings.config_file else None,
-        config_map=settings.config_map,
-        default=default,
-        is_lenient=settings.is_lenient,
-    )
+    try:
+        return documents.document(
+            terminal,
+            reader,
+            file=str(settings.config_file) if settings.config_file else None,
+            config_map=settings.config_map,
+            default=listed_layouts.NO_FILE,
+            is_lenient=settings.is_lenient,
+        )
+    except errors.ClusterError:
+        # A rollout needs no right to read the agents' layout file.
+        if settings.config_map:
+            raise
+        return listed_layouts.NO_FILE
 
 
 def _title(settings: rollout_settings.RolloutSettings) -> str:
@@ -143,6 +125,14 @@ def _roll_out(
     display = _Display(settings, terminal)
     decisions = _decisions(settings, goal, terminal, selected)
     decision = next(decisions)  # an interrupt before this has no outcome to show
+    skipped = decision.of(rollout.NodeProgressState.SKIPPED)
+    misfits = [rollout_report.event(node, node.message) for node in skipped if node.reason]
+    if len(misfits) == len(decision.nodes):
+        why = messages.list_names(misfits, limit=_MAX_MISFITS)
+        raise errors.UsageError(
+            f"no selected node can have {_title(settings)}: {why}",
+            remedy="Nothing was changed. 'kubectl mig layouts NODE' lists its layouts.",
+        )
     try:
         display.show(decision)
         for decision in decisions:
@@ -155,7 +145,10 @@ def _roll_out(
         settings.output_format,
         lambda: rollout_report.data(decision, goal),
         lambda: rollout_report.outcome(
-            decision, _title(settings), style=terminal.style(settings.colour)
+            decision,
+            _title(settings),
+            style=terminal.style(settings.colour),
+            undo="" if goal.layout is None else f"-l {shlex.quote(settings.selector)}",
         ),
         is_good=decision.phase is rollout.RolloutPhase.DONE,
     )

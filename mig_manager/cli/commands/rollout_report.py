@@ -73,18 +73,21 @@ def _counts(decision: rollout.RolloutDecision, title: str) -> str:
     return f"{title}: {', '.join(parts)}; {away}"
 
 
-def event(node: rollout.NodeProgress) -> str:
+def event(node: rollout.NodeProgress, message: str = "") -> str:
     """Return one node in one line."""
-    why = ": ".join(filter(None, (node.phase, node.reason, messages.printable(node.message, " "))))
+    why = ": ".join(filter(None, (node.phase, node.reason, messages.printable(message, " "))))
     retried = ", will be retried" if node.is_retried else ""
     state = f"{node.state.value}{_without(node)}{retried}"
     return f"{node.name}: {state}" + (f": {why}" if why else "")
 
 
-def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) -> str:
-    """Return the outcome, and the nodes where the layout is not active on all GPUs."""
+def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, undo: str) -> str:
+    """Return the outcome, and the nodes where the layout is not active on all GPUs.
+
+    ``undo`` are the arguments that undo the rollout; empty for an undo.
+    """
     lines = [
-        style.wrap(event(node), indent="  ")
+        style.wrap(event(node, node.message), indent="  ")
         for node in (
             *decision.failures,
             *decision.of(rollout.NodeProgressState.SKIPPED),
@@ -93,6 +96,8 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) 
     ]
     if decision.phase is rollout.RolloutPhase.STALLED:
         lines.append(style.fit(f"  unavailable: {_list_names(decision.unavailable)}"))
+    if undo and decision.phase is not rollout.RolloutPhase.DONE:
+        lines.append(f"Undo: mig-manager rollout undo {undo}")
     head = (_counts(decision, title), f"The rollout {_OUTCOMES[decision.phase]}.")
     return "\n".join([*map(style.fit, head), *lines])
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Self
 
 from mig_manager.core import model
-from mig_manager.core.fleet import marks
+from mig_manager.core.fleet import listed_layouts, marks
 from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.layout import layouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,14 @@ class Goal:
     layout: str | None  # None: undo on the nodes with the rollout's mark
     started_at: dt.datetime | None = None
     """The rollout by its start, as in ``marks.Mark``."""
-    content_hash: str = ""  # of the layout in a document that a person named; empty: unknown
+    document: layouts.Document = listed_layouts.NO_FILE
+    """Has the layout's content, unless the nodes have it."""
+
+    @property
+    def content_hash(self) -> str:
+        """The layout's hash in a document that a person named; empty if unknown."""
+        layout = self.document.layouts.get(self.layout or "")
+        return layout.content_hash if layout and not self.document.is_presumed else ""
 
     def of_rollout(self, nodes: Iterable[fleet_nodes.FleetNode], now: dt.datetime) -> Self:
         """Return the goal of the last rollout of the layout, or for a new one.

@@ -44,8 +44,8 @@ def layout_of(
     """Return the layout that a node with these GPUs serves under a name; None if unknown.
 
     It is from the document, unless the node lists the content of a generated layout, or takes it
-    from its annotation. Unknown is a listed layout whose content is not in the document; a file
-    or ConfigMap that a person named may be newer than the list.
+    from its annotation. Unknown is a layout that the node lists, or may have unlisted, and whose
+    content is not in the document. A document that a person named may be newer than the list.
 
     Raises:
         ConfigError: The annotation is invalid.
@@ -62,4 +62,6 @@ def layout_of(
             return made
         if in_document is None or document.is_presumed:
             return None
+    if in_document is None and document.is_presumed and not node.lists_every_layout:
+        return None
     return document.layout(name)

@@ -145,6 +145,14 @@ def preview(
     )
 
 
+def misfit(goal: goals.Goal, node: nodes.FleetNode) -> Preview | None:
+    """Return why a node cannot have a rollout's layout; None if it can, or that is unknown."""
+    if goal.layout is None:
+        return None
+    result = preview(node, goal.document, goal.layout, None)
+    return result if result.feasibility is NodeFit.DOES_NOT_FIT else None
+
+
 def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> Preview:
     return Preview(
         name=node.name,
@@ -155,12 +163,7 @@ def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> P
     )
 
 
-def of_rollout(
-    goal: goals.Goal,
-    node: nodes.FleetNode,
-    document: layouts.Document,
-    pods: Sequence[pod_object.Pod],
-) -> Preview:
+def of_rollout(goal: goals.Goal, node: nodes.FleetNode, pods: Sequence[pod_object.Pod]) -> Preview:
     """Plan what a rollout or its undo requests of a node."""
     target = goal.target(node)
     if goal.is_superseded(node):
@@ -170,7 +173,7 @@ def of_rollout(
         layout, reason = None, "LabelRemoved"
         message = "the label is removed; the GPUs stay as they are"
     else:
-        return preview(node, document, target, pods)
+        return preview(node, goal.document, target, pods)
     return Preview(
         name=node.name,
         layout=layout or "",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from mig_manager.core import messages, model
-from mig_manager.core.fleet import goals
+from mig_manager.core.fleet import goals, preview
 from mig_manager.core.fleet import nodes as fleet_nodes
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
@@ -29,7 +29,8 @@ class NodeProgressState(enum.Enum):
     FAILED = "failed"  # as its agent reports; it retries only if ``NodeProgress.is_retried``
     TIMED_OUT = "timed-out"  # not applied within ``node_timeout_s``
     NO_RESPONSE = "no-response"  # its agent does not respond; the previous request is restored
-    SKIPPED = "skipped"  # without a request: it is not ready, or no agent has ever reported
+    SKIPPED = "skipped"
+    """Without a request: the layout does not fit, it is not ready, or no agent ever reported."""
     SUPERSEDED = "superseded"  # another layout was requested meanwhile
 
 
@@ -158,6 +159,8 @@ class _Track:
     """A node registered again under its name is another node."""
     is_requested: bool = False
     """Whether its label was written and is not visible yet."""
+    misfit: preview.Preview | None = None
+    """Why it cannot have the layout, by its GPUs when first seen."""
     has_joined: bool = False  # whether it has shown the target label during this rollout
     target: str | None = None
     """The label's value when it joined: an undo's is unknown once the mark is gone."""
@@ -230,8 +233,9 @@ class Rollout:
 
     def _track(self, node: fleet_nodes.FleetNode) -> _Track:
         track = self._tracks.get(node.name)
-        is_same = track is not None and track.uid == node.view.uid
-        return track if track and is_same else _Track(uid=node.view.uid)
+        if track and track.uid == node.view.uid:
+            return track
+        return _Track(uid=node.view.uid, misfit=preview.misfit(self._goal, node))
 
     def _is_ours(self, track: _Track, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
@@ -274,6 +278,7 @@ class Rollout:
         is_visible = node.requested == target
         state, message = self._state(track, node, is_visible=is_visible)
         reported, since_s = node.answer, track.since_s
+        cause = track.misfit if state is NodeProgressState.SKIPPED else reported
         if is_visible and state is not NodeProgressState.SKIPPED:
             track = dataclasses.replace(
                 track, is_requested=False, has_joined=True, target=node.requested
@@ -297,8 +302,8 @@ class Rollout:
             name=node.name,
             state=state,
             phase=reported.phase if reported and state in _MOVING else "",
-            reason=reported.reason if reported else "",
-            message=message or (reported.message if reported else ""),
+            reason=cause.reason if cause else "",
+            message=message or (cause.message if cause else ""),
             is_retried=state is NodeProgressState.FAILED
             and bool(reported and reported.is_retried),
             seconds=seconds,
@@ -365,8 +370,9 @@ class Rollout:
             requested = node.requested and f"layout {node.requested} was requested"
             message = f"{requested or 'the label was removed'} meanwhile"
             return NodeProgressState.SUPERSEDED, message
-        not_ready = NodeProgressState.SKIPPED, "the node is not ready"
-        return (NodeProgressState.TO_DO, "") if node.is_ready else not_ready
+        skipped = NodeProgressState.SKIPPED, "" if track.misfit else "the node is not ready"
+        is_startable = node.is_ready and not track.misfit
+        return (NodeProgressState.TO_DO, "") if is_startable else skipped
 
     def _state_in_time(
         self, elapsed_s: float, *, is_silent: bool
