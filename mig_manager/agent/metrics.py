@@ -209,6 +209,7 @@ class AgentMetrics(ports.Telemetry):
     def nothing_requested(self) -> None:
         self._drifted.set(0)
         self._config_unusable.set(0)
+        self._phantoms.set(0)
         gpu_metrics.replace(self._last_outcome, {})
 
     def drift_found(self, *, is_drifted: bool) -> None:

@@ -167,8 +167,11 @@ def apply(
 
 
 def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
-    """Return a document with only this layout; the time makes every request distinct."""
-    document = layouts.render([dataclasses.replace(layout, name=well_known.CUSTOM_LAYOUT)])
+    """Return a document with only this layout; the time makes every request distinct.
+
+    The layout keeps its name, which may say that it never evicts.
+    """
+    document = layouts.render([layout])
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
 
 

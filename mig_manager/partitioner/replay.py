@@ -98,18 +98,23 @@ def replay(
 def _usable(
     nodes: Iterable[partitioned.PartitionedNode],
 ) -> tuple[list[partitioned.PartitionedNode], bool]:
-    """Return the nodes with GPUs, ready for changes, and whether one is opted in."""
+    """Return the nodes with GPUs, ready for changes, and whether one is opted in.
+
+    What their agents did until now is no part of the past.
+    """
     with_gpus = sorted((node for node in nodes if node.gpus), key=lambda node: node.name)
     is_opted_in = any(node.is_opted_in for node in with_gpus)
     return [
-        dataclasses.replace(
-            node,
-            is_opted_in=node.is_opted_in or not is_opted_in,
-            is_ready=True,
-            unusable="",
+        partitioned.PartitionedNode(
+            name=node.name,
+            version=node.version,
+            labels=node.labels,
             taints=tuple(taint for taint in node.taints if taint.key != demand.CORDON),
-            is_own_failure=False,
-            is_retried=False,
+            allocatable=node.allocatable,
+            claimable=node.claimable,
+            devices=node.devices,
+            is_opted_in=node.is_opted_in or not is_opted_in,
+            gpus=node.gpus,
         )
         for node in with_gpus
     ], is_opted_in
@@ -199,7 +204,7 @@ class _Replay:
             cluster,
             end_s=end_s,
             limits=limits,
-            proceed=lambda now_s: self._proceed(name, now_s / end_s),
+            proceed=lambda now_s: self._proceed(name, now_s / max(end_s, 1.0)),
         )
         self.is_complete &= result.end_s == end_s
         return result

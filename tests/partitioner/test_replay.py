@@ -176,6 +176,30 @@ def test_pods_are_placed_where_they_fit(
     assert found["present layouts"]["waits"]["placed"] == present
 
 
+@pytest.mark.parametrize("status", [{"finishedAt": "2126-01-01T00:00:00Z"}, {"state": "pending"}])
+def test_what_an_agent_does_today_is_no_part_of_the_past(
+    shell: commandline.Shell, status: dict[str, str]
+) -> None:
+    pods = [replays.past("large", "7g.40gb", arrival_s=0, runs_s=60)]
+    run = {"config": "all", "configHash": "1", "state": "success", "reason": "Applied"} | status
+    today = node(
+        "a",
+        SMALL,
+        labels={well_known.CONFIG_LABEL: "all", well_known.STATE_LABEL: run["state"]},
+        annotations={well_known.STATUS_ANNOTATION: json.dumps(run)},
+    )
+
+    found = replays.rows(replays.replayed(shell, [today], pods, "-o", "json"))
+
+    assert found["partitioner"]["waits"]["placed"] == 1
+
+
+def test_pods_of_one_moment_are_replayed(shell: commandline.Shell) -> None:
+    pending = pod("p", "1g.5gb")
+
+    assert replays.replayed(shell, [node("a", SMALL)], [pending]).status == 0
+
+
 def test_a_request_that_an_agent_failed_before_changes_no_replay(shell: commandline.Shell) -> None:
     pods = [replays.past(f"p{n}", "1g.5gb", arrival_s=60 * n, runs_s=30) for n in range(9)]
     decision = partitions.decided([node("a", SMALL)], [pod("p", "7g.40gb")])

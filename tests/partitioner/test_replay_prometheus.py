@@ -108,6 +108,9 @@ def test_pods_that_the_api_forgot_come_from_a_saved_answer(shell: commandline.Sh
             '{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}',
             "not a matrix of pods",
         ),
+        (_FORGOTTEN.replace('"1"', '"NaN"'), "cannot convert float NaN to integer"),
+        (_FORGOTTEN.replace('"1"', '"+Inf"'), "not a matrix of pods"),
+        (matrix(sampled("ms", "nvidia_com_mig_1g_5gb", arrival_s=1e14, last_s=9)), "not a matrix"),
     ],
 )
 def test_a_file_that_is_no_answer_of_prometheus_is_refused(

@@ -1,12 +1,12 @@
 """Resources that the node offers and no GPU has: kubelet forgot them, the API server did not."""
 
 import json
+from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift, metrics, outcomes, reconcile
-from mig_manager.core import ports
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
@@ -17,10 +17,10 @@ FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
 
 def node_at_rest(
-    telemetry: ports.Telemetry | None = None,
+    **replaced: Any,
 ) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
-    rig, agent, outcome = scenes.at_rest(LAYOUT, telemetry=telemetry)
+    rig, agent, outcome = scenes.at_rest(LAYOUT, **replaced)
     rig.kubelet.phantoms = {PHANTOM: 4}
     return rig, agent, outcome
 
@@ -105,16 +105,19 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     assert rig.clock.monotonic() < 300
 
 
-@pytest.mark.parametrize("is_watched", [True, False])
-def test_phantom_devices_are_counted_until_they_are_gone(*, is_watched: bool) -> None:
+@pytest.mark.parametrize("last", ["watched", "read", "without a request"])
+def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
     counts = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
-    rig, agent, ended = node_at_rest(counts)
+    rig, agent, ended = node_at_rest(telemetry=counts)
     rig.refusing = {"node.remove": FORBIDDEN}
     seen = []
-    for _ in range(2):
-        if is_watched:
+    for is_last in (False, True):
+        if last == "watched":
             agent.note_node(rig.node.read())
-        agent.check_drift(LAYOUT, ended)
+        if is_last and last == "without a request":
+            agent.rest()
+        else:
+            agent.check_drift(LAYOUT, ended)
         seen.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))
         rig.kubelet.phantoms.clear()
 

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, served
-from mig_manager.core.node import well_known
+from mig_manager.core.node import node_object, well_known
 from testkit import apiserver
 from tests.shell import commandline
 from tests.shell import plugin_rig as rig
@@ -87,6 +87,16 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     meant, _ = custom_layouts.single(MINE, source="file")
     assert written.content_hash == meant.content_hash
     assert user.server.store.version == watched + 1
+
+
+def test_the_name_that_forbids_evictions_is_kept(user: rig.Viewer) -> None:
+    add_node(user.server)
+
+    assert apply(user, text=MINE.replace("mine:", "on-demand mine:")).status == 0
+
+    view = node_object.parse_node(stored(user.server))
+    custom = custom_layouts.Custom.of(view)
+    assert not custom_layouts.request_for("custom", custom).may_evict
 
 
 @pytest.mark.parametrize(

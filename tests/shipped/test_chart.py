@@ -106,7 +106,7 @@ OWN: Object = {
     "partitioner": {
         "enabled": True,
         "mode": "act",
-        "env": {"MIG_MANAGER_RESERVE": "1g.5gb=2"},
+        "env": {"MIG_MANAGER_MODE": "of the variable", "MIG_MANAGER_RESERVE": "1g.5gb=2"},
         "nodeSelector": {"pool": "system"},
         "tolerations": [{"key": "system", "operator": "Exists"}],
         "resources": {"limits": {"memory": "1Gi"}},
@@ -161,7 +161,7 @@ def test_values_replace_image_and_layouts_and_confine_evictions(changed: Objects
 def test_the_partitioner_has_settings_and_a_place_of_its_own(changed: Objects) -> None:
     pod, own = changed[PARTITIONER]["spec"]["template"]["spec"], OWN["partitioner"]
 
-    assert environ(pod)["MIG_MANAGER_MODE"]["value"] == "act"
+    assert environ(pod)["MIG_MANAGER_MODE"]["value"] == "of the variable"
     assert environ(pod)["MIG_MANAGER_RESERVE"]["value"] == "1g.5gb=2"
     assert (pod["nodeSelector"], pod["tolerations"]) == (own["nodeSelector"], own["tolerations"])
     assert pod["containers"][0]["resources"] == own["resources"]

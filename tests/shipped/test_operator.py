@@ -1,6 +1,7 @@
 """The rights that are shipped, and the agent with them alone or in the operator's place."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -122,8 +123,14 @@ def test_the_operators_account_is_confined_with_each_component(tmp_path: pathlib
     account = {"namespace": operator_pod.NAMESPACE, "name": "nvidia-mig-manager"}
     bound = [each["subjects"] for each in objects if each["kind"].endswith("RoleBinding")]
     assert bound == [[{"kind": "ServiceAccount", **account}]] * 2
+    own = "system:serviceaccount:mig-manager:mig-manager:"
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}:"
-    assert [user in each for each in conditions_of(objects)] == [True] * 4
+    shipped = itertools.chain.from_iterable(
+        yaml.safe_load_all((tmp_path / "deploy" / name).read_text(encoding="utf-8"))
+        for name in ("policy/policy.yaml", "budget/slots.yaml", "evictions/evictions.yaml")
+    )
+    expected = [each.replace(own, user) for each in conditions_of(list(shipped))]
+    assert sorted(conditions_of(objects)) == sorted(expected)
 
 
 def conditions_of(objects: list[Object], *, of_partitioner: bool = False) -> list[str]:

@@ -77,7 +77,7 @@
 {{- with $own.tolerations }}
 {{- $_ := set $pod "tolerations" . }}
 {{- end }}
-{{- $env := merge (dict "MIG_MANAGER_MODE" $own.mode) $own.env }}
+{{- $env := merge (deepCopy $own.env) (dict "MIG_MANAGER_MODE" $own.mode) }}
 {{- include "mig-manager.env" (dict "container" $container "env" $env) }}
 {{- end }}
 

@@ -26,6 +26,7 @@ _CREATED, _STARTED, _COMPLETED = (
 _MIG = f'{_REQUESTS}{{resource=~"nvidia_com_mig_.+"}}'
 QUERY = f'{{__name__=~"{_CREATED}|{_STARTED}|{_COMPLETED}"}} and on (uid) {_MIG} or {_MIG}'
 """In PromQL, for the range API; the times and requests of pods that request MIG devices."""
+_EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
 _RESOURCE = re.compile(r"nvidia_com_mig_(.+)")
 
 
@@ -78,11 +79,11 @@ class _Series:
 
     namespace: str
     name: str
-    times: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By metric; seconds since 1970."""
-    requests: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    times: dict[str, dt.datetime] = dataclasses.field(default_factory=dict)
+    """By metric."""
+    requests: dict[tuple[str, str], int] = dataclasses.field(default_factory=dict)
     """By container and resource."""
-    last_s: float = 0.0  # the last sample: the pod still existed
+    last: dt.datetime = _EPOCH  # the last sample: the pod still existed
 
 
 def parse_prometheus(answers: Iterable[str]) -> tuple[PastPod, ...]:
@@ -120,12 +121,12 @@ def _add(pods: dict[str, _Series], answer: Mapping[str, Any]) -> None:
         )
         entry = pods.setdefault(str(metric["uid"]), _Series(namespace=namespace, name=name))
         at_s, value = float(values[-1][0]), float(values[-1][1])
-        entry.last_s = max(entry.last_s, at_s)
+        entry.last = max(entry.last, _EPOCH + dt.timedelta(seconds=at_s))
         if metric["__name__"] == _REQUESTS:
             container = str(metric.get("exported_container") or metric["container"])
-            entry.requests[container, str(metric["resource"])] = value
+            entry.requests[container, str(metric["resource"])] = int(value)
         else:
-            entry.times[str(metric["__name__"])] = value
+            entry.times[str(metric["__name__"])] = _EPOCH + dt.timedelta(seconds=value)
 
 
 def _past_pod(uid: str, series: _Series) -> PastPod | None:
@@ -134,12 +135,9 @@ def _past_pod(uid: str, series: _Series) -> PastPod | None:
         match = _RESOURCE.fullmatch(resource)
         if match:
             name = f"nvidia.com/mig-{match[1].replace('_', '.')}"
-            counts[name] = counts.get(name, 0) + int(count)
+            counts[name] = counts.get(name, 0) + count
     needs = demand.Needs(amounts=demand.to_amounts(counts))
-    created, start, end, last = (
-        None if seconds is None else dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
-        for seconds in (*map(series.times.get, (_CREATED, _STARTED, _COMPLETED)), series.last_s)
-    )
+    created, start, end = map(series.times.get, (_CREATED, _STARTED, _COMPLETED))
     if created is None or not needs.profiles:
         return None
     return PastPod(
@@ -152,5 +150,5 @@ def _past_pod(uid: str, series: _Series) -> PastPod | None:
         ),
         created=created,
         start=start,
-        end=end or last,
+        end=end or series.last,
     )
