@@ -159,24 +159,27 @@ class Job(Shared):
 
     def until_solved(
         self, find: Callable[[tuple[pod_object.Pod, ...]], _Problem], timeout_s: float
-    ) -> _Problem:
-        """Wait until ``find`` finds no problem with the node's pods; return it at the deadline.
+    ) -> tuple[_Problem, tuple[pod_object.Pod, ...]]:
+        """Wait until ``find`` finds no problem with the node's pods.
 
         A list confirms the watch's report, because a watch may lag behind.
+
+        Returns:
+            The problem at the deadline, if it remains, and the pods as last listed.
 
         Raises:
             ClusterError: The API refused or does not answer.
             Superseded: Another layout is requested, or the agent stops.
         """
         workloads = self.deps.workloads
-
-        def find_problem(is_late: bool) -> _Problem:  # noqa: FBT001 - as ``Wait.until`` calls it
+        attempts = dataclasses.replace(self.wait(timeout_s), sleep=self.cancel.pause).attempts()
+        while True:
+            is_late = next(attempts)
             watched = None if is_late else workloads.from_watch()
-            problem = find(watched) if watched is not None else None
-            return problem or find(workloads.list())
-
-        wait = dataclasses.replace(self.wait(timeout_s), sleep=self.cancel.pause)
-        return wait.until(find_problem)
+            if watched is None or not find(watched):
+                pods = workloads.list()
+                if not (problem := find(pods)) or is_late:
+                    return problem, pods
 
     def transaction(self, idle_wait: timing.Wait | None = None) -> transaction.Transaction:
         """Return a transaction on the node's GPUs."""

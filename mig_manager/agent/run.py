@@ -17,6 +17,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
+from mig_manager.agent.pods import drain
 from mig_manager.agent.steps import (
     draining,
     execution,
@@ -167,12 +168,13 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     slots.require(job)
     host.start_hooks(job, change.plan)
     draining.taint(job, change)
-    change, pods = preparing.follow_pods(job, change)
-    drain, pods = draining.drain_pods(job, change, pods)
-    paused = draining.pause_clients(job, change, drain, pods)
+    change = preparing.follow_pods(job, change)
+    pod_drain = drain.Drain.begin(job, change.order)
+    usage = pod_drain.run(change.usage)
+    paused = draining.pause_clients(job, change, pod_drain, usage)
     host.stop_services(job, change.services, change.plan)
     gpus = execution.execute(job, change, paused)
-    forced = drain.evictions.forced
+    forced = pod_drain.evictions.forced
     notes = [f" Deleted by force: {messages.list_names(forced)}."] if forced else []
     notes += [
         f" Note: {messages.with_full_stop(warning)}"

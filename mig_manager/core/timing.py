@@ -76,18 +76,6 @@ class Wait:
             is_last = self.clock.monotonic() >= until_s
             yield is_last
 
-    def until(self, find: Callable[[bool], _Result]) -> _Result:
-        """Repeat until the result is empty or the deadline has passed; return the last result.
-
-        The argument of ``find`` is whether this attempt is the last one.
-        """
-        attempts = self.attempts()
-        while True:
-            is_last = next(attempts)
-            result = find(is_last)
-            if is_last or not result:
-                return result
-
     def retry(
         self,
         attempt: Callable[[], _Result],

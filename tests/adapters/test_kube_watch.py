@@ -287,7 +287,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     )
     order = orders.Order(affected=destroyed, rights=orders.Evict())
     ours = drain.Drain.begin(job, order)
-    ours.run(usage, usage.pods)
+    ours.run(usage)
     assert ours.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.
     assert gone_at[0] <= clock.now_s < gone_at[0] + 12

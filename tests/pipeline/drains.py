@@ -50,7 +50,7 @@ def usage_of(rig: NodeRig) -> gpu_use.Usage:
 
 def run(rig: NodeRig, draining: drain.Drain) -> int:
     usage = usage_of(rig)
-    draining.run(usage, usage.pods)
+    draining.run(usage)
     return draining.evictions.evicted
 
 

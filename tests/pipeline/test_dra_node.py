@@ -239,6 +239,23 @@ def test_next_run_waits_for_the_driver_that_the_last_one_ended(
     assert number > 5
 
 
+def test_a_driver_that_ends_as_the_taint_comes_is_verified_when_it_returns() -> None:
+    rig = without_pods(dra_node(gated=False))
+
+    def strike() -> None:
+        is_surveyed = "allocations.assigned_devices" in rig.log
+        if is_surveyed and rig.log[-1] == "node.patch" and not rig.has_hold_taint:
+            without_driver(rig)
+
+    rig.on_call = strike
+    rig.driver.step_error = lambda _step: setattr(rig, "on_call", lambda: None)
+
+    assert run(rig, "all-balanced").state is model.State.SUCCESS
+
+    assert rig.driver_runs
+    assert published(rig) == devices(rig)
+
+
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("is_before", [True, False])
 def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: bool) -> None:

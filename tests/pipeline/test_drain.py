@@ -35,7 +35,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     before = usage_of(rig)
     rig.log.clear()
 
-    draining.run(before, before.pods)
+    draining.run(before)
 
     assert ("workloads.evict" in rig.log) is (policy is policies.DrainPolicy.NODE)
     assert bool(rig.log) is (policy is policies.DrainPolicy.NODE)

@@ -222,7 +222,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     late = gpu_pod(rig, "late")
     at(rig, 3, rig.refusing.clear)
 
-    new_drain(rig).run(before, before.pods)
+    new_drain(rig).run(before)
 
     assert late not in rig.pods
 
@@ -234,7 +234,7 @@ def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig
     request = fakes.FakeRequest(rig.clock, ends_at=3, replaced=True)
 
     with pytest.raises(errors.Superseded):
-        new_drain(rig, request=request).run(before, before.pods)
+        new_drain(rig, request=request).run(before)
 
     assert rig.clock.now_s < 1
 

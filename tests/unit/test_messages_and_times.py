@@ -192,24 +192,9 @@ def test_a_sleep_that_raises_ends_the_wait_with_its_exception() -> None:
         next(attempts)
 
 
-def test_until_ends_when_nothing_is_found() -> None:
-    wait = wait_of(math.inf)
-    findings = iter(["a", "b", "", "c"])
-
-    assert wait.until(lambda _is_last: next(findings)) == ""
-    assert wait.clock.monotonic() == 3.0
-
-
-def test_until_returns_the_last_finding_at_its_deadline() -> None:
-    tries: list[bool] = []
-
-    def find(is_last: bool) -> str:  # noqa: FBT001 - as of until
-        tries.append(is_last)
-        return f"finding {len(tries)}"
-
-    assert wait_of(2.0).until(find) == "finding 3"
-    assert tries == [False, False, True]
-    assert wait_of(0.0).until(find) == "finding 4"
+def test_the_last_attempt_is_at_the_deadline() -> None:
+    assert list(wait_of(2.0).attempts()) == [False, False, True]
+    assert list(wait_of(0.0).attempts()) == [True]
 
 
 def test_a_token_bucket_grants_a_burst_and_then_one_act_after_each_pause() -> None:

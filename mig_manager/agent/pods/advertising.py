@@ -14,6 +14,7 @@ from mig_manager.agent.pods import advertisers, device_plugin, dra_driver
 from mig_manager.core import model
 from mig_manager.core.node import (
     client_table,
+    clients,
     node_object,
     pod_object,
     strategies,
@@ -65,6 +66,12 @@ def is_advertiser(pod: pod_object.Pod) -> bool:
 def owners(pods: Iterable[pod_object.Pod]) -> _Advertisers:
     """Return the advertisers that these pods run."""
     return frozenset(each for pod in pods for each in ALL if each.owns(pod))
+
+
+def labels_to_await(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
+    """Return the deploy labels of the advertisers that run here without one."""
+    ungated = (pod for pod in pods if not clients.gated_by((pod,), DEPLOY_LABELS))
+    return frozenset(each.deploy_label for each in owners(ungated))
 
 
 def uids(pods: Iterable[pod_object.Pod]) -> frozenset[str]:
@@ -194,7 +201,7 @@ def wait_schedulable(job: jobs.Job, paused: Paused, gpus: Sequence[model.Gpu]) -
             return
     timeout_s = job.limits.plugin_timeout_s
     report = _ProblemReport(job)
-    missing = job.until_solved(
+    missing, _ = job.until_solved(
         lambda pods: report.note(_missing(job, paused, gpus, pods)), timeout_s
     )
     if missing:

@@ -49,17 +49,14 @@ class Drain:
             job.journal.note(has_evicted=True)
         return cls(job, order, eviction.Evictions(job))
 
-    def run(
-        self, usage: gpu_use.Usage, listed: tuple[pod_object.Pod, ...]
-    ) -> tuple[pod_object.Pod, ...]:
+    def run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
         """Wait until no pod uses an affected device; then no failure keeps the taint any more.
 
         Args:
-            usage: The use of the devices before.
-            listed: The node's pods, just listed.
+            usage: The use of the devices, with the node's pods just listed.
 
         Returns:
-            The node's pods as last listed.
+            The use of the devices now, with the pods as last listed.
 
         Raises:
             DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
@@ -71,29 +68,27 @@ class Drain:
         """
         before = self.job.journal.entries
         try:
-            pods = self._run(usage, listed)
+            after = self._run(usage)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
                 self.job.journal.note(draining=before.draining, has_evicted=before.has_evicted)
         self.job.journal.note(draining=False)
-        return pods
+        return after
 
-    def _run(
-        self, usage: gpu_use.Usage, listed: tuple[pod_object.Pod, ...]
-    ) -> tuple[pod_object.Pod, ...]:
+    def _run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
         if self.order.affected is not None and not self.order.affected:
-            return listed
-        self.job.memory.returning.begin(listed)
+            return usage
+        self.job.memory.returning.begin(usage.pods)
         self.evictions.begin()
-        end = self._wait(self._act, usage, self._usage(listed, usage))
+        end = self._wait(self._act, usage, self._usage(usage.pods, usage))
         is_forced = self._may_force(end.remaining)
         if is_forced:
             self.evictions.begin()
             end = self._wait(self.evictions.delete, usage)
         if end.remaining:
             raise self._timeout(end, is_forced=is_forced)
-        return end.usage.pods
+        return end.usage
 
     def require_done(self, usage: gpu_use.Usage) -> None:
         """Fail if a pod uses an affected device again; never evict.
@@ -202,25 +197,22 @@ class Drain:
         return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 
     def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
-        if before.assigned is None:
-            return dataclasses.replace(before, pods=pods)
-        earlier_uids = {pod.uid for pod in before.pods}
-        present = {pod.key for pod in pods if pod.uid in earlier_uids}
+        latest = before.with_pods(pods)
+        if latest.assigned is None:
+            return latest
         # If kubelet is silent now, or has just started, the drain waits and affects no more pods.
         try:
             assigned = self.job.deps.allocations.assigned_devices()
-            no_answer = dataclasses.replace(before, pods=pods, assigned=assigned).why_incomplete
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
-            no_answer = error.message
-            gone = {pod.key for pod in before.pods} - present
-            assigned = tuple(one for one in before.assigned if one.key not in gone)
+            return dataclasses.replace(latest, no_answer=error.message)
+        now = dataclasses.replace(latest, assigned=assigned, no_answer="")
         # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
-        unlisted = present - {one.key for one in assigned if one.device_ids}
-        kept = (one for one in before.assigned if one.key in unlisted)
-        return dataclasses.replace(
-            before, pods=pods, assigned=(*assigned, *kept), no_answer=no_answer
-        )
+        unlisted = {pod.key for pod in before.pods} - {
+            one.key for one in assigned if one.device_ids
+        }
+        kept = (one for one in latest.assigned if one.key in unlisted)
+        return dataclasses.replace(now, assigned=(*assigned, *kept), no_answer=now.why_incomplete)
 
     def _timeout(self, end: _End, *, is_forced: bool) -> errors.DrainError:
         def cause(pod: pod_object.Pod) -> str:

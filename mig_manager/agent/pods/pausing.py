@@ -26,40 +26,46 @@ from mig_manager.core.node import (
 _Pods = tuple[pod_object.Pod, ...]
 
 
-def pause(
+def pause_clients(
     job: jobs.Job,
     plan: steps.Plan,
-    listed: _Pods,
-    extra_clients: tuple[client_table.ExtraClient, ...] = (),
-    *,
-    surveyed: _Pods = (),
-    drain_late: Callable[[_Pods], object] = lambda _pods: None,
-) -> advertising.Paused:
+    pods: _Pods,
+    extra_clients: tuple[client_table.ExtraClient, ...],
+) -> _Pods:
     """Pause the clients that must not see the change, and wait until they have stopped.
 
-    ``listed`` are the node's pods now, ``surveyed`` those before our taint, which keeps the
-    successor of a driver away that ended since. ``drain_late`` is called with the node's pods
-    before the DRA driver is paused, while pods with claims can end.
+    The DRA driver still runs, so pods with claims can end.
+
+    Returns:
+        The node's pods now; ``pods`` are those before.
 
     Raises:
         ClusterError: The API refused or does not answer.
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
         Superseded: Another layout is requested, or the agent stops.
     """
-    pods = tuple(pod for pod in listed if not pod.is_finished)
-    _note_awaited(job, (*surveyed, *pods))
-    choose = functools.partial(_choose, pods, plan, extra_clients)
-    view = job.deps.node.latest()
-    first = _pause(job, functools.partial(choose, is_driver=False), view)
-    drain_late(_wait_stopped(job, first) or listed)
-    last = _pause(job, functools.partial(choose, is_driver=True), view)
-    _wait_stopped(job, last)
+    # Record which programs must serve the node again although no deploy label shows it.
+    awaited = job.journal.record.awaited | advertising.labels_to_await(pods)
+    job.journal.note_awaited(awaited)
+    return (
+        _pause(job, functools.partial(_choose, pods, plan, extra_clients, is_driver=False)) or pods
+    )
+
+
+def pause_driver(
+    job: jobs.Job,
+    plan: steps.Plan,
+    pods: _Pods,
+    extra_clients: tuple[client_table.ExtraClient, ...],
+) -> advertising.Paused:
+    """Pause the DRA driver as ``pause_clients`` pauses the others; return all that are paused."""
+    _pause(job, functools.partial(_choose, pods, plan, extra_clients, is_driver=True))
     return advertising.Paused(
         programs=advertising.find_awaited(job),
         old_uids=advertising.uids(pods),
         changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
         labels_with_pods=frozenset(
-            key for key in (*first.labels, *last.labels) if clients.gated_by(pods, (key,))
+            key for key in job.journal.entries.paused_labels if clients.gated_by(pods, (key,))
         ),
         extra_clients=extra_clients,
     )
@@ -99,6 +105,7 @@ def _choose(
     is_driver: bool,
 ) -> _Pause:
     """Choose the pods and labels that a plan pauses: the DRA driver's, or all others."""
+    pods = tuple(pod for pod in pods if not pod.is_finished)
     labels = clients.labels_to_pause(view.labels, plan, extra_clients)
     label_managed = clients.gated_by(pods, labels)
     every = (*filter(advertising.is_advertiser, pods), *client_table.members(pods, extra_clients))
@@ -114,12 +121,14 @@ def _choose(
     )
 
 
-def _pause(
-    job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause], view: node_object.NodeView
-) -> _Pause:
-    """Pause the clients chosen for the node's current state."""
+def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _Pods:
+    """Pause the clients chosen for the node's current state, and wait until they have stopped.
+
+    Returns:
+        The node's pods now; none if no pod had to stop.
+    """
     before = job.journal.entries
-    pause = choose(view)
+    pause = choose(job.deps.node.latest())
 
     def decide(view: node_object.NodeView) -> run_journal.Step:
         nonlocal pause
@@ -151,30 +160,14 @@ def _pause(
         job.journal.publish_step(model.Phase.PAUSE, decide)
     for pod in pause.to_delete:
         job.deps.workloads.delete(pod)
-    return pause
-
-
-def _note_awaited(job: jobs.Job, pods: Iterable[pod_object.Pod]) -> None:
-    """Record which programs must serve the node again although no deploy label shows it."""
-    ungated = (p for p in pods if not clients.gated_by((p,), advertising.DEPLOY_LABELS))
-    labels = {each.deploy_label for each in advertising.owners(ungated)}
-    job.journal.note_awaited(job.journal.record.awaited | labels)
-
-
-def _wait_stopped(job: jobs.Job, pause: _Pause) -> _Pods:
-    """Wait until the paused pods have stopped; return the node's pods."""
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}
     if not uids:
         return ()
-    latest: _Pods = ()
-
-    def running(pods: _Pods) -> _Pods:
-        nonlocal latest
-        latest = pods
-        return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
-
     timeout_s = job.limits.plugin_timeout_s
-    if stuck := job.until_solved(running, timeout_s):
+    stuck, latest = job.until_solved(
+        lambda pods: [pod for pod in pods if pod.uid in uids and not pod.is_finished], timeout_s
+    )
+    if stuck:
         job.memory.note_stuck(stuck)
         raise _stuck_error(job, f"paused daemons did not stop within {timeout_s:g} s", stuck)
     return latest

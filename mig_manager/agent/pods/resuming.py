@@ -68,7 +68,7 @@ def resume_monitors(job: jobs.Job, paused: advertising.Paused) -> None:
 
             is_ours = key in job.journal.resume({key, *others})
             others = set()
-            if is_ours and job.until_solved(is_unready, timeout_s):
+            if is_ours and job.until_solved(is_unready, timeout_s)[0]:
                 job.deps.node.emit(
                     reason="MonitorNotReady",
                     message=f"{key}: no pod is ready after {timeout_s:g} s",
@@ -116,8 +116,8 @@ def await_driver(job: jobs.Job, affected: _Pods, pods: _Pods, gpus: Sequence[mod
     job.journal.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
     timeout_s = job.limits.plugin_timeout_s
     # Slices that do not match in time are no failure: a claim may then use any GPU.
-    is_late = job.until_solved(is_lacking, timeout_s)
-    if is_late and not dra_driver.has_ready(job.deps.workloads.list()):
+    is_late, pods = job.until_solved(is_lacking, timeout_s)
+    if is_late and not dra_driver.has_ready(pods):
         raise errors.NotReadyError(
             f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
             "ResourceClaims cannot end: " + messages.list_names([pod.key for pod in claiming]),

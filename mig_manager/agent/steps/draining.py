@@ -13,7 +13,7 @@ from mig_manager.agent import jobs, run_journal
 from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
 from mig_manager.agent.steps import preparing, slots
 from mig_manager.core import messages, model
-from mig_manager.core.node import node_object, pod_object, resources, well_known
+from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
 
 
 def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
@@ -46,52 +46,30 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
         job.deps.node.emit(reason="Draining", message=text, is_warning=False)
 
 
-def drain_pods(
-    job: jobs.Job, change: preparing.PlannedChange, listed: tuple[pod_object.Pod, ...]
-) -> tuple[drain.Drain, tuple[pod_object.Pod, ...]]:
-    """Evict the affected pods, and wait until they are gone.
-
-    ``listed`` are the node's pods, listed after the taint.
-
-    Returns:
-        The drain, and the node's pods after it.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
-        DrainError: The deadline passed.
-        MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
-        Superseded: Another layout is requested, or the agent stops.
-    """
-    pod_drain = drain.Drain.begin(job, change.order)
-    return pod_drain, pod_drain.run(change.usage, listed)
-
-
 def pause_clients(
-    job: jobs.Job,
-    change: preparing.PlannedChange,
-    pod_drain: drain.Drain,
-    pods: tuple[pod_object.Pod, ...],
+    job: jobs.Job, change: preparing.PlannedChange, pod_drain: drain.Drain, usage: gpu_use.Usage
 ) -> advertising.Paused:
     """Pause the GPU clients, so that no pod gets a device any more.
 
-    ``pods`` are the node's pods after the drain.
+    ``usage`` is as of the end of the drain.
 
     Raises:
+        ClusterError: The API refused or does not answer.
+        DrainError: Pods that got a device meanwhile did not end before the deadline.
         NotReadyError: IN_USE: paused pods did not stop before the deadline.
-        MigManagerError: As ``drain_pods``.
+        MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
+        Superseded: Another layout is requested, or the agent stops.
     """
-    paused = pausing.pause(
-        job,
-        change.plan,
-        _await_admission(job, pods),
-        change.order.extra_clients,
-        surveyed=change.usage.pods,
-        # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
-        drain_late=lambda listed: pod_drain.run(change.usage, listed),
-    )
+    job.journal.note_awaited(job.journal.record.awaited | change.awaited)
+    pods = _await_admission(job, usage.pods)
+    extra_clients = change.order.extra_clients
+    now = pausing.pause_clients(job, change.plan, pods, extra_clients)
+    # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
+    usage = pod_drain.run(usage.with_pods(now))
+    paused = pausing.pause_driver(job, change.plan, pods, extra_clients)
     if advertising.DRIVER in paused.programs:
         # The driver allocates devices until it is paused, and then pods with a device cannot end.
-        pod_drain.require_done(change.usage)
+        pod_drain.require_done(usage)
     job.cancel.check()
     return paused
 
@@ -103,11 +81,8 @@ def _await_admission(
 
     Without the device plugin kubelet refuses them, and they fail: ``UnexpectedAdmissionError``.
     """
-    latest = pods
 
     def find_waiting(pods: tuple[pod_object.Pod, ...]) -> list[pod_object.Pod]:
-        nonlocal latest
-        latest = pods
         return [
             pod
             for pod in pods
@@ -116,8 +91,8 @@ def _await_admission(
         ]
 
     if find_waiting(pods):
-        job.until_solved(find_waiting, orders.ADMITTED_WITHIN_S)
-    return latest
+        _, pods = job.until_solved(find_waiting, orders.ADMITTED_WITHIN_S)
+    return pods
 
 
 def drain_whole_node(
@@ -144,4 +119,4 @@ def drain_whole_node(
             f"{messages.list_names(claiming)}; drain the node and reboot it",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    drain.Drain.begin(job, order).run(usage, usage.pods)
+    drain.Drain.begin(job, order).run(usage)

@@ -46,6 +46,8 @@ class PlannedChange:
     """The instances of GPUs outside the target from before an interrupted change."""
     usage: gpu_use.Usage = _NOT_ASKED
     """Who uses the devices; empty before it is asked."""
+    awaited: frozenset[str] = frozenset()
+    """Deploy labels of the advertisers that ran here without one, maybe before the taint."""
     busy: frozenset[str] = frozenset()
     """The devices in use, which any plan of this change destroys last."""
     ending: frozenset[str] = frozenset()
@@ -118,22 +120,18 @@ def require_possible(job: jobs.Job, planned: PlannedChange) -> PlannedChange:
     return _require_unhindered(job, change)
 
 
-def follow_pods(
-    job: jobs.Job, change: PlannedChange
-) -> tuple[PlannedChange, tuple[pod_object.Pod, ...]]:
+def follow_pods(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     """Plan again after the taint, if pods with GPUs were bound or have ended since the survey.
 
     Hooks may take long, and a pod may have got a device to be destroyed while another is free.
-
-    Returns:
-        The change, and the node's pods.
 
     Raises:
         MigManagerError: As ``require_possible``.
     """
     pods = job.deps.workloads.list()
+    followed = dataclasses.replace(change, usage=change.usage.with_pods(pods))
     if not change.order.affected or _gpu_pods(pods) == _gpu_pods(change.usage.pods):
-        return change, pods
+        return followed
     try:
         surveyed = _survey(job, change)
     except errors.ClusterError as error:
@@ -141,8 +139,8 @@ def follow_pods(
             raise
         # The drain has more time for kubelet.
         _log.warning("pod_resources_unavailable", error=error.message)
-        return change, pods
-    return _require_unhindered(job, surveyed), surveyed.usage.pods
+        return followed
+    return _require_unhindered(job, surveyed)
 
 
 def _gpu_pods(pods: Iterable[pod_object.Pod]) -> frozenset[tuple[str, bool]]:
@@ -263,7 +261,8 @@ def _survey(job: jobs.Job, change: PlannedChange) -> PlannedChange:
     pausing.require_none_stuck(job, usage.pods)
     desired = strategies.gpu_layouts(change.gpus, change.desired)
     advertising.require_served(job, desired, usage.pods)
-    return change
+    awaited = change.awaited | advertising.labels_to_await(usage.pods)
+    return dataclasses.replace(change, awaited=awaited)
 
 
 def _plan_for_usage(job: jobs.Job, change: PlannedChange) -> PlannedChange:

@@ -245,13 +245,10 @@ def roll_back(job: jobs.Job) -> str:
             return change.conclude(rollback.verify_without_steps(now, snapshot)).message
         _require_unused(job.deps, plan, now, cancel)
         job.journal.begin_rollback()
-        pods = job.deps.workloads.list()
-        paused = pausing.pause(
-            dataclasses.replace(job, cancel=cancel),
-            plan,
-            pods,
-            survey.extra_clients(job.deps),
-        )
+        pausing_job = dataclasses.replace(job, cancel=cancel)
+        pods, extra_clients = job.deps.workloads.list(), survey.extra_clients(job.deps)
+        pausing.pause_clients(pausing_job, plan, pods, extra_clients)
+        paused = pausing.pause_driver(pausing_job, plan, pods, extra_clients)
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(job.deps, plan, now, cancel)

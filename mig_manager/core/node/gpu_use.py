@@ -11,6 +11,7 @@ for.
 import collections
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Self
 
 from mig_manager.core import messages, model, steps
 from mig_manager.core.node import (
@@ -52,6 +53,13 @@ class Usage:
     resource_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """See ``resource_names``; a device without a name here may have any."""
     processes: Processes | None = None  # None: unknown
+
+    def with_pods(self, pods: tuple[pod_object.Pod, ...]) -> Self:
+        """Return the usage with newer pods: a pod keeps its devices until it is gone."""
+        present = {pod.uid for pod in pods}
+        gone = {pod.key for pod in self.pods if pod.uid not in present}
+        assigned = self.assigned and tuple(one for one in self.assigned if one.key not in gone)
+        return dataclasses.replace(self, pods=pods, assigned=assigned)
 
     def users(
         self,
