@@ -463,22 +463,22 @@ class LockedError(MigManagerError):
         super().__init__(message, reason=Reason.LOCKED)
 
 
+class SupersededBy(enum.Enum):
+    """What follows a run that was superseded."""
+
+    OTHER_LAYOUT = "a run for another layout"
+    SAME_LAYOUT = "a run for the same layout"
+    NO_LAYOUT = "no run: nothing is requested any more"
+    STOP = "the end of the process"
+
+
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure
     """The request was replaced or withdrawn, or the process shuts down: undo, and return."""
 
-    def __init__(
-        self,
-        why: str,
-        *,
-        is_replaced: bool,
-        is_stopping: bool = False,
-        is_resumed: bool = False,
-    ) -> None:
+    def __init__(self, why: str, by: SupersededBy) -> None:
         super().__init__(why)
         self.why = why
-        self.is_replaced = is_replaced  # another run follows and publishes its own state
-        self.is_stopping = is_stopping  # this process is about to end
-        self.is_resumed = is_resumed  # the run that follows is for the same layout
+        self.by = by
 
     def add(self, more: str) -> None:
         """Append to the reason why the run ends."""
@@ -489,4 +489,4 @@ class Rebooting(Superseded):
     """The machine reboots for this run: the journal stays, and the restore waits."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(why, is_replaced=False, is_stopping=True)
+        super().__init__(why, SupersededBy.STOP)

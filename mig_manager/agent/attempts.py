@@ -15,6 +15,9 @@ from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_repair, journals, requests, status
 
+_FOLLOWED = (errors.SupersededBy.OTHER_LAYOUT, errors.SupersededBy.SAME_LAYOUT)
+"""Another run follows, and publishes its own state."""
+
 _log = structlog.get_logger()
 
 
@@ -43,12 +46,13 @@ class Attempts:
         """The current request and its results."""
         return self._record or requests.NONE
 
-    def record_request(
-        self, current: requests.RequestRecord, *, is_new: bool
-    ) -> requests.RequestRecord:
+    def record_request(self, request: jobs.LayoutRequest) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
+        if request.attempt == 1:
+            self._shared.memory.begin_request()
         now_s = self._shared.deps.clock.unix_s()
-        self._record = self.record.continued_as(current, is_new=is_new, now_s=now_s)
+        current = custom_layouts.request_for(request.config, request.custom)
+        self._record = self.record.continued_as(current, is_new=request.is_new, now_s=now_s)
         return self._record
 
     def forget_request(self) -> None:
@@ -68,7 +72,7 @@ class Attempts:
     def _save_on_host(self) -> None:
         self._shared.publisher.save_on_host(self.record, self.journal)
 
-    def recover(self, name: str | None, custom: custom_layouts.Custom | None) -> None:
+    def recover(self, request: jobs.LayoutRequest) -> None:
         """Take over from an interrupted run; undo it unless the same layout is requested.
 
         Raises:
@@ -83,7 +87,7 @@ class Attempts:
             self._record = recovery.find_record(saved, view, journal)
         if recovery.has_ended(journal, view):
             return
-        is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
+        is_resumed = bool(request.config) and journal.request == request.key
         _log.warning(
             "interrupted_run_found",
             config=journal.config,
@@ -93,16 +97,12 @@ class Attempts:
         if not is_resumed:
             self.undo()
             return
-        message = f"resuming {name} after an interruption"
+        message = f"resuming {request.config} after an interruption"
         deps.node.emit(reason="Recovered", message=message, is_warning=False)
 
     @contextlib.contextmanager
     def begin(
-        self,
-        request: jobs.LayoutRequest,
-        cancel: ports.Cancellation | None = None,
-        *,
-        retry_after_s: float = 0.0,
+        self, request: jobs.LayoutRequest, cancel: ports.Cancellation | None = None
     ) -> Iterator[jobs.Job]:
         """Yield an attempt that takes over the journal; keep its record, and what it leaves.
 
@@ -115,10 +115,7 @@ class Attempts:
             self.record,
             self.journal,
             cancel or recovery.Uninterrupted(self._shared.deps),
-            retry_after_s=retry_after_s,
         )
-        if request.attempt == 1:
-            self._shared.memory.begin_request()
         self.may_be_pending = True
         try:
             try:
@@ -128,7 +125,7 @@ class Attempts:
                     _supersede(job, end)
                 finally:
                     self._keep_journal(job)
-                self.may_be_pending = end.is_replaced
+                self.may_be_pending = end.by in _FOLLOWED
                 raise
             except errors.ClusterError:
                 self.journal = job.journal.entries
@@ -162,16 +159,15 @@ class Attempts:
         with self.begin(jobs.LayoutRequest(config=self.journal.config)) as job:
             run.undo_interrupted(job)
 
-    def end_pending(self, why: str, *, config: str = "", annotation_hash: str = "") -> None:
+    def end_pending(self, why: str, key: tuple[str, str] = ("", "")) -> None:
         """Publish the end of a run that no attempt continues, and restore node and host.
 
-        ``config`` is the requested layout, and ``annotation_hash`` that of ``custom``; empty: none
-        is requested any more.
+        ``key`` is the request's; empty: none is left.
 
         Raises:
             LockedError: Another manager is at work; nothing was restored.
         """
-        request = jobs.LayoutRequest(config=config, annotation_hash=annotation_hash)
+        request = jobs.LayoutRequest(config=key[0], annotation_hash=key[1])
         with self.begin(request) as job, job.hold_lock(why):
             job.journal.take_over()
             why = messages.join(why, host.restore(job))
@@ -181,8 +177,8 @@ class Attempts:
 def _supersede(job: jobs.Job, end: errors.Superseded) -> None:
     """Restore the node after a run that was superseded, unless it goes down."""
     _log.info("run_superseded", why=end.why)
-    if end.is_replaced:
-        job.journal.abandon(keeps_taint=end.is_resumed)
+    if end.by in _FOLLOWED:
+        job.journal.abandon(keeps_taint=end.by is errors.SupersededBy.SAME_LAYOUT)
         job.deps.telemetry.run_superseded()
     elif not isinstance(end, errors.Rebooting):
         job.journal.finish(job.journal.failure(errors.Reason.INTERRUPTED, end.why))
@@ -194,15 +190,11 @@ def _new_job(
     record: requests.RequestRecord,
     journal: journals.Journal,
     cancel: ports.Cancellation,
-    *,
-    retry_after_s: float = 0.0,
 ) -> jobs.Job:
     """Return an attempt at a request, with the journal of earlier attempts."""
     deps, limits = shared.deps, shared.limits
     # A failure before the layout is resolved must not cause a second reboot.
     rebooted = record.rebooted_hash if record.config == request.config else None
-    custom = request.custom
-    annotation_hash = custom.annotation_hash if custom else request.annotation_hash
     first = status.RunStatus(
         config=request.config,
         config_hash=rebooted or "",
@@ -213,13 +205,13 @@ def _new_job(
         attempt=request.attempt,
         started_at=deps.clock.now_iso(),
         finished_at=None,
-        annotation_hash=annotation_hash,
+        annotation_hash=request.key[1],
         is_rebooted=rebooted is not None or bool(journal.rebooted_from),
     )
 
     def resume(journal: journals.Journal) -> journals.Journal:
         return journal.at_start(
-            (request.config, annotation_hash),
+            request.key,
             boot_id=deps.boot_id,
             # On-demand layouts never evict, so the node must not stay tainted until pods are gone.
             may_drain=not request.is_on_demand,
@@ -247,7 +239,7 @@ def _new_job(
             read=read,
             record=record,
             startup_taints=limits.policy.startup_taints,
-            retry_after_s=retry_after_s,
+            retry_after_s=request.retry_after_s,
         ),
         hooks=hook_points.HookPoints(
             deps.hooks,

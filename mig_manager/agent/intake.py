@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from mig_manager import errors
+from mig_manager.agent import jobs
 from mig_manager.core.layout import custom_layouts
 
 _MIN_PAUSE_S = 0.02
@@ -19,7 +20,8 @@ class Inbox:
     change of label or content is a new request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_check: Callable[[], object] = lambda: None) -> None:
+        self._on_check = on_check  # called by every check of a request
         self._changed = threading.Condition()
         self._latest = LabelRequest(inbox=self)
         self._needs_check = False
@@ -39,15 +41,15 @@ class Inbox:
         """
         with self._changed:
             before = self._latest
-            if custom and before.custom == dataclasses.replace(custom, is_on_demand=True):
+            if custom and before.layout.custom == dataclasses.replace(custom, is_on_demand=True):
                 # The owner ended on-demand partitioning: this run still must not evict pods.
-                custom = before.custom
+                custom = before.layout.custom
+            layout = jobs.LayoutRequest(config=name or "", custom=custom)
             is_first = before.generation == 0
-            is_new = is_first or (name, custom) != (before.name, before.custom)
+            is_new = is_first or layout != before.layout
             after = dataclasses.replace(
                 before,
-                name=name,
-                custom=custom,
+                layout=layout,
                 node_uid=node_uid or before.node_uid,
                 since=before.generation + 1 if is_new and not is_first else before.since,
             )
@@ -100,19 +102,16 @@ class Inbox:
             self.is_stopping = True
             self._changed.notify_all()
 
-    def next(
-        self, generation: int, *, on_check: Callable[[], object] = lambda: None
-    ) -> "LabelRequest | None":
+    def next(self, generation: int) -> "LabelRequest | None":
         """Return the request if it is newer than the ``generation`` of the last one.
 
-        Returns None when the agent stops, and for a drift check. ``on_check`` is called by every
-        check of the request.
+        Returns None when the agent stops, and for a drift check.
         """
         with self._changed:
             if self.is_stopping or self._latest.generation == generation:
                 self._needs_check = False
                 return None
-            return dataclasses.replace(self._latest, on_check=on_check)
+            return self._latest
 
     def wait_until_superseded(
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
@@ -130,19 +129,18 @@ class Inbox:
 
     def check(self, generation: int) -> None:
         """Raise ``Superseded`` if ``generation`` is superseded."""
+        self._on_check()
         with self._changed:
+            latest, by = self._latest, errors.SupersededBy
             if self.is_stopping:
-                raise errors.Superseded(
-                    "the agent is shutting down", is_replaced=False, is_stopping=True
-                )
-            if self._latest.generation == generation:
+                raise errors.Superseded("the agent is shutting down", by.STOP)
+            if latest.generation == generation:
                 return
-            if self._latest.name is None:
-                raise errors.Superseded("the label was removed", is_replaced=False)
+            if not latest.layout.config:
+                raise errors.Superseded("the label was removed", by.NO_LAYOUT)
             raise errors.Superseded(
-                f"label, layout or Node object changed; {self._latest.name} is requested now",
-                is_replaced=True,
-                is_resumed=self._latest.since <= generation,
+                f"label, layout or Node object changed; {latest.layout.config} is requested now",
+                by.SAME_LAYOUT if latest.since <= generation else by.OTHER_LAYOUT,
             )
 
     def wait(self, generation: int, seconds: float) -> None:
@@ -179,10 +177,7 @@ class LabelRequest:
     """A request by label and annotation; as ``ports.Cancellation`` a newer one supersedes it."""
 
     inbox: Inbox
-    on_check: Callable[[], object] = lambda: None
-    name: str | None = None
-    custom: custom_layouts.Custom | None = None
-    """The content of ``custom``; None for other layouts."""
+    layout: jobs.LayoutRequest = dataclasses.field(default_factory=jobs.LayoutRequest)
     generation: int = 0  # 0: the label is not known yet
     since: int = 0
     """The generation in which label or annotation changed; 0: they are as this process first
@@ -191,17 +186,14 @@ class LabelRequest:
 
     def check(self) -> None:
         """Raise ``Superseded`` if a newer request exists or the agent stops."""
-        self.on_check()
         self.inbox.check(self.generation)
 
     def wait(self, seconds: float) -> None:
         """Sleep; raise ``Superseded`` as soon as the request is superseded."""
-        self.on_check()
         self.inbox.wait(self.generation, seconds)
         self.check()
 
     def pause(self, seconds: float) -> None:
         """Sleep until the cluster changes; raise ``Superseded`` if the request is superseded."""
-        self.on_check()
         self.inbox.pause(self.generation, seconds)
         self.check()

@@ -20,18 +20,29 @@ _REFUSAL_PAUSE_S = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
-    """The requested layout, and the results of earlier attempts."""
+    """The requested layout, and how to attempt it."""
 
-    config: str
+    config: str = ""
+    """The name of the layout; empty: none is requested."""
     custom: custom_layouts.Custom | None = None
     """The content of ``custom``; None for other layouts."""
     annotation_hash: str = ""
     """Of ``custom`` where its content is not needed, because nothing is applied."""
+    is_new: bool = False
+    """Whether label or annotation have changed since the last run."""
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""
     attempt: int = 1
+    retry_after_s: float = 0.0
+    """The pause before the next attempt, if this one fails."""
     repairs: frozenset[str] = frozenset()
     """UUIDs of the GPUs to repair, in an attempt that repairs; empty: the layout is applied."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name of the layout, and hash of its annotation."""
+        custom = self.custom
+        return self.config, custom.annotation_hash if custom else self.annotation_hash
 
     @property
     def is_on_demand(self) -> bool:

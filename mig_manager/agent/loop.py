@@ -1,6 +1,7 @@
 """The agent's loop: serve a request, retry with backoff, rest, and check for drift."""
 
 import contextlib
+import dataclasses
 import math
 import random
 import secrets
@@ -10,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, intake, outcomes, reconcile, settings
+from mig_manager.agent import drift, intake, jobs, outcomes, reconcile, settings
 from mig_manager.core import liveness, ports, timing
 
 _log = structlog.get_logger()
@@ -53,7 +54,7 @@ class Agent:
         while True:
             generation = served.generation if served else 0
             self._idle(self._next_check_s(outcome), generation, at_rest=True)
-            request = self._inbox.next(generation, on_check=self._pulse.beat)
+            request = self._inbox.next(generation)
             if request is None and self._inbox.is_stopping:
                 try:
                     self._reconciler.stop()
@@ -119,8 +120,15 @@ class Agent:
             # Computed before the run, because its status names the time of the next attempt.
             spread_s = random.uniform(0, self._limits.retry_initial_s)  # noqa: S311 - a spread
             delay_s = min(self._limits.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s)
+            layout = dataclasses.replace(
+                request.layout,
+                is_new=request.since > self._run_generation,
+                may_evict=may_evict,
+                attempt=attempt,
+                retry_after_s=delay_s,
+            )
             with self._suspend_gpu_events():
-                outcome, must_retry = self._try(request, attempt, delay_s, may_evict=may_evict)
+                outcome, must_retry = self._try(layout, request)
             if not must_retry:
                 return outcome
             if outcome:
@@ -131,28 +139,19 @@ class Agent:
             request.check()
 
     def _try(
-        self, request: intake.LabelRequest, attempt: int, retry_after_s: float, *, may_evict: bool
+        self, layout: jobs.LayoutRequest, request: intake.LabelRequest
     ) -> tuple[outcomes.Outcome | None, bool]:
         """Run the pipeline once; return the outcome, if it was published, and whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
-        self._telemetry.attempt_began(attempt)
+        self._telemetry.attempt_began(layout.attempt)
         try:
             if not self.is_recovered:
-                self._reconciler.recover(request.name, request.custom)
+                self._reconciler.recover(layout)
                 self.is_recovered = True
-            if request.name is None:
+            if not layout.config:
                 return None, self._reconciler.rest()
-            is_new = request.since > self._run_generation
             self._run_generation = request.generation
-            outcome = self._reconciler.run(
-                request.name,
-                request,
-                custom=request.custom,
-                attempt=attempt,
-                retry_after_s=retry_after_s,
-                is_new=is_new,
-                may_evict=may_evict,
-            )
+            outcome = self._reconciler.run(layout, request)
         except errors.LockedError as error:
             _log.info("recovery_waits", error=error.message)
             return None, True
@@ -179,11 +178,11 @@ class Agent:
     ) -> outcomes.Outcome | None:
         """Check whether the GPUs have the layout, act, and return the outcome of the last run."""
         try:
-            if request.name is None:
+            if not request.layout.config:
                 self._reconciler.check_without_request()
-            if request.name is None or outcome is None:
+            if not request.layout.config or outcome is None:
                 return outcome
-            action = self._reconciler.check_drift(request.name, outcome, request.custom)
+            action = self._reconciler.check_drift(request.layout, outcome)
         except errors.MigManagerError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return outcome

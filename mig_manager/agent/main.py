@@ -35,7 +35,7 @@ class Overrides:
     pulse: liveness.Pulse = dataclasses.field(
         default_factory=lambda: liveness.Pulse(host.SystemClock().monotonic)
     )
-    inbox: intake.Inbox = dataclasses.field(default_factory=intake.Inbox)
+    inbox: intake.Inbox | None = None
     watch_times: watch.WatchTimes | None = None
     watches_files: bool = True
     """False if one process has many agents: the kernel allows a user few inotify instances."""
@@ -58,7 +58,7 @@ class AgentService:
         self._settings = settings
         self._watches_files = overrides.watches_files
         self._stop = threading.Event()
-        self._inbox = overrides.inbox
+        self._inbox = overrides.inbox or intake.Inbox(on_check=overrides.pulse.beat)
         self._watch = watch.NodeWatch(
             kube,
             name=settings.node_name,

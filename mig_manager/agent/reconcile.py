@@ -25,7 +25,6 @@ from mig_manager.agent import (
 )
 from mig_manager.agent.steps import recovery
 from mig_manager.core import model, ports
-from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import requests
 
@@ -55,34 +54,23 @@ class Reconciler:
         is_reported = limits.repair is not settings.RepairPolicy.OFF
         self.faults = faults.FaultReport(deps, is_on=is_reported)
 
-    def recover(self, name: str | None, custom: custom_layouts.Custom | None = None) -> None:
+    def recover(self, request: jobs.LayoutRequest) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
-        If that run was for the layout ``name`` (for ``custom``: the same content), the next run
+        If that run was for the same layout (for ``custom``: the same content), the next run
         resumes and must follow at once. Otherwise its change is undone here.
 
         Raises:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        self._attempts.recover(name, custom)
+        self._attempts.recover(request)
 
-    def run(  # noqa: PLR0913 - each is named where it is called
-        self,
-        name: str,
-        cancel: ports.Cancellation,
-        *,
-        custom: custom_layouts.Custom | None = None,
-        attempt: int = 1,
-        retry_after_s: float = 0.0,
-        is_new: bool = False,
-        may_evict: bool = True,
-    ) -> outcomes.Outcome:
-        """Apply the layout ``name``, or the content of ``custom``, and publish the outcome.
+    def run(self, request: jobs.LayoutRequest, cancel: ports.Cancellation) -> outcomes.Outcome:
+        """Apply the requested layout, and publish the outcome.
 
-        ``cancel`` ends the run until GPUs are touched. ``retry_after_s`` is the pause before the
-        next attempt, if this one fails. Unless the request ``is_new``, no pod is evicted for a
-        layout that was verified already.
+        ``cancel`` ends the run until GPUs are touched. Unless the request is new, no pod is
+        evicted for a layout that was verified already.
 
         Raises:
             ClusterError: No outcome was published; the journal is still there.
@@ -90,22 +78,16 @@ class Reconciler:
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        current = custom_layouts.request_for(name, custom)
-        record = self._attempts.record_request(current, is_new=is_new)
-        if custom:
-            custom = dataclasses.replace(custom, is_on_demand=not record.may_evict)
+        record = self._attempts.record_request(request)
+        if request.custom:
+            custom = dataclasses.replace(request.custom, is_on_demand=not record.may_evict)
+            request = dataclasses.replace(request, custom=custom)
             if custom.is_on_demand and record.origin is not requests.Origin.PARTITIONER:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
                 self._attempts.publish_record()
-        request = jobs.LayoutRequest(
-            config=name,
-            custom=custom,
-            may_evict=may_evict,
-            attempt=attempt,
-        )
         repairing.repair(self._attempts, request, cancel)
-        with self._attempts.begin(request, cancel, retry_after_s=retry_after_s) as job:
+        with self._attempts.begin(request, cancel) as job:
             outcome = run.run(job)
             outcome, decision = repairing.follow_up(job, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
@@ -125,16 +107,13 @@ class Reconciler:
         """Whether the last drift check met no driver, and the next one should follow soon."""
         return self._drift.awaits_driver
 
-    def check_drift(
-        self, name: str, outcome: outcomes.Outcome, custom: custom_layouts.Custom | None = None
-    ) -> drift.Action:
+    def check_drift(self, request: jobs.LayoutRequest, outcome: outcomes.Outcome) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift and changed GPUs.
 
         Raises:
             ClusterError: The API refused or does not answer.
             HardwareError: The driver does not list the processes of pods.
         """
-        request = jobs.LayoutRequest(config=name, custom=custom)
         with self._attempts.begin(request) as job:
             try:
                 observation = drift.observe(job)
@@ -238,9 +217,7 @@ class Reconciler:
         is_host_changed = journal.host_services or journal.exit_hook
         if is_host_changed or self._is_run_open(self._shared.publisher.read()):
             try:
-                self._attempts.end_pending(
-                    "the agent stopped during a run", config=key[0], annotation_hash=key[1]
-                )
+                self._attempts.end_pending("the agent stopped during a run", key)
             except errors.LockedError as error:
                 # The other manager restores the node, or the next agent does.
                 _log.info("recovery_waits", error=error.message)

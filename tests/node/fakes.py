@@ -57,9 +57,8 @@ class FakeRequest:
         self.asked += 1
         is_over = self._ends_at is not None and self.asked >= self._ends_at
         if is_over or self.ends_when():
-            raise errors.Superseded(
-                "test", is_replaced=self._replaced, is_stopping=not self._replaced
-            )
+            by = errors.SupersededBy
+            raise errors.Superseded("test", by.OTHER_LAYOUT if self._replaced else by.STOP)
 
     def wait(self, seconds: float) -> None:
         self._clock.wait(seconds)

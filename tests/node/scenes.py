@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import attempts, jobs, outcomes, publish, reconcile, settings
+from mig_manager.agent import attempts, drift, jobs, outcomes, publish, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name, steps
+from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import claims, client_table, well_known
 from mig_manager.core.records import journals
 from tests import changes
@@ -123,6 +124,36 @@ def job(
         return attempt
 
 
+class Agent(reconcile.Reconciler):
+    """A reconciler that also takes a request as the layout's name, and its other members."""
+
+    def recover(
+        self,
+        request: jobs.LayoutRequest | str | None,
+        custom: custom_layouts.Custom | None = None,
+    ) -> None:
+        super().recover(_requested(request, custom=custom))
+
+    def run(
+        self, request: jobs.LayoutRequest | str, cancel: ports.Cancellation, **members: Any
+    ) -> outcomes.Outcome:
+        return super().run(_requested(request, **members), cancel)
+
+    def check_drift(
+        self,
+        request: jobs.LayoutRequest | str,
+        outcome: outcomes.Outcome,
+        custom: custom_layouts.Custom | None = None,
+    ) -> drift.Action:
+        return super().check_drift(_requested(request, custom=custom), outcome)
+
+
+def _requested(request: jobs.LayoutRequest | str | None, **members: Any) -> jobs.LayoutRequest:
+    if isinstance(request, jobs.LayoutRequest):
+        return request
+    return jobs.LayoutRequest(config=request or "", **members)
+
+
 def reconciler(
     rig: fakes.NodeRig,
     text: str = CONFIG,
@@ -131,12 +162,12 @@ def reconciler(
     is_lenient: bool = False,
     limits: Mapping[str, Any] | None = None,
     **replaced: Any,
-) -> reconcile.Reconciler:
+) -> Agent:
     """Return an agent's reconciler.
 
     ``limits`` are further ones, ``replaced`` are dependencies other than the node's own.
     """
-    return reconcile.Reconciler(
+    return Agent(
         dataclasses.replace(dependencies(rig, text), **replaced),
         settings.Limits(
             heals_drift=heals_drift,
@@ -156,7 +187,7 @@ def run(
     layout: str = LAYOUT,
     text: str = CONFIG,
     *,
-    by: reconcile.Reconciler | None = None,
+    by: Agent | None = None,
     request: fakes.FakeRequest | None = None,
     **options: Any,
 ) -> outcomes.Outcome:
@@ -240,7 +271,7 @@ def killed(
 
 def at_rest(
     layout: str, *, rig: fakes.NodeRig | None = None, **options: Any
-) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, Agent, outcomes.Outcome]:
     """Return a node whose layout is active, its agent with these options, and the last outcome."""
     rig = rig or node(layout=layout)
     agent = reconciler(rig, **options)

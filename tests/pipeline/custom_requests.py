@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mig_manager.agent import outcomes, reconcile
+from mig_manager.agent import outcomes
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import well_known
 from mig_manager.core.records import status
@@ -31,7 +31,7 @@ def run(
     rig: fakes.NodeRig,
     wanted: custom_layouts.Custom | None = None,
     *,
-    by: reconcile.Reconciler | None = None,
+    by: scenes.Agent | None = None,
     limits: dict[str, Any] | None = None,
     **options: Any,
 ) -> outcomes.Outcome:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes, reconcile, settings
+from mig_manager.agent import drift, outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
@@ -252,7 +252,7 @@ class Play:
         return None
 
     def _begins_repair(
-        self, agent: reconcile.Reconciler, outcome: outcomes.Outcome, asked: Hashable
+        self, agent: scenes.Agent, outcome: outcomes.Outcome, asked: Hashable
     ) -> bool:
         if not self.change.is_repair:
             return False

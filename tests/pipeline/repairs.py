@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mig_manager.agent import drift, outcomes, reconcile, settings
+from mig_manager.agent import drift, outcomes, settings
 from mig_manager.core import model
 from tests.node import fakes, gpu_values, scenes
 
@@ -34,11 +34,11 @@ def break_gpus(rig: fakes.NodeRig, *indices: int) -> None:
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.GPU_RESET, *indices)
 
 
-def agent_of(rig: fakes.NodeRig, **options: Any) -> reconcile.Reconciler:
+def agent_of(rig: fakes.NodeRig, **options: Any) -> scenes.Agent:
     return scenes.reconciler(rig, limits=options.pop("limits", RESET), **options)
 
 
-def serve(rig: fakes.NodeRig, by: reconcile.Reconciler | None = None) -> outcomes.Outcome:
+def serve(rig: fakes.NodeRig, by: scenes.Agent | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check, as the loop."""
     agent = by or agent_of(rig)
     if by is None:
@@ -58,7 +58,5 @@ def message(rig: fakes.NodeRig) -> str:
     return rig.recovery_condition["message"]
 
 
-def request_other(
-    rig: fakes.NodeRig, by: reconcile.Reconciler, *, attempt: int = 1
-) -> outcomes.Outcome:
+def request_other(rig: fakes.NodeRig, by: scenes.Agent, *, attempt: int = 1) -> outcomes.Outcome:
     return scenes.run(rig, OTHER, by=by, is_new=attempt == 1, attempt=attempt)

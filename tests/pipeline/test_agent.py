@@ -5,12 +5,11 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import capacity, drift, intake, loop, outcomes, reconcile, settings
+from mig_manager.agent import capacity, drift, intake, jobs, loop, outcomes, reconcile, settings
 from mig_manager.core import liveness, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason
@@ -73,7 +72,7 @@ class Pipeline(reconcile.Reconciler):
         self.looks = 0
         self.is_driver_away = False
         self.next_action = drift.Action.REST
-        self.recovered: list[str | None] = []
+        self.recovered: list[str] = []
         self.recoveries: list[Exception] = []
         """What ``recover`` raises, call by call; afterwards it succeeds."""
         self.stopped = 0
@@ -85,8 +84,8 @@ class Pipeline(reconcile.Reconciler):
         self.capacity = self.reported = Capacity()
         self.node = self.condition = Condition()
 
-    def recover(self, name: str | None, _custom: custom_layouts.Custom | None = None) -> None:
-        self.recovered.append(name)
+    def recover(self, request: jobs.LayoutRequest) -> None:
+        self.recovered.append(request.config)
         if self.recoveries:
             raise self.recoveries.pop(0)
 
@@ -109,20 +108,18 @@ class Pipeline(reconcile.Reconciler):
     def forget_node(self) -> None:
         self.forgotten += 1
 
-    def check_drift(
-        self, name: str, ended: outcomes.Outcome, _custom: custom_layouts.Custom | None = None
-    ) -> drift.Action:
-        assert name == self.runs[-1][0]
-        assert not ended.should_retry
+    def check_drift(self, request: jobs.LayoutRequest, outcome: outcomes.Outcome) -> drift.Action:
+        assert request.config == self.runs[-1][0]
+        assert not outcome.should_retry
         self.looks += 1
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, name: str, cancel: ports.Cancellation, **options: Any) -> outcomes.Outcome:
-        self.runs.append((name, options["attempt"]))
-        self.delays_s.append(options["retry_after_s"])
-        self.evicting.append(options["may_evict"])
-        self.news.append(options["is_new"])
+    def run(self, request: jobs.LayoutRequest, cancel: ports.Cancellation) -> outcomes.Outcome:
+        self.runs.append((request.config, request.attempt))
+        self.delays_s.append(request.retry_after_s)
+        self.evicting.append(request.may_evict)
+        self.news.append(request.is_new)
         self.on_run(cancel)
         answer = self._script.pop(0)
         if not self._script:
@@ -248,6 +245,8 @@ def test_checks_of_the_request_are_signs_of_life() -> None:
     silences_s: list[float] = []
     pulse = liveness.Pulse(lambda: now_s)
     pipeline = Pipeline("a", Reason.IN_USE, Reason.APPLIED)
+    pipeline.box = intake.Inbox(pulse.beat)
+    pipeline.box.put_label("a")
 
     def work(request: ports.Cancellation) -> None:
         nonlocal now_s
@@ -397,7 +396,7 @@ def test_without_a_label_an_interrupted_run_is_undone() -> None:
         pipeline.box.put_label("a")
 
     assert pipeline.runs == [("a", 1)]
-    assert pipeline.recovered == [None]
+    assert pipeline.recovered == [""]
 
 
 def test_without_a_label_a_gpu_event_leads_to_a_check_for_faults() -> None:
@@ -461,7 +460,9 @@ def test_end_of_the_opt_in_is_no_new_request() -> None:
 
     following = box.next(request.generation)
     assert following
-    assert following.custom == custom_layouts.Custom(node_name="n", text="y", is_on_demand=False)
+    assert following.layout.custom == custom_layouts.Custom(
+        node_name="n", text="y", is_on_demand=False
+    )
 
 
 def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes, reconcile
+from mig_manager.agent import drift, outcomes
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.core.records import gpu_codec
@@ -49,7 +49,7 @@ def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
     return [gpu["inUse"] for gpu in data["gpus"]]
 
 
-def on_demand(rig: fakes.NodeRig, **replaced: Any) -> reconcile.Reconciler:
+def on_demand(rig: fakes.NodeRig, **replaced: Any) -> scenes.Agent:
     """Return the reconciler of a node with on-demand partitioning that has just started."""
     agent = scenes.reconciler(rig, **replaced)
     scenes.run(rig, "all-balanced", by=agent)
@@ -57,7 +57,7 @@ def on_demand(rig: fakes.NodeRig, **replaced: Any) -> reconcile.Reconciler:
     return agent
 
 
-def catch_up(rig: fakes.NodeRig, agent: reconcile.Reconciler, most: int = 10) -> list[float]:
+def catch_up(rig: fakes.NodeRig, agent: scenes.Agent, most: int = 10) -> list[float]:
     """Wait and observe as the loop does, until nothing is left to do; return the pauses."""
     pauses: list[float] = []
     while math.isfinite(agent.capacity.next_in_s) and len(pauses) < most:
@@ -68,7 +68,7 @@ def catch_up(rig: fakes.NodeRig, agent: reconcile.Reconciler, most: int = 10) ->
     return pauses
 
 
-def use_changed(agent: reconcile.Reconciler) -> None:
+def use_changed(agent: scenes.Agent) -> None:
     agent.capacity.follow(is_on_demand=True, has_changed=True)
 
 

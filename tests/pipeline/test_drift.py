@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes, reconcile
+from mig_manager.agent import drift, outcomes
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import device_ids, well_known
 from mig_manager.errors import Reason
@@ -89,21 +89,22 @@ def test_a_plugin_is_restarted_after_a_change_of_a_gpu_outside_the_layout() -> N
     assert rig.labels[well_known.APPLIED_LABEL] == "first"
 
 
-def test_a_plugin_is_restarted_after_instances_were_recreated_in_place() -> None:
+def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
-    served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
-    (device,) = first.compute_instances
-    device = dataclasses.replace(device, uuid=machine.mig_uuid("another"))
-    recreated = dataclasses.replace(first, compute_instances=(device,))
-    instances = (recreated, *rig.gpus[0].gpu_instances[1:])
-    rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
+    for name in ("another", "a third"):
+        served, first = rig.schedulable, rig.gpus[0].gpu_instances[0]
+        (device,) = first.compute_instances
+        device = dataclasses.replace(device, uuid=machine.mig_uuid(name))
+        recreated = dataclasses.replace(first, compute_instances=(device,))
+        instances = (recreated, *rig.gpus[0].gpu_instances[1:])
+        rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    rested = assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+        ended = assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)
 
-    assert rig.schedulable != served
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
-    assert agent.check_drift(LAYOUT, rested) is drift.Action.REST
+        assert rig.schedulable != served
+        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
 
 
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
@@ -151,7 +152,7 @@ def test_on_request_a_drift_is_healed() -> None:
     assert scenes.is_as_before(rig, before)
 
 
-def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
+def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, scenes.Agent]:
     """Return a node that drifted while its agent was down, and the agent that started again."""
     rig, _, _ = scenes.at_rest(LAYOUT)
     scenes.add_pod_on_foreign_instances(rig)
@@ -579,7 +580,7 @@ def test_a_gpu_that_is_back_gets_the_layout_once_no_pod_uses_it() -> None:
 
 def node_without_file(
     text: str = UNUSABLE_FILES["invalid"], *, heals: bool = False
-) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, scenes.Agent, outcomes.Outcome]:
     """Return a node whose layout is active, although the file is unusable now."""
     rig = scenes.node(layout=scenes.LAYOUT)
     configs = fakes.FakeConfig(scenes.CONFIG)

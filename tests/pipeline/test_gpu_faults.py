@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, reconcile, settings
+from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
@@ -26,7 +26,7 @@ HEALTHY = model.RecoveryAction.NONE
 
 def node_at_rest(
     **limits: Any,
-) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, scenes.Agent, outcomes.Outcome]:
     """Return a node whose layout is active and whose GPUs report no fault."""
     rig = scenes.node(layout=LAYOUT)
     set_action(rig, HEALTHY, *range(len(rig.gpus)))

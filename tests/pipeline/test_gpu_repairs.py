@@ -74,6 +74,26 @@ def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
 
 
+def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
+    rig = repairs.faulty_node()
+    agent = repairs.agent_of(rig)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    # A person resets the GPU, and the plugin never gets its devices.
+    rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
+
+    def make_stale() -> None:
+        rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
+
+    make_stale()
+    rig.clock.on_wait.append(make_stale)
+
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+
+    assert outcome.reason is errors.Reason.NOT_ALLOCATABLE
+    assert rig.log.count("workloads.delete") == 1
+
+
 @pytest.mark.parametrize("how", [settings.RepairPolicy.OFF, settings.RepairPolicy.REPORT])
 def test_without_the_setting_no_gpu_is_reset(how: settings.RepairPolicy) -> None:
     rig = repairs.faulty_node()

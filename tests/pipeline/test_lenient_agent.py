@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 import structlog.testing
 
-from mig_manager.agent import reconcile
 from mig_manager.agent.steps import resolving
 from mig_manager.core import model
 from mig_manager.errors import Reason
@@ -33,7 +32,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
     return captured
 
 
-def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> reconcile.Reconciler:
+def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> scenes.Agent:
     return scenes.reconciler(rig, text, is_lenient=True)
 
 

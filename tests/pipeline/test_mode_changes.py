@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import outcomes, reconcile
+from mig_manager.agent import outcomes
 from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
@@ -82,7 +82,7 @@ class Node:
         assert why
         self.reboots += 1
 
-    def agent(self) -> reconcile.Reconciler:
+    def agent(self) -> scenes.Agent:
         """Return an agent that has just started."""
         return scenes.reconciler(
             self.cluster,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, metrics, outcomes, reconcile
+from mig_manager.agent import drift, metrics, outcomes
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes
@@ -18,7 +18,7 @@ FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
 def node_at_rest(
     **replaced: Any,
-) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
+) -> tuple[fakes.NodeRig, scenes.Agent, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
     rig, agent, outcome = scenes.at_rest(LAYOUT, **replaced)
     rig.kubelet.phantoms = {PHANTOM: 4}

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import reconcile
 from mig_manager.core import model, steps
 from mig_manager.core.node import policies, well_known
 from mig_manager.core.records import journals
@@ -33,9 +32,7 @@ def rebooting_node() -> fakes.NodeRig:
     return rig
 
 
-def go_down(
-    rig: fakes.NodeRig, layout: str = LAYOUT, *, by: reconcile.Reconciler | None = None
-) -> None:
+def go_down(rig: fakes.NodeRig, layout: str = LAYOUT, *, by: scenes.Agent | None = None) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
     agent, before = by or scenes.reconciler(rig), rig.host.reboots
     patient = fakes.FakeRequest(rig.clock)
@@ -252,7 +249,7 @@ def test_run_that_fails_early_leads_to_no_second_reboot(
 ) -> None:
     rig = rebooting_node()
 
-    def successor(text: str = scenes.CONFIG) -> reconcile.Reconciler:
+    def successor(text: str = scenes.CONFIG) -> scenes.Agent:
         agent = scenes.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
         agent.recover(LAYOUT)
         return agent

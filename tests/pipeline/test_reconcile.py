@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from mig_manager.agent import reconcile
 from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import strategies, well_known
 from mig_manager.core.records import gpu_codec, journals, status
@@ -111,7 +110,7 @@ def test_active_layout_succeeds_after_one_observation() -> None:
     assert rig.driver.executed == []
 
 
-def experienced() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
+def experienced() -> tuple[fakes.NodeRig, scenes.Agent]:
     """Return a node, and its agent that has applied a layout already."""
     rig = node()
     agent = reconciler(rig)

@@ -3,12 +3,11 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import intake, loop, outcomes, settings
+from mig_manager.agent import intake, jobs, loop, outcomes, settings
 from mig_manager.core import ports, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import node_object, well_known
@@ -74,9 +73,9 @@ class Story:
             else:
                 box.stop()
 
-        def run_and_go_on(name: str, _: ports.Cancellation, **options: Any) -> outcomes.Outcome:
+        def run_and_go_on(request: jobs.LayoutRequest, _: ports.Cancellation) -> outcomes.Outcome:
             # The request's time is real, and that of the node is not.
-            outcome = run(name, fakes.FakeRequest(self.rig.clock), **options)
+            outcome = run(request, fakes.FakeRequest(self.rig.clock))
             self.ended.append(outcome.reason)
             go_on()
             return outcome

@@ -49,7 +49,7 @@ class Played(applying_rig.Node):
         def guard() -> Iterator[Callable[[], None]]:
             def check() -> None:
                 if self.happened[-1:] == [last]:
-                    raise errors.Superseded("a signal", is_replaced=False)
+                    raise errors.Superseded("a signal", errors.SupersededBy.STOP)
 
             yield check
 

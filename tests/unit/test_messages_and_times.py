@@ -182,7 +182,7 @@ def test_a_wait_of_inf_has_no_last_attempt() -> None:
 
 def test_a_sleep_that_raises_ends_the_wait_with_its_exception() -> None:
     def interrupt(seconds: float) -> None:
-        raise errors.Superseded(f"after {seconds:g} s", is_replaced=True)
+        raise errors.Superseded(f"after {seconds:g} s", errors.SupersededBy.OTHER_LAYOUT)
 
     wait = dataclasses.replace(wait_of(math.inf), sleep=interrupt)
     attempts = wait.attempts()

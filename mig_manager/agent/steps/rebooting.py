@@ -99,7 +99,7 @@ def _wait_for_stop(job: jobs.Job) -> None:
         try:
             job.cancel.wait(seconds)
         except errors.Superseded as end:
-            if end.is_stopping:
+            if end.by is errors.SupersededBy.STOP:
                 raise errors.Rebooting(end.why) from end
             job.deps.clock.wait(seconds)
 

@@ -310,7 +310,7 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
     def check() -> None:
         if received:
             name = signal.Signals(received[0]).name
-            raise errors.Superseded(f"ended by {name}", is_replaced=False, is_stopping=True)
+            raise errors.Superseded(f"ended by {name}", errors.SupersededBy.STOP)
 
     def receive(number: int, _frame: FrameType | None) -> None:
         received.append(number)

@@ -6,7 +6,7 @@ agent's from the beginning of a step until it rests, waits for its next try, or 
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mig_manager import errors
@@ -208,12 +208,10 @@ class _Mailbox(intake.Inbox):
             self._deliver()
         return True
 
-    def next(
-        self, seen: int, *, on_check: Callable[[], object] = lambda: None
-    ) -> intake.LabelRequest | None:
-        request = super().next(seen, on_check=on_check)
+    def next(self, generation: int) -> intake.LabelRequest | None:
+        request = super().next(generation)
         if request is not None:
-            self.served = request.name
+            self.served = request.layout.config or None
         return request
 
     def check(self, generation: int) -> None:
