@@ -100,11 +100,10 @@ def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Rig) -> Non
     assert len(own.kube.patches) == 2
 
 
-@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 7200.0])
-def test_the_budget_counts_a_run_whatever_the_agents_clock_says(rig: Rig, ahead_s: float) -> None:
+def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Rig) -> None:
     for name in ("n1", "n2", "n3"):
         rig.add_node(name)
-    rig.agents_ahead_s = ahead_s
+    rig.agents_ahead_s = -7200.0
     rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
     own = rig.replica()
     rig.pass_time(SOON_S, own)
@@ -116,8 +115,9 @@ def test_the_budget_counts_a_run_whatever_the_agents_clock_says(rig: Rig, ahead_
     assert len(own.kube.patches) == 1
 
 
-@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-@pytest.mark.parametrize(("took_s", "rests_s"), [(0, 5), (20, 20), (900, 60)])
+@pytest.mark.parametrize(
+    ("ahead_s", "took_s", "rests_s"), [(-3600.0, 0, 5), (3600.0, 20, 20), (3600.0, 900, 60)]
+)
 def test_a_node_rests_as_long_as_its_change_took(
     rig: Rig, ahead_s: float, took_s: float, rests_s: float
 ) -> None:
@@ -142,12 +142,9 @@ def test_a_node_rests_as_long_as_its_change_took(
     assert [each["is_own"] for each in logs if each["event"] == "node_resting"] == [True]
 
 
-@pytest.mark.parametrize(
-    "ahead_s", [0.0, *(pytest.param(each, marks=pytest.mark.slow) for each in (-3600.0, 3600.0))]
-)
-def test_refused_layout_is_requested_again_after_minutes(rig: Rig, ahead_s: float) -> None:
+def test_refused_layout_is_requested_again_after_minutes(rig: Rig) -> None:
     rig.add_node()
-    rig.agents_ahead_s = ahead_s
+    rig.agents_ahead_s = 3600.0
     rig.add_pods("p1")
     own = rig.replica()
     rig.pass_time(SOON_S, own)

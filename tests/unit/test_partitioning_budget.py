@@ -7,66 +7,89 @@ from typing import Any
 import pytest
 
 from mig_manager.core.node import well_known
-from mig_manager.core.partitioning import changes, demand, partitioned, waiting
-from tests.unit.partitions import EMPTY, NOW, decided, node, pod, seen, why
+from mig_manager.core.partitioning import changes, demand, partitioned
+from tests.unit.partitions import EMPTY, NOW, decided, lines, node, pod, seen
 
-Wait = waiting.WaitReason
-LATER = NOW + dt.timedelta(seconds=400)
-
-
-def test_no_more_nodes_change_than_the_budget_allows() -> None:
-    nodes = [node(name, EMPTY) for name in "abc"]
-    pods = [pod(f"p{n}", "7g.40gb", age_s=90 - n) for n in range(3)]
-    decision = decided(nodes, pods, max_unavailable="67%")
-    assert [change.node for change in decision.changes] == ["a", "b"]
-    assert why(decision)[0] is Wait.LIMITED
-    changing = node(
-        "a", EMPTY, labels={well_known.STATE_LABEL: "pending", well_known.CONFIG_LABEL: "x"}
-    )
-    decision = decided([changing, *nodes[1:]], pods, max_unavailable="1")
-    assert not decision.changes
+Object = dict[str, Any]
+FULL = "as many nodes as allowed are under change"
+OTHERS = "it is being changed for other pods"
+WORKS = "works on layout custom"
+A, B = (f"{name}: 1x 7g.40gb for p0" for name in "ab")
+LATER = {"now": NOW + dt.timedelta(seconds=400)}
 
 
-def test_an_agent_that_is_silent_for_long_does_not_use_up_the_budget() -> None:
-    silent = node("a", EMPTY, labels={well_known.CONFIG_LABEL: "x"})
-    written: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
-    silent["metadata"]["managedFields"] = [
-        {"manager": "kubectl", "time": NOW.isoformat(), "fieldsV1": written}
-    ]
-    nodes, pods = [silent, node("b", EMPTY)], [pod("p", "1g.5gb")]
-    assert not decided(nodes, pods, max_unavailable="1").changes
-    decision = decided(nodes, pods, max_unavailable="1", now=LATER)
-    assert [change.node for change in decision.changes] == ["b"]
-
-
-def test_a_node_whose_agent_will_retry_is_left_alone_and_uses_no_budget() -> None:
-    report = {"config": "x", "state": "failed", "retryAt": NOW.isoformat()}
-    retried = node(
+def working(state: str = "pending", *, age_s: float = 0.0, is_ready: bool = True) -> Object:
+    """Return a node whose agent began to work on a layout some time ago."""
+    began = (NOW - dt.timedelta(seconds=age_s)).isoformat()
+    report = {"config": "custom", "state": state, "startedAt": began}
+    return node(
         "a",
         EMPTY,
-        labels={well_known.CONFIG_LABEL: "x", well_known.STATE_LABEL: "failed"},
+        labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: state},
         annotations={well_known.STATUS_ANNOTATION: json.dumps(report)},
+        is_ready=is_ready,
     )
-    decision = decided([retried], [pod("p", "1g.5gb")])
-    assert why(decision) == (Wait.UNUSABLE, "it waits for a (its agent retries layout x)")
-    both = decided([retried, node("b", EMPTY)], [pod("p", "1g.5gb")], max_unavailable="1")
-    assert [change.node for change in both.changes] == ["b"]
 
 
-def test_agent_that_died_in_a_run_does_not_block_other_nodes() -> None:
-    def served(age_s: float) -> bool:
-        began = (NOW - dt.timedelta(seconds=age_s)).isoformat()
-        report = {"config": "custom", "state": "pending", "startedAt": began}
-        working = node(
-            "a",
-            EMPTY,
-            labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: "pending"},
-            annotations={well_known.STATUS_ANNOTATION: json.dumps(report)},
+def requested_of_a_silent_agent() -> Object:
+    item = node("a", EMPTY, labels={well_known.CONFIG_LABEL: "x"})
+    written: Object = {"f:metadata": {"f:labels": {f"f:{well_known.CONFIG_LABEL}": {}}}}
+    request = {"manager": "kubectl", "time": NOW.isoformat(), "fieldsV1": written}
+    return {**item, "metadata": {**item["metadata"], "managedFields": [request]}}
+
+
+def limited(agent: str) -> str:
+    return f"p0 LIMITED: it waits for b ({FULL}); a (its agent {agent})"
+
+
+EVERY = [node(name, EMPTY) for name in "abc"]
+OTHER = node("b", EMPTY)
+SILENT = requested_of_a_silent_agent()
+RETRIED = node(
+    "a",
+    EMPTY,
+    labels={well_known.CONFIG_LABEL: "x", well_known.STATE_LABEL: "failed"},
+    annotations={
+        well_known.STATUS_ANNOTATION: json.dumps(
+            {"config": "x", "state": "failed", "retryAt": NOW.isoformat()}
         )
-        pods = [pod("p", "7g.40gb")]
-        return bool(decided([working, node("b", EMPTY)], pods, max_unavailable="1").changes)
+    },
+)
+PODS = [pod(f"p{number}", "7g.40gb", age_s=90 - number) for number in range(3)]
+DECISIONS: dict[str, tuple[list[Object], Object, list[str]]] = {
+    "as many nodes as the budget allows": (
+        EVERY,
+        {"pods": PODS, "max_unavailable": "67%"},
+        [A, B.replace("p0", "p1"), f"p2 LIMITED: it waits for c ({FULL}); a, b ({OTHERS})"],
+    ),
+    "nodes for expected pods are in the budget": (
+        EVERY,
+        {"pods": [], "expected": PODS},
+        [A.replace("p0", "expected pods")],
+    ),
+    "a node under change is in the budget": ([working(), OTHER], {}, [limited(WORKS)]),
+    "a run may take an hour": ([working(age_s=3500), OTHER], {}, [limited(WORKS)]),
+    "an agent that died in a run is not in the budget": ([working(age_s=4000), OTHER], {}, [B]),
+    "the agent was just asked": (
+        [SILENT, OTHER],
+        {},
+        [limited("has not reported on layout x")],
+    ),
+    "an agent that is silent for long is not in the budget": ([SILENT, OTHER], LATER, [B]),
+    "a node whose agent will retry is not changed": (
+        [RETRIED],
+        {},
+        ["p0 UNUSABLE: it waits for a (its agent retries layout x)"],
+    ),
+    "a node whose agent will retry is not in the budget": ([RETRIED, OTHER], {}, [B]),
+}
+"""Nodes, what differs from one pod and a budget of one node, and the decision."""
 
-    assert [served(age_s) for age_s in (10, 3500, 4000)] == [False, False, True]
+
+@pytest.mark.parametrize(("nodes", "options", "expected"), DECISIONS.values(), ids=DECISIONS)
+def test_decision(nodes: list[Object], options: Object, expected: list[str]) -> None:
+    usual: Object = {"pods": PODS[:1], "max_unavailable": "1"}
+    assert lines(decided(nodes, **usual | options)) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,22 +103,10 @@ def test_agent_that_died_in_a_run_does_not_block_other_nodes() -> None:
 def test_a_node_that_is_lost_in_a_run_does_not_use_up_the_budget(
     state: str, ready_after_s: tuple[int, ...], expected: list[bool]
 ) -> None:
-    report = {"config": "custom", "state": state, "startedAt": NOW.isoformat()}
     own_clock = partitioned.OwnClock()
 
     def counts(after_s: int) -> bool:
-        (changing,), _ = seen(
-            [
-                node(
-                    "a",
-                    EMPTY,
-                    labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: state},
-                    annotations={well_known.STATUS_ANNOTATION: json.dumps(report)},
-                    is_ready=after_s in ready_after_s,
-                )
-            ],
-            (),
-        )
+        (changing,), _ = seen([working(state, is_ready=after_s in ready_after_s)], ())
         now = NOW + dt.timedelta(seconds=after_s)
         (dated,) = own_clock.with_own_times([changing], now=now)
         return changes.is_under_change(dated, now=now)
@@ -112,18 +123,7 @@ def test_an_agent_that_is_lost_in_a_run_does_not_use_up_the_budget(
     *, is_ready_again: bool | None, expected: list[bool]
 ) -> None:
     """Its node is ready; ``is_ready_again``: of the agent's pod that follows, if one does."""
-    changing = partitioned.parse(
-        node(
-            "a",
-            EMPTY,
-            labels={well_known.CONFIG_LABEL: "custom", well_known.STATE_LABEL: "pending"},
-            annotations={
-                well_known.STATUS_ANNOTATION: json.dumps(
-                    {"config": "custom", "state": "pending", "startedAt": NOW.isoformat()}
-                )
-            },
-        )
-    )
+    changing = partitioned.parse(working())
     assert changing
     requests, own_clock = (
         partitioned.Requests([agent("first", is_ready=True)]),

@@ -167,16 +167,6 @@ def test_a_change_leaves_the_reserved_devices_that_there_were(
             assert counts(now)[profile] >= min(count, before[profile])
 
 
-@hypothesis.given(clusters(), st.booleans())
-def test_no_more_nodes_change_than_the_budget_allows_and_each_once(
-    found: Cluster,
-    is_expected: bool,  # noqa: FBT001 - a case
-) -> None:
-    names = [change.node for change in decided(found, is_expected=is_expected).changes]
-    most = {"1": 1, "2": 2, "100%": len(found.gpus)}[found.limits["max_unavailable"]]
-    assert len(set(names)) == len(names) <= most
-
-
 @hypothesis.given(clusters())
 def test_each_pod_gets_exactly_one_answer(found: Cluster) -> None:
     decision = decided(found)
