@@ -237,6 +237,9 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     }
     reserved = {samples.profile("7g.40gb"): 1}
     assert not decided(nodes, [], **later, merge_back_after_s=300, reserved=reserved).changes
+    changing = node("b", EMPTY, labels={well_known.STATE_LABEL: "pending"})
+    full = decided([*nodes, changing], [], **later, merge_back_after_s=300, max_unavailable="1")
+    assert not full.changes
 
 
 def test_demand_postpones_the_return_to_the_base_layout() -> None:
