@@ -27,13 +27,10 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase's change of the node, with its journal."""
+    """A phase's message and journal; taint and labels of the node follow from the entries."""
 
     message: str
     entries: journals.Journal
-    """The journal's entries once ``change`` is made."""
-    change: node_object.NodePatch = dataclasses.field(default_factory=node_object.NodePatch)
-    """Taint and labels to write in the same patch."""
 
 
 class RunJournal:
@@ -121,44 +118,39 @@ class RunJournal:
     def publish_step(
         self, phase: model.Phase, decide: Callable[[node_object.NodeView], Step]
     ) -> None:
-        """Publish a new phase whose change depends on the Node.
+        """Publish a new phase whose entries depend on the Node, and change the Node with them.
 
         ``decide`` is called again if another program wrote to the Node meanwhile.
         """
-        after = self.entries
+        before = after = self.entries
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
             nonlocal after
             step = decide(view)
             after = step.entries
             self._enter(phase, step.message)
-            return self._complete(step.change, after)
+            return self._complete(self._patch_to(after, view), after)
 
         self._end_phase()
         try:
             self._publisher.update(patch)
         except errors.ClusterError as error:
             if error.may_be_done:
-                self.entries = after
+                # If the patch was lost, the end of the run restores what it was to restore.
+                self.entries = dataclasses.replace(
+                    after,
+                    hold_taint=before.hold_taint or after.hold_taint,
+                    paused_labels={**after.paused_labels, **before.paused_labels},
+                )
             raise
         self.entries = after
         self._confirm()
 
-    def enter(
-        self,
-        phase: model.Phase,
-        message: str,
-        *,
-        labels: Mapping[str, str | None] | None = None,
-        **entries: Unpack[journals.Changes],
-    ) -> None:
-        """Publish a new phase, with new labels and entries if there are any."""
-        if labels or entries:
-            step = Step(
-                message=message,
-                entries=dataclasses.replace(self.entries, **entries),
-                change=node_object.NodePatch(labels=labels or {}),
-            )
+    def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Changes]) -> None:
+        """Publish a new phase, with new entries if there are any."""
+        if entries:
+            after = dataclasses.replace(self.entries, **entries)
+            step = Step(message=message, entries=after)
             self.publish_step(phase, lambda _view: step)
             return
         self._end_phase()
@@ -167,12 +159,11 @@ class RunJournal:
         self._confirm()
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
-        """Record the snapshot for a rollback, and remove the label of the applied layout."""
+        """Record the snapshot for a rollback, which removes the label of the applied layout."""
         resets = sum(gpu.needs_reset for gpu in plan.gpus)
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
-        labels = {well_known.APPLIED_LABEL: None}
-        self.enter(model.Phase.EXECUTE, message, labels=labels, snapshot=before)
+        self.enter(model.Phase.EXECUTE, message, snapshot=before)
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""
@@ -186,7 +177,7 @@ class RunJournal:
 
     def resume(
         self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
-    ) -> frozenset[str]:
+    ) -> tuple[str, ...]:
         """Restore some paused labels before the run ends, and remove our taint.
 
         Args:
@@ -198,20 +189,17 @@ class RunJournal:
             The labels that have their original value again.
         """
         before = self.entries
-        restored: dict[str, str] = {}
+        restored: tuple[str, ...] = ()
 
         def decide(view: node_object.NodeView) -> Step:
+            nonlocal restored
             own_entries = journals.without_foreign_labels(before, view)
-            restored.clear()
-            restored.update({k: v for k, v in own_entries.paused_labels.items() if k in keys})
-            labels: dict[str, str | None] = dict(restored)
-            old = view.labels.get(well_known.PLUGIN_CONFIG_LABEL)
-            changed = None
-            if plugin_config not in (None, old):
+            restored = tuple(key for key in own_entries.paused_labels if key in keys)
+            old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.plugin_config
+            if plugin_config is not None and plugin_config != old:
                 # An interrupted run may have changed it before, with other settings.
                 first = own_entries.plugin_config.before if own_entries.plugin_config else old
-                changed = journals.PluginConfig(before=first, now=str(plugin_config))
-                labels[well_known.PLUGIN_CONFIG_LABEL] = changed.now
+                changed = journals.PluginConfig(before=first, now=plugin_config)
             names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in restored)
             return Step(
                 message=what or f"resuming {names or 'nothing'}",
@@ -219,21 +207,12 @@ class RunJournal:
                     before,
                     paused_labels={k: v for k, v in before.paused_labels.items() if k not in keys},
                     hold_taint=False,
-                    plugin_config=changed or before.plugin_config,
-                ),
-                change=node_object.NodePatch(
-                    labels=labels, hold_taint=False if own_entries.hold_taint else None
+                    plugin_config=changed,
                 ),
             )
 
-        try:
-            self.publish_step(model.Phase.RESUME, decide)
-        except errors.ClusterError:
-            # If this patch was lost, the end of the run restores the labels.
-            changed = self.entries.plugin_config or before.plugin_config
-            self.entries = dataclasses.replace(before, plugin_config=changed)
-            raise
-        return frozenset(restored)
+        self.publish_step(model.Phase.RESUME, decide)
+        return restored
 
     def failure(
         self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""
@@ -266,13 +245,8 @@ class RunJournal:
         if outcome.state is model.State.SUCCESS:
             # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)
-        kept = self.entries.remaining
-        if outcome.reason is errors.Reason.INTERRUPTED:
-            # The next agent must know that a plugin without a new pod still exists.
-            kept = self.entries.unverified
-        if outcome.keeps_taint:
-            kept = self.entries.tainted
-        undone, kept = self._to_undo_and_keep(kept)
+        is_interrupted = outcome.reason is errors.Reason.INTERRUPTED
+        kept = self._kept(keeps_taint=outcome.keeps_taint, is_interrupted=is_interrupted)
         self._end_phase()
         self._end(outcome)
         labels: dict[str, str | None] = {}
@@ -302,7 +276,7 @@ class RunJournal:
             labels[well_known.APPLIED_LABEL] = None
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            change = journals.restore_patch(undone, view)
+            change = self._patch_to(kept, view)
             change = dataclasses.replace(
                 change,
                 labels={**change.labels, **labels},
@@ -322,12 +296,10 @@ class RunJournal:
 
         With ``keeps_taint`` a drain's taint stays: evicted pods must not start here again.
         """
-        keeps_taint = keeps_taint and self.entries.draining
-        kept = self.entries.tainted if keeps_taint else self.entries.remaining
-        undone, kept = self._to_undo_and_keep(kept)
+        kept = self._kept(keeps_taint=keeps_taint and self.entries.draining)
 
         def patch(view: node_object.NodeView) -> node_object.NodePatch:
-            return self._with_record(journals.restore_patch(undone, view), kept)
+            return self._with_record(self._patch_to(kept, view), kept)
 
         self._end_phase()
         self._publisher.update(patch)
@@ -358,14 +330,22 @@ class RunJournal:
             retry_at=clock.now_iso(after_s=retry_after_s) if outcome.should_retry else None,
         )
 
-    def _to_undo_and_keep(
-        self, kept: journals.Journal
-    ) -> tuple[journals.Journal, journals.Journal]:
-        """Return the entries to undo at an end of the run, and those to keep: ``kept`` or all."""
+    def _kept(self, *, keeps_taint: bool, is_interrupted: bool = False) -> journals.Journal:
+        """Return the entries that stay at an end of the run: all if they are another process'."""
         if not self._is_taken_over:
-            return journals.NONE, self.entries
-        has_taint = self.entries.hold_taint and not kept.hold_taint
-        return dataclasses.replace(self.entries, hold_taint=has_taint), kept
+            return self.entries
+        if keeps_taint:
+            return self.entries.tainted
+        # The next agent must know that a plugin without a new pod still exists.
+        return self.entries.unverified if is_interrupted else self.entries.remaining
+
+    def _patch_to(
+        self, after: journals.Journal, view: node_object.NodeView
+    ) -> node_object.NodePatch:
+        """Return what changes on the node with the entries: nothing of another process' run."""
+        if not self._is_taken_over:
+            return node_object.NodePatch()
+        return journals.patch_between(self.entries, after, view)
 
     def _complete(
         self, change: node_object.NodePatch, journal: journals.Journal

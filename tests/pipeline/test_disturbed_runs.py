@@ -310,7 +310,8 @@ def test_no_spared_pod_is_evicted_whenever_kubelet_restarts(scenario: str) -> No
 
 
 @pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])
-def test_patch_that_succeeds_with_an_error_leaves_nothing_behind(scenario: str) -> None:
+@pytest.mark.parametrize("fate", ["losing", "failing"])
+def test_a_patch_that_may_be_done_leaves_nothing_behind(scenario: str, fate: str) -> None:
     make, layout = SCENARIOS[scenario]
     rig = make()
     run(rig, layout)
@@ -319,9 +320,8 @@ def test_patch_that_succeeds_with_an_error_leaves_nothing_behind(scenario: str) 
     for index in patches:
         rig = make()
         agent = reconciler(rig)
-        rig.losing = {
-            index: errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
-        }
+        error = errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
+        setattr(rig, fate, {index: error})
         try:
             run(rig, layout, by=agent)
         except errors.ClusterError:

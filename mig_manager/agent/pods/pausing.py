@@ -150,10 +150,6 @@ def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _
                 has_plugin=advertising.PLUGIN in served,
                 has_dra_driver=advertising.DRIVER in served,
             ),
-            change=node_object.NodePatch(
-                labels=dict.fromkeys(pause.labels, well_known.PAUSED_VALUE),
-                hold_taint=True if pause.to_delete else None,
-            ),
         )
 
     if pause.labels or pause.to_delete:

@@ -37,7 +37,6 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
         return run_journal.Step(
             message=message,
             entries=dataclasses.replace(job.journal.entries, hold_taint=True, applied=applied),
-            change=node_object.NodePatch(hold_taint=True),
         )
 
     job.journal.publish_step(model.Phase.DRAIN if affected else model.Phase.TAINT, step)

@@ -1,8 +1,8 @@
 """The journal of a change, for the run after a kill, and the last verified layout.
 
 The journal is the agent's undo stack: each member is something to restore or to finish.
-``restore_patch`` returns the patch for the part that a write to the Node restores. ``apply`` and
-``boot`` keep the same journal in a file, next to the last verified layout.
+``patch_between`` returns what the Node gets with other entries. ``apply`` and ``boot`` keep the
+same journal in a file, next to the last verified layout.
 """
 
 import contextlib
@@ -258,15 +258,34 @@ def parse_or_none(text: str | None) -> Journal | None:
         return None
 
 
-def restore_patch(journal: Journal, view: node_object.NodeView) -> node_object.NodePatch:
-    """Return the patch that restores a journal's entries on the Node."""
-    journal = without_foreign_labels(journal, view)
-    labels: dict[str, str | None] = dict(journal.paused_labels)
-    if journal.plugin_config:
-        labels[well_known.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
-    if journal.applied and not journal.snapshot:
-        labels[well_known.APPLIED_LABEL] = journal.applied
-    return node_object.NodePatch(labels=labels, hold_taint=False if journal.hold_taint else None)
+def patch_between(
+    before: Journal, after: Journal, view: node_object.NodeView
+) -> node_object.NodePatch:
+    """Return the patch of the Node that belongs to a change of the journal's entries.
+
+    A new entry is acted on, and a kept one again if its label has its former value back. A removed
+    entry is undone, except for a label that another program wrote since.
+    """
+    own_entries = without_foreign_labels(before, view)
+    labels: dict[str, str | None] = {
+        key: value
+        for key, value in own_entries.paused_labels.items()
+        if key not in after.paused_labels
+    }
+    for key, value in after.paused_labels.items():
+        if key not in before.paused_labels or view.labels.get(key) == value:
+            labels[key] = well_known.PAUSED_VALUE
+    now, config = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), after.plugin_config
+    if config and (config != before.plugin_config or now == config.before):
+        labels[well_known.PLUGIN_CONFIG_LABEL] = config.now
+    elif own_entries.plugin_config and not config:
+        labels[well_known.PLUGIN_CONFIG_LABEL] = own_entries.plugin_config.before
+    if after.snapshot and after.snapshot != before.snapshot:
+        labels[well_known.APPLIED_LABEL] = None
+    elif before.applied and not after.applied:
+        labels[well_known.APPLIED_LABEL] = before.applied
+    has_taint = after.hold_taint if before.hold_taint or after.hold_taint else None
+    return node_object.NodePatch(labels=labels, hold_taint=has_taint)
 
 
 def without_foreign_labels(journal: Journal, view: node_object.NodeView) -> Journal:

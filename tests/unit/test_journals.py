@@ -1,0 +1,73 @@
+"""What a change of the journal's entries changes on the Node."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager.core.node import node_object, well_known
+from mig_manager.core.records import journals
+from tests.unit import samples
+
+DCGM = well_known.DEPLOY_LABEL_PREFIX + "dcgm"
+CONFIG, APPLIED = well_known.PLUGIN_CONFIG_LABEL, well_known.APPLIED_LABEL
+PAUSED = well_known.PAUSED_VALUE
+GPU = samples.gpu(samples.A100, "7g.40gb@0").snapshot
+
+TAINTED = journals.Journal(config="a", hold_taint=True, applied="old")
+NOTHING = dataclasses.replace(TAINTED, hold_taint=False, applied="")
+PAUSING = dataclasses.replace(TAINTED, paused_labels={DCGM: "true"})
+EXECUTING = dataclasses.replace(PAUSING, snapshot=(GPU,))
+SLICED = journals.PluginConfig(before=None, now="sliced")
+RESUMED = dataclasses.replace(EXECUTING, paused_labels={}, hold_taint=False, plugin_config=SLICED)
+WITH_OTHER_CONFIG = dataclasses.replace(
+    RESUMED, plugin_config=dataclasses.replace(SLICED, now="whole")
+)
+ENDED = NOTHING.remaining
+UNREACHABLE = dataclasses.replace(ENDED, snapshot=(GPU,))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "labels", "changed", "hold_taint"),
+    [
+        (NOTHING, NOTHING, {DCGM: "true"}, {}, None),
+        (NOTHING, TAINTED, {}, {}, True),
+        (TAINTED, PAUSING, {DCGM: "true"}, {DCGM: PAUSED}, True),
+        # NVIDIA's manager left it so.
+        (TAINTED, PAUSING, {DCGM: PAUSED}, {DCGM: PAUSED}, True),
+        (PAUSING, EXECUTING, {DCGM: PAUSED, APPLIED: "old"}, {APPLIED: None}, True),
+        # Another program wrote it since the pause.
+        (PAUSING, PAUSING, {DCGM: "true"}, {DCGM: PAUSED}, True),
+        (PAUSING, PAUSING, {DCGM: "false"}, {}, True),
+        (EXECUTING, RESUMED, {DCGM: PAUSED}, {DCGM: "true", CONFIG: "sliced"}, False),
+        (EXECUTING, RESUMED, {DCGM: "false"}, {CONFIG: "sliced"}, False),
+        (RESUMED, RESUMED, {CONFIG: "sliced"}, {}, None),
+        (RESUMED, RESUMED, {}, {CONFIG: "sliced"}, None),
+        (RESUMED, WITH_OTHER_CONFIG, {CONFIG: "sliced"}, {CONFIG: "whole"}, None),
+        (RESUMED, ENDED, {CONFIG: "sliced"}, {CONFIG: None, APPLIED: "old"}, None),
+        (RESUMED, ENDED, {CONFIG: "foreign"}, {APPLIED: "old"}, None),
+        (PAUSING, ENDED, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, False),
+        (PAUSING, PAUSING.tainted, {DCGM: PAUSED}, {DCGM: "true", APPLIED: "old"}, True),
+        # Until the snapshot is restored, the GPUs do not have the layout.
+        (EXECUTING, EXECUTING.remaining, {DCGM: PAUSED}, {DCGM: "true"}, False),
+        (
+            UNREACHABLE,
+            dataclasses.replace(UNREACHABLE, hold_taint=True),
+            {APPLIED: "new"},
+            {},
+            True,
+        ),
+    ],
+)
+def test_node_changes_with_the_entries_and_keeps_what_others_wrote(
+    before: journals.Journal,
+    after: journals.Journal,
+    labels: dict[str, str],
+    changed: dict[str, str | None],
+    *,
+    hold_taint: bool | None,
+) -> None:
+    view = node_object.NodeView(name="n", labels=labels, allocatable={})
+
+    patch = journals.patch_between(before, after, view)
+
+    assert (dict(patch.labels), patch.hold_taint) == (changed, hold_taint)
