@@ -151,10 +151,8 @@ class VerifiedRequest(TypedDict):
     """What was verified for a request."""
 
     configHash: str
-    bootId: str
-    owners: bool
-    gpus: str  # fingerprint of the instances
-    listed: NotRequired[dict[str, str]]  # UUID -> name, of the GPUs that the driver listed
+    owners: bool  # whether the owner wrote the layout
+    asApplied: NotRequired[bool]  # whether GPUs as in 'applied' have it
 
 
 class Repair(TypedDict):
@@ -182,6 +180,7 @@ class AppliedLayout(TypedDict):
 
     bootId: str
     gpus: dict[str, str]  # UUID -> fingerprint, empty for a GPU outside the layout
+    names: NotRequired[dict[str, str]]  # UUID -> name
 
 
 class RequestAnnotation(TypedDict):

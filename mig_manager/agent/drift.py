@@ -13,7 +13,7 @@ from mig_manager.agent.steps import resolving
 from mig_manager.change import transaction
 from mig_manager.core import model, steps
 from mig_manager.core.node import device_ids, node_object, schedulable
-from mig_manager.core.records import readiness, requests
+from mig_manager.core.records import readiness
 
 _MAX_FAILED_CHECKS = 3
 """So often in a row the GPUs may be unknown before that is published."""
@@ -83,15 +83,15 @@ def observe(job: jobs.Job) -> Observation:
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         gpus, record = job.status.gpus, job.journal.record
-        verified, applied = record.verified, record.applied
+        verified, then = record.verified, record.verified_gpus
         failed = Observation(
             gpus=gpus,
             plan=None,
             error=error.reason,
             message=error.message,
-            is_unchanged=not applied.differs(gpus) if gpus and applied and verified else None,
+            is_unchanged=not then.differs(gpus) if gpus and then else None,
             is_from_owner=verified is not None and verified.is_from_owner,
-            missing=resolving.absent_gpus(job),
+            missing=record.absent_gpus(gpus, job.deps.boot_id),
         )
         if verified is None:
             return failed
@@ -104,7 +104,7 @@ def observe(job: jobs.Job) -> Observation:
         gpus=gpus,
         plan=plan,
         is_from_owner=resolved.is_from_owner,
-        missing=resolving.absent_gpus(job),
+        missing=job.journal.record.absent_gpus(gpus, job.deps.boot_id),
     )
 
 
@@ -191,10 +191,14 @@ def act(
         )
         memory = dataclasses.replace(memory, description=description)
         return (Action.REST if description else Action.HEAL), memory
-    # A GPU that the layout does not name, or another place of the same instances.
-    differs = requests.fingerprint(observation.gpus) != requests.fingerprint(outcome.verified_gpus)
-    # Another program may have destroyed instances and created equal ones.
-    has_others = device_ids.of_gpus(observation.gpus) != device_ids.of_gpus(outcome.verified_gpus)
+    # The same instances may have another place.
+    then = job.journal.record.applied
+    differs = then is None or not then.has_same(observation.gpus)
+    # Another program may have destroyed instances and created equal ones, or changed a GPU outside
+    # the layout.
+    has_others = device_ids.expected_ids(observation.gpus) != device_ids.expected_ids(
+        outcome.verified_gpus
+    )
     lacks_devices = node is not None and schedulable.has_too_few(observation.gpus, node)
     # Without a plan, a run can verify only what the last one did.
     may_run = observation.plan is not None or (observation.is_file_unusable and not differs)

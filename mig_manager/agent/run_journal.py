@@ -259,10 +259,8 @@ class RunJournal:
                 self.record,
                 verified=requests.Verified(
                     config_hash=self.status.config_hash,
-                    boot_id=self._deps.boot_id,
                     is_from_owner=outcome.is_from_owner,
-                    gpus=requests.fingerprint(self.status.gpus),
-                    listed={gpu.uuid: str(gpu) for gpu in self.status.gpus},
+                    is_as_applied=True,
                 ),
                 awaited=frozenset(),
                 failed_changes=None,

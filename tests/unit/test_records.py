@@ -24,16 +24,12 @@ REQUEST = requests.RequestRecord(
     annotation_hash="0123456789ab",
     origin=requests.Origin.PARTITIONER,
     may_evict=False,
-    verified=requests.Verified(
-        config_hash="h",
-        boot_id="boot-1",
-        is_from_owner=True,
-        gpus="f",
-        listed={"GPU-1": "GPU 0 (A100, GPU-1)"},
-    ),
+    verified=requests.Verified(config_hash="h", is_from_owner=True, is_as_applied=True),
     goals={"GPU-1": "g", "GPU-2": ""},
     rebooted_hash="h",
-    applied=requests.Applied(boot_id="boot-1", gpus={"GPU-1": "f"}),
+    applied=requests.Applied(
+        boot_id="boot-1", gpus={"GPU-1": "f"}, names={"GPU-1": "GPU 0 (A100, GPU-1)"}
+    ),
 )
 REPAIR = gpu_repair.RepairAttempts(gpu="GPU-1", attempts=1, next_s=0).to_data()
 AT = "2026-03-01T12:00:00+00:00"
@@ -223,9 +219,9 @@ def test_only_true_lets_a_request_evict(value: object) -> None:
     assert not requests.RequestRecord.from_json(request_with(mayEvict=value)).may_evict
 
 
-KNOWN = requests.Verified(config_hash="x", gpus="f")
+KNOWN = requests.Verified(config_hash="x", is_as_applied=True)
 EDITED = dataclasses.replace(KNOWN, config_hash="y")
-ANY = requests.Verified(config_hash="", gpus="f")
+ANY = requests.Verified(config_hash="", is_as_applied=True)
 SEEN_ELSEWHERE = requests.Verified(config_hash="x")
 """Of generated content that has changed: it counts, and the GPUs do not show it."""
 
@@ -349,13 +345,6 @@ def test_failed_changes_forbid_evictions_for_their_content_and_boot(
     read = requests.RequestRecord.from_json(record.to_json()).failed_changes
     assert read is not None
     assert read.may_evict(config_hash, boot_id) is may_evict
-
-
-def test_fingerprint_does_not_depend_on_the_order_of_the_gpus() -> None:
-    first, second = samples.gpu(samples.A100, "7g.40gb@0"), samples.gpu(samples.A100)
-    gpus = (first, dataclasses.replace(second, uuid="GPU-other"))
-
-    assert requests.fingerprint(gpus) == requests.fingerprint(gpus[::-1])
 
 
 def test_failed_changes_with_a_reason_of_a_newer_version_are_left_out() -> None:

@@ -79,7 +79,8 @@ def plan_change(
     extra_clients = job.deps.extra_clients()
     services = job.deps.service_names()
     job.hooks.load()
-    if not job.request.repairs and (missing := resolving.absent_gpus(job)):
+    missing = job.journal.record.absent_gpus(gpus, job.deps.boot_id)
+    if missing and not job.request.repairs:
         raise errors.MigManagerError(
             outcomes.missing_message(job.status.title, missing), reason=errors.Reason.DRIFTED
         )
@@ -203,7 +204,7 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
     """Return whether the change may evict."""
     if not job.may_evict:
         title = job.status.title
-        if plan.gpu_uuids == resolving.find_returned(job, plan.gpu_uuids):
+        if plan.gpu_uuids == job.journal.record.returned_gpus(plan.gpu_uuids):
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)

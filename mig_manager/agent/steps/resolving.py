@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -11,7 +11,6 @@ from mig_manager.agent import jobs, remembering, served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.planner import planner
-from mig_manager.core.records import requests
 
 Snapshots = tuple[model.GpuSnapshot, ...]
 
@@ -208,16 +207,17 @@ def keep_verified(job: jobs.Job, error: errors.MigManagerError) -> tuple[model.O
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified = job.journal.record.verified
+    verified, then = job.journal.record.verified, job.journal.record.applied
     if not (
         is_about_file(job, error)
         and job.journal.entries.has_nothing_to_undo
         and verified
-        and verified.gpus
+        and verified.is_as_applied
+        and then
     ):
         raise error
     gpus = observe(job)
-    if requests.fingerprint(gpus) != verified.gpus:
+    if not then.has_same(gpus):
         raise error
     job.journal.note_status(config_hash=verified.config_hash, config_problem=error.message)
     _log.warning("config_not_used", reason=error.reason.value, error=error.message)
@@ -258,15 +258,3 @@ def observe_at_end(job: jobs.Job) -> model.ObservedGpus:
         return observe(job)
     except errors.HardwareError:
         return model.NO_GPUS
-
-
-def absent_gpus(job: jobs.Job) -> tuple[str, ...]:
-    """Name the GPUs that the driver no longer lists since the layout was verified."""
-    verified = job.journal.record.verified
-    return verified.absent_gpus(job.status.gpus, job.deps.boot_id) if verified else ()
-
-
-def find_returned(job: jobs.Job, uuids: Iterable[str]) -> frozenset[str]:
-    """Return those of reachable GPUs that were unreachable when the layout was verified."""
-    verified = job.journal.record.verified
-    return verified.returned_gpus(uuids) if verified else frozenset()

@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes
 from mig_manager.agent.pods import advertising, resuming
-from mig_manager.agent.steps import host, resolving
+from mig_manager.agent.steps import host
 from mig_manager.core import messages, model
 from mig_manager.core.node import well_known
 
@@ -74,7 +74,7 @@ def verify_unchanged(
     if is_stale:
         job.transaction().refresh()
     # Kubelet still counts the devices that a plugin registered before the GPU was lost.
-    returned = resolving.find_returned(job, (gpu.uuid for gpu in gpus))
+    returned = job.journal.record.returned_gpus(gpu.uuid for gpu in gpus)
     config_now = job.deps.node.latest().labels.get(well_known.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = resuming.resume_advertisers(

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from mig_manager import errors
 from mig_manager.core import json_text, model
@@ -38,25 +38,10 @@ class Verified:
     """The layout that was verified for a request."""
 
     config_hash: str  # of the layout; empty: unknown, and any content counts as the same
-    boot_id: str = ""
     is_from_owner: bool = False  # whether the owner is known to have written the layout
-    gpus: str = ""  # fingerprint of the instances on all GPUs; empty: unknown
-    listed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """UUID -> the GPU as messages name it, of all reachable GPUs; empty: unknown."""
-
-    def absent_gpus(self, gpus: model.ObservedGpus, boot_id: str) -> tuple[str, ...]:
-        """Name the GPUs that the driver no longer lists, not even as unreachable.
-
-        After a reboot none is missing: a machine may come back with other GPUs.
-        """
-        uuids = {gpu.uuid for gpu in (*gpus, *gpus.unreachable)}
-        if boot_id != self.boot_id or not gpus or "" in uuids:
-            return ()
-        return tuple(name for uuid, name in self.listed.items() if uuid not in uuids)
-
-    def returned_gpus(self, uuids: Iterable[str]) -> frozenset[str]:
-        """Return those of reachable GPUs that were unreachable then; none if unknown."""
-        return frozenset(uuids) - self.listed.keys() if self.listed else frozenset()
+    is_as_applied: bool = False
+    """Whether GPUs as in ``RequestRecord.applied`` have it; not if its content has changed without
+    a request."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +52,25 @@ class Applied:
     gpus: Mapping[str, str]
     """UUID -> fingerprint of mode and instances, of the GPUs that were reachable then; empty for
     a GPU outside the layout."""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """UUID -> the GPU as messages name it."""
 
     @staticmethod
     def of(gpus: model.ObservedGpus, boot_id: str, outside: Container[str] = ()) -> "Applied":
         """Return the record of GPUs whose layout was verified; it does not select ``outside``."""
         return Applied(
             boot_id=boot_id,
-            gpus={gpu.uuid: "" if gpu.uuid in outside else fingerprint([gpu]) for gpu in gpus},
+            gpus={gpu.uuid: "" if gpu.uuid in outside else fingerprint(gpu) for gpu in gpus},
+            names={gpu.uuid: str(gpu) for gpu in gpus},
         )
+
+    def has_same(self, gpus: Collection[model.Gpu]) -> bool:
+        """Return whether these are the GPUs of then, and have the layout."""
+        return {gpu.uuid for gpu in gpus} == self.gpus.keys() and not self.differs(gpus)
 
     def differs(self, gpus: Iterable[model.Gpu]) -> bool:
         """Return whether one of these GPUs that had the layout has other instances now."""
-        return any(self.gpus.get(gpu.uuid, "") not in ("", fingerprint([gpu])) for gpu in gpus)
+        return any(self.gpus.get(gpu.uuid, "") not in ("", fingerprint(gpu)) for gpu in gpus)
 
     def is_outdated(self, gpus: Iterable[model.Gpu], boot_id: str) -> bool:
         """Return whether a GPU lacks the layout, or may lack it: instances survive no reboot."""
@@ -137,6 +129,26 @@ class RequestRecord:
         """Name of the layout, and hash of its annotation."""
         return self.config, self.annotation_hash
 
+    @property
+    def verified_gpus(self) -> Applied | None:
+        """The GPUs as they had the layout of this request; None: it was not verified yet."""
+        return self.applied if self.verified else None
+
+    def absent_gpus(self, gpus: model.ObservedGpus, boot_id: str) -> tuple[str, ...]:
+        """Name the GPUs that the driver no longer lists since then, not even as unreachable.
+
+        After a reboot none is missing: a machine may come back with other GPUs.
+        """
+        then, uuids = self.verified_gpus, {gpu.uuid for gpu in (*gpus, *gpus.unreachable)}
+        if then is None or boot_id != then.boot_id or not gpus or "" in uuids:
+            return ()
+        return tuple(then.names.get(uuid, uuid) for uuid in then.gpus if uuid not in uuids)
+
+    def returned_gpus(self, uuids: Iterable[str]) -> frozenset[str]:
+        """Return those of reachable GPUs that were unreachable then; none if unknown."""
+        then = self.verified_gpus
+        return frozenset(uuids) - then.gpus.keys() if then else frozenset()
+
     def continued_as(
         self, current: "RequestRecord", *, is_new: bool, now_s: float
     ) -> "RequestRecord":
@@ -182,8 +194,7 @@ class RequestRecord:
                 if common == self.goals.keys():
                     verified = dataclasses.replace(verified, config_hash=config_hash)
             else:
-                # The fingerprint no longer shows that the layout is active.
-                verified = dataclasses.replace(verified, gpus="") if is_same else None
+                verified = dataclasses.replace(verified, is_as_applied=False) if is_same else None
         return dataclasses.replace(self, verified=verified, goals={**self.goals, **goals})
 
     def gpus_outside(self, gpus: Iterable[model.Gpu]) -> frozenset[str]:
@@ -229,16 +240,19 @@ class RequestRecord:
             "verified": verified
             and {
                 "configHash": verified.config_hash,
-                "bootId": verified.boot_id,
                 "owners": verified.is_from_owner,
-                "gpus": verified.gpus,
-                "listed": dict(verified.listed),
+                "asApplied": verified.is_as_applied,
             },
             "goals": dict(self.goals) or None,
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
             "awaited": sorted(self.awaited) or None,
-            "applied": applied and {"bootId": applied.boot_id, "gpus": dict(applied.gpus)},
+            "applied": applied
+            and {
+                "bootId": applied.boot_id,
+                "gpus": dict(applied.gpus),
+                "names": dict(applied.names),
+            },
             "failedChanges": failed
             and {
                 "configHash": failed.config_hash,
@@ -273,12 +287,8 @@ class RequestRecord:
                 if verified is None
                 else Verified(
                     config_hash=str(verified["configHash"]),
-                    boot_id=str(verified["bootId"]),
                     is_from_owner=verified["owners"] is True,
-                    gpus=str(verified["gpus"]),
-                    listed={
-                        str(uuid): str(name) for uuid, name in verified.get("listed", {}).items()
-                    },
+                    is_as_applied=verified.get("asApplied") is True,
                 ),
                 goals={str(uuid): str(goal) for uuid, goal in data.get("goals", {}).items()},
                 rebooted_hash=None if rebooted is None else str(rebooted),
@@ -289,6 +299,9 @@ class RequestRecord:
                 else Applied(
                     boot_id=str(applied["bootId"]),
                     gpus={str(uuid): str(text) for uuid, text in applied["gpus"].items()},
+                    names={
+                        str(uuid): str(name) for uuid, name in applied.get("names", {}).items()
+                    },
                 ),
                 failed_changes=None
                 if failed is None
@@ -322,12 +335,10 @@ def saved_journal(text: str) -> str:
         return ""
 
 
-def fingerprint(gpus: Iterable[model.Gpu]) -> str:
-    """Return 12 hexadecimal digits that change with the MIG modes and instances of GPUs."""
-    rows = gpu_codec.to_data([gpu.snapshot for gpu in gpus])
-    for row in rows:
-        row["instances"].sort(key=json.dumps)
-    rows.sort(key=lambda row: str(row["uuid"]))
+def fingerprint(gpu: model.Gpu) -> str:
+    """Return 12 hexadecimal digits that change with the MIG mode and the instances of a GPU."""
+    rows = gpu_codec.to_data([gpu.snapshot])
+    rows[0]["instances"].sort(key=json.dumps)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]
 
 
