@@ -7,7 +7,7 @@ and MIG UUID may all change during a change.
 import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from mig_manager import errors
 
@@ -52,9 +52,11 @@ class RecoveryAction(enum.Enum):
     OTHER = "other"  # of a newer driver than this program knows
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Placement:
-    """A span of slices: memory slices of a GPU instance, compute slices of a compute instance."""
+class Placement(NamedTuple):
+    """A span of slices: memory slices of a GPU instance, compute slices of a compute instance.
+
+    A tuple, because the partitioner hashes and compares those of a whole cluster.
+    """
 
     start: int
     size: int

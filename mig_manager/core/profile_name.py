@@ -9,6 +9,7 @@ whether a GPU offers a profile.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -39,6 +40,7 @@ _ADDED_BY_ENUM = {
 _REMOVED_BY_ENUM = {13: ("me",), 14: ("me",)}  # 1_SLICE_NO_ME, 2_SLICE_NO_ME
 
 
+@functools.lru_cache(maxsize=1024)  # pods may name any profile
 def parse(text: str) -> model.Profile:
     """Parse a profile name; ValueError with a sentence for a person."""
     match = PROFILE.fullmatch(text)
