@@ -38,7 +38,7 @@ class Batch:
         groups: dict[demand.Needs, int] = {}
         self.group = [groups.setdefault(pod.needs, len(groups)) for pod in self.pods]
         self.needs = list(groups)
-        kinds = self._kinds = dict[model.Devices, int]()
+        kinds = dict[model.Devices, int]()
         self.kind = [
             kinds.setdefault(devices, len(kinds))
             for devices in (needs.devices for needs in groups)
@@ -161,33 +161,35 @@ class Batch:
         fresh = nodes - tried
         if fresh:
             needs = self.needs[group]
-            able |= node_sets.of(i for i in fresh if self._has_devices(i, needs))
+            might = fresh - self.lacking(group)
+            able |= node_sets.of(i for i in might if self._has_devices(i, needs))
             self._tried[kind] = tried | fresh, able
         return nodes & able
 
+    def lacking(self, group: int) -> node_sets.NodeSet:
+        """Return the nodes that cannot have a group's devices, by a quick comparison."""
+        return self._most.short(self.needs[group].mig)
+
+    @functools.cached_property
+    def _most(self) -> node_sets.Amounts:
+        """How many devices of each requested profile nodes might have room for, beside claims."""
+        names = {resources.of_profile(profile) or "": profile for profile in self.profiles}
+        return node_sets.Amounts(
+            [
+                {name: gpus.most(each) + free.get(each, 0) for name, each in names.items()}
+                for position, facts in enumerate(self.index.facts)
+                for gpus, free in [(facts.gpus, self.free(position))]
+            ]
+        )
+
     def _has_devices(self, position: int, needs: demand.Needs) -> bool:
-        node, facts = self.nodes[position], self.index.facts[position]
-        is_certain = len(needs.devices) == 1
-        for profile, count in needs.devices:
-            most, free = facts.gpus.most(profile), self.free(position).get(profile, 0)
-            if count > most + free:
-                return False
-            is_certain = is_certain and not free and count * len(facts.gpus.states) < _MAX_CERTAIN
-        if is_certain and node.name not in self._claims and not self._floor(facts):
+        node, facts, free = self.nodes[position], self.index.facts[position], self.free(position)
+        (profile, count), *others = needs.devices
+        is_certain = not (others or profile in free or node.name in self._claims)
+        most = count * len(facts.gpus.states)
+        if is_certain and most < _MAX_CERTAIN and not self._floor(facts):
             return True
         return self.room(node).add(needs.devices)
-
-    def servable(self, position: int) -> set[int]:
-        """Return the kinds of devices that a node might have room for, by a quick comparison."""
-        gpus, free = self.index.facts[position].gpus, self.free(position)
-        most: dict[model.Profile, int] = {}
-        for profile in self.profiles:
-            most[profile] = gpus.most(profile) + free.get(profile, 0)
-        return {
-            kind
-            for devices, kind in self._kinds.items()
-            if all(count <= most[profile] for profile, count in devices)
-        }
 
     def likeness(self, position: int) -> object:
         """Return a key that is equal for nodes with equal room for all pods."""
@@ -231,7 +233,7 @@ class Batch:
         """Return the room of a node beside claims."""
         position = self.index.position[node.name]
         facts = self.index.facts[position]
-        claims = self._claims.get(node.name, collections.Counter())
+        claims: Mapping[model.Profile, int] = self._claims.get(node.name, {})
         schedulable = dict(claims)
         for profile, free in self.free(position).items():
             schedulable[profile] = schedulable.get(profile, 0) + free
@@ -244,13 +246,12 @@ class Batch:
 
     def _floor(self, facts: node_index.NodeFacts) -> dict[model.Profile, int]:
         """Return how many idle devices of each profile a change keeps."""
-        floor = {}
-        for profile, count in self._reserved.items():
-            total = facts.devices.get(profile, 0)
-            least = min(count, total) - (total - facts.gpus.idle.get(profile, 0))
-            if least > 0:
-                floor[profile] = least
-        return floor
+        return {
+            profile: least
+            for profile, count in self._reserved.items()
+            for total in [facts.devices.get(profile, 0)]
+            if (least := min(count, total) - (total - facts.gpus.idle.get(profile, 0))) > 0
+        }
 
     def present(self, node: partitioned.PartitionedNode) -> dict[str, model.DesiredGpu]:
         """Return the current state of those GPUs, by UUID; fixed instances have placements.
@@ -299,7 +300,9 @@ class Batch:
     ) -> bool:
         """Return whether a node with these states of GPUs, by UUID, keeps reserved devices."""
         before = self.index.facts[self.index.position[node.name]].devices
-        after = node_index.count_devices(gpu for gpu in node.gpus if gpu.uuid not in wanted)
+        after = collections.Counter(
+            device.profile for gpu in node.gpus if gpu.uuid not in wanted for device in gpu.devices
+        )
         for goal in wanted.values():
             after.update(goal.counts)
         return all(

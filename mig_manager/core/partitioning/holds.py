@@ -75,10 +75,7 @@ class Holds:
     @functools.cached_property
     def _free(self) -> dict[tuple[int, int], int]:
         """Free memory slices by node and GPU."""
-        return {
-            (position, index): self._batch.search.free_slices(state)
-            for position, index, state in self._states()
-        }
+        return {(position, index): state.free_slices for position, index, state in self._states()}
 
     @functools.cached_property
     def _most_cost(self) -> float:
@@ -157,7 +154,7 @@ class Holds:
         The least used come first, of these the ones that the pod holds already.
         """
         group = self._batch.group[rank]
-        profiles, search = self._batch.needs[group].profiles, self._batch.search
+        profiles = self._batch.needs[group].profiles
         if not profiles:
             return
         largest = min(profiles)
@@ -167,7 +164,7 @@ class Holds:
             ordered = sorted(
                 (state.fill, uuids[index] not in earlier_gpus, index, most)
                 for index, state in facts.gpus.states.items()
-                if (position, index) not in self._taken and (most := search.most(state, largest))
+                if (position, index) not in self._taken and (most := state.capacity.most(largest))
             )
             fill, new, indices, missing = 0, 0, list[int](), profiles[largest]
             for used, is_new, index, most in ordered:

@@ -50,18 +50,8 @@ class NodeCache:
         return facts
 
     def _derive(self, node: partitioned.PartitionedNode) -> NodeFacts:
-        instances = {
-            gpu.uuid: [(gi, gi.placement in in_use) for gi in gpu.gpu_instances]
-            for gpu in node.gpus
-            if (in_use := node.in_use.get(gpu.uuid)) is not None
-        }
-        used = collections.Counter(
-            ci.profile
-            for each in instances.values()
-            for gi, is_in_use in each
-            if is_in_use
-            for ci in gi.compute_instances
-        )
+        classes = [self.search.gpu_class(gpu, node.in_use.get(gpu.uuid)) for gpu in node.gpus]
+        used = collections.Counter(profile for each in classes for profile in each.used)
         # A pod that has not started yet has an idle instance of these profiles.
         allocated = frozenset(
             profile
@@ -72,15 +62,14 @@ class NodeCache:
         )
         states = {
             gpu.index: state
-            for gpu in node.gpus
-            if gpu.uuid in instances
-            and (state := self.search.state(gpu, instances[gpu.uuid], allocated))
+            for gpu, each in zip(node.gpus, classes, strict=True)
+            if (state := self.search.state(each, allocated))
         }
         return NodeFacts(
             node=node,
             gpus=node_room.ChangeableGpus(self.search, states),
-            empty=tuple(map(self.search.empty, node.gpus)),
-            devices=count_devices(node.gpus),
+            empty=tuple(each.empty for each in classes),
+            devices=collections.Counter(p for each in classes for p in each.devices),
             available=node.available,
         )
 
@@ -124,8 +113,3 @@ class NodeIndex:
     def names_of(self, nodes: node_sets.NodeSet) -> Iterator[str]:
         """Yield the names of the nodes of a set."""
         return (self.names[position] for position in nodes)
-
-
-def count_devices(gpus: Iterable[model.Gpu]) -> "collections.Counter[model.Profile]":
-    """Count the MIG devices of GPUs by profile."""
-    return collections.Counter(device.profile for gpu in gpus for device in gpu.devices)

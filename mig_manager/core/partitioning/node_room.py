@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from mig_manager.core import model
 from mig_manager.core.planner import placement
@@ -22,11 +23,32 @@ _MAX_TRIES = 300
 class GpuFacts:
     """The facts that decide whether devices fit a GPU; a ``FitSearch`` has one for equal GPUs."""
 
-    kind: int  # number of its set of profiles
+    capacity: placement.Capacity
     fixed: tuple[placement.Placed, ...]  # GPU instances that stay, in placement order
     idle: tuple[placement.Placed, ...]  # GPU instances that may be destroyed, largest first
     fill: int  # memory slices of the instances that stay
     idle_devices: model.Devices
+
+    @property
+    def free_slices(self) -> int:
+        """How many memory slices the fixed instances leave."""
+        return self.capacity.memory_slices - self.fill
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class GpuClass:
+    """GPUs with equal instances in equal use; a ``FitSearch`` has one object for them."""
+
+    capacity: placement.Capacity
+    gpu_instances: tuple[model.GpuInstance, ...]
+    in_use: frozenset[model.Placement] | None  # None: unknown
+    empty: GpuFacts  # without their instances
+    devices: tuple[model.Profile, ...]
+    used: tuple[model.Profile, ...]  # of the devices in use
+    states: dict[frozenset[model.Profile], GpuFacts | None] = dataclasses.field(
+        default_factory=dict
+    )
+    """By the profiles whose idle instances stay; filled on demand."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -53,10 +75,10 @@ class FitSearch:
     """Searches the GPUs of one decision, with a cache."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[model.GpuInstanceProfile, ...], int] = {}
-        self._kind_of: dict[int, tuple[tuple[model.GpuInstanceProfile, ...], int]] = {}
-        """By the identity of the profiles, whose hash takes long."""
-        self._capacities: list[placement.Capacity] = []
+        self._capacities: dict[tuple[model.GpuInstanceProfile, ...], placement.Capacity] = {}
+        self._last: tuple[tuple[model.GpuInstanceProfile, ...], placement.Capacity] | None = None
+        """Of the last GPU: all GPUs of a node have one object, whose hash takes long."""
+        self._classes: dict[tuple[object, ...], GpuClass] = {}
         self._states: dict[tuple[object, ...], GpuFacts] = {}
         self._most: dict[model.Profile, dict[GpuFacts, int]] = {}
         self.nothing = NewDevices((), 0)
@@ -76,46 +98,60 @@ class FitSearch:
 
     @property
     def count(self) -> int:
-        """The number of searches."""
-        return len(self._searches)
+        """How many classes of GPUs and searches it keeps."""
+        return len(self._classes) + len(self._searches)
 
-    def state(
-        self,
-        gpu: model.Gpu,
-        instances: Iterable[tuple[model.GpuInstance, bool]],
-        kept: frozenset[model.Profile] = frozenset(),
-    ) -> GpuFacts | None:
-        """Return the state of a GPU; None if it has an unknown instance and must not change.
+    def gpu_class(self, gpu: model.Gpu, in_use: frozenset[model.Placement] | None) -> GpuClass:
+        """Return the class of a GPU; ``in_use`` None: it is unknown which instances are in use."""
+        # The hash of the instances takes long.
+        key = self._capacity(gpu.profiles or ()), gpu.gpu_instances, in_use
+        gpus = self._classes.get(key)
+        if gpus is None:
+            gpus = self._classes[key] = GpuClass(
+                *key,
+                empty=self._state(key[0], (), ()),
+                devices=tuple(device.profile for device in gpu.devices),
+                used=tuple(
+                    ci.profile
+                    for gi in gpu.gpu_instances
+                    if in_use and gi.placement in in_use
+                    for ci in gi.compute_instances
+                ),
+            )
+        return gpus
 
-        ``instances`` are its GPU instances, and whether they are in use. Idle instances also stay
-        if their profile is ``kept``, or if another program created compute instances in them that
-        no pod can request.
+    def state(self, gpus: GpuClass, kept: frozenset[model.Profile]) -> GpuFacts | None:
+        """Return the state of GPUs; None if they must not change.
+
+        Their use or an instance is unknown. Idle instances also stay if their profile is ``kept``,
+        or if another program created compute instances in them that no pod can request.
         """
-        kind = self._kind(gpu)
-        capacity = self._capacities[kind]
+        if kept not in gpus.states:
+            gpus.states[kept] = self._derive(gpus, kept)
+        return gpus.states[kept]
+
+    def _derive(self, gpus: GpuClass, kept: frozenset[model.Profile]) -> GpuFacts | None:
+        if gpus.in_use is None:
+            return None
         fixed: list[placement.Placed] = []
         idle: list[placement.Placed] = []
-        for gi, is_in_use in instances:
+        for gi in gpus.gpu_instances:
             inside = [ci.profile for ci in gi.compute_instances]
             is_whole = inside == [gi.profile]
-            if not is_in_use:
-                if is_whole and not (kept and gi.profile in kept):
+            if gi.placement not in gpus.in_use:
+                if is_whole and gi.profile not in kept:
                     idle.append((gi.profile, gi.placement))
                     continue
                 if not inside:
                     continue  # every change removes it
-            spec = capacity.by_profile.get(gi.profile)
+            spec = gpus.capacity.by_profile.get(gi.profile)
             is_known = spec is not None and gi.placement in spec.placements
             is_ours = is_whole or all(each.gpu_instance == gi.profile for each in inside)
             if not (is_known and inside and is_ours):
                 return None
             fixed.append((gi.profile, gi.placement))
         idle.sort()
-        return self._state(kind, tuple(fixed), tuple(idle))
-
-    def empty(self, gpu: model.Gpu) -> GpuFacts:
-        """Return the state of a GPU without instances."""
-        return self._state(self._kind(gpu), (), ())
+        return self._state(gpus.capacity, tuple(fixed), tuple(idle))
 
     def fit(self, state: GpuFacts, new: NewDevices, spare: model.Devices) -> Fit | None:
         """Return how new devices fit a GPU; None if they do not.
@@ -129,27 +165,19 @@ class FitSearch:
             self._searches[key] = next(self._fits(state, new.devices, dict(spare)), None)
         return self._searches[key]
 
-    def most(self, state: GpuFacts, profile: model.Profile) -> int:
-        """Return how many devices of a profile fit the empty GPU."""
-        return self._capacities[state.kind].most(profile)
-
     def most_beside(self, states: Iterable[GpuFacts], profile: model.Profile) -> list[int]:
         """Return how many devices of a profile fit beside the fixed instances of GPUs."""
         most, counts = self._most.setdefault(profile, {}), []
         for state in states:
             count = most.get(state)
             if count is None:
-                capacity, count = self._capacities[state.kind], 0
-                if profile in capacity.by_profile:
-                    while capacity.fits({profile: count + 1}, pinned=state.fixed):
+                count = 0
+                if profile in state.capacity.by_profile:
+                    while state.capacity.fits({profile: count + 1}, pinned=state.fixed):
                         count += 1
                 most[state] = count
             counts.append(count)
         return counts
-
-    def free_slices(self, state: GpuFacts) -> int:
-        """Return how many memory slices the fixed instances leave."""
-        return self._capacities[state.kind].memory_slices - state.fill
 
     def sizes(
         self, states: Iterable[GpuFacts], profiles: Iterable[model.Profile]
@@ -157,9 +185,9 @@ class FitSearch:
         """Return the fewest memory slices of each profile that one of these GPUs has."""
         specs = [
             spec
-            for kind in {state.kind for state in states}
+            for capacity in {state.capacity for state in states}
             for profile in profiles
-            if (spec := self._capacities[kind].by_profile.get(profile)) and spec.placements
+            if (spec := capacity.by_profile.get(profile)) and spec.placements
         ]
         sizes: dict[model.Profile, int] = {}
         for spec in specs:
@@ -168,39 +196,38 @@ class FitSearch:
         return sizes
 
     def _state(
-        self, kind: int, fixed: tuple[placement.Placed, ...], idle: tuple[placement.Placed, ...]
+        self,
+        capacity: placement.Capacity,
+        fixed: tuple[placement.Placed, ...],
+        idle: tuple[placement.Placed, ...],
     ) -> GpuFacts:
-        key = kind, fixed, idle  # whose hash takes long
-        state = self._states.get(key)
-        if state is None:
+        key = capacity, fixed, idle
+        if key not in self._states:
             counts = collections.Counter(profile for profile, _ in idle)
             fill = sum(place.size for _, place in fixed)
-            state = GpuFacts(kind, fixed, idle, fill, model.in_order(counts))
-            self._states[key] = state
-        return state
+            self._states[key] = GpuFacts(*key, fill, model.in_order(counts))
+        return self._states[key]
 
-    def _kind(self, gpu: model.Gpu) -> int:
-        profiles = gpu.profiles or ()
-        _, kind = self._kind_of.get(id(profiles), (None, None))
-        if kind is None:
-            kind = self._kinds.setdefault(profiles, len(self._capacities))
-            if kind == len(self._capacities):
-                self._capacities.append(placement.Capacity(profiles))
-            self._kind_of[id(profiles)] = profiles, kind
-        return kind
+    def _capacity(self, profiles: tuple[model.GpuInstanceProfile, ...]) -> placement.Capacity:
+        if self._last is None or self._last[0] is not profiles:
+            if profiles not in self._capacities:
+                self._capacities[profiles] = placement.Capacity(profiles)
+            self._last = profiles, self._capacities[profiles]
+        return self._last[1]
 
     def _fits(
         self, state: GpuFacts, new: model.Devices, spare: Mapping[model.Profile, int]
     ) -> Iterator[Fit]:
-        capacity = self._capacities[state.kind]
-        wanted = collections.Counter(dict(new))
+        capacity, lost = state.capacity, collections.Counter(spare)
+        wanted, had = collections.Counter(dict(new)), collections.Counter(dict(state.idle_devices))
         if any(profile not in capacity.by_profile for profile in wanted):
             return
-        had = collections.Counter(profile for profile, _ in state.idle)
+        if not capacity.fits(wanted + (had - lost), pinned=state.fixed):
+            return  # nor does it fit beside idle instances
         for count in range(len(state.idle), -1, -1):
             for stays in itertools.combinations(state.idle, count):
                 kept = collections.Counter(profile for profile, _ in stays)
-                again = had - kept - collections.Counter(spare)
+                again = had - kept - lost
                 if capacity.fits(wanted + again, pinned=(*state.fixed, *stays)):
                     yield Fit(
                         content=model.in_order(wanted + again + kept),
@@ -276,7 +303,7 @@ class NodeRoom:
         """On how many GPUs without an instance in use the changes make room."""
         return sum(not self._gpus.states[index].fixed for index in self.fits)
 
-    def add(self, devices: model.Devices, *, without: frozenset[int] = frozenset()) -> bool:
+    def add(self, devices: model.Devices, *, without: AbstractSet[int] = frozenset()) -> bool:
         """Make room for one pod; return False, and change nothing, if it has no room.
 
         No device is created on the GPUs ``without``.
@@ -286,9 +313,10 @@ class NodeRoom:
         for reuses_idle in (True, False)[: len(devices)]:
             missing = self._missing(devices, reuses_idle=reuses_idle)
             # A pod can request any number.
-            is_possible = all(count <= self._gpus.most(each) for each, count in missing.items())
-            if is_possible and self._create([*missing.elements()], without, itertools.count()):
-                return True
+            if all(count <= self._gpus.most(each) for each, count in missing):
+                items = [profile for profile, count in missing for _ in range(count)]
+                if self._create(items, without, itertools.count()):
+                    return True
             if self._claimed is before:
                 break  # nothing idle was claimed: another search would be the same
             self._claimed = before
@@ -296,9 +324,9 @@ class NodeRoom:
 
     def _missing(
         self, devices: model.Devices, *, reuses_idle: bool
-    ) -> collections.Counter[model.Profile]:
+    ) -> list[tuple[model.Profile, int]]:
         """Return the devices to create for a pod, and claim the idle ones that serve it."""
-        missing = collections.Counter[model.Profile]()
+        missing = []
         for profile, count in devices:
             again = 0
             if reuses_idle and (has := self._schedulable.get(profile, 0)):
@@ -306,7 +334,7 @@ class NodeRoom:
                 again = max(0, min(count, has - claimed - self._lost.get(profile, 0)))
                 if again:
                     self._claimed = {**self._claimed, profile: claimed + again}
-            missing[profile] = count - again
+            missing.append((profile, count - again))
         return missing
 
     def drain(self, indices: Iterable[int]) -> bool:
@@ -321,7 +349,7 @@ class NodeRoom:
         return len(self.fits) > before
 
     def _create(
-        self, items: Sequence[model.Profile], without: frozenset[int], tries: Iterator[int]
+        self, items: Sequence[model.Profile], without: AbstractSet[int], tries: Iterator[int]
     ) -> bool:
         """Create the devices, largest first, and backtrack."""
         if not items:
@@ -346,7 +374,7 @@ class NodeRoom:
             self.fits[index] = fit
 
     def _candidates(
-        self, item: model.Profile, without: frozenset[int], tries: Iterator[int]
+        self, item: model.Profile, without: AbstractSet[int], tries: Iterator[int]
     ) -> list[tuple[tuple[int, int, int], int, NewDevices, Fit]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
         ranked = []
@@ -364,7 +392,7 @@ class NodeRoom:
                 old = self.fits[index].destroyed if index in self.fits else 0
                 fill = state.fill + had.count
                 ranked.append(((fit.destroyed - old, -fill, index), index, new, fit))
-        return sorted(ranked, key=lambda each: each[0])
+        return sorted(ranked)  # the index decides at the latest
 
     def _losable(self) -> dict[model.Profile, int]:
         """Return how many more idle devices of some profiles the node can lose.

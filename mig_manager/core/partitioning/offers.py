@@ -37,15 +37,8 @@ class PodLimit:
 
     slices: int  # memory slices that new devices can use, and those of idle devices for pods
     idle: int  # devices that the scheduler can give to pods
-    sizes: Mapping[model.Profile, int]  # fewest slices of a device
-    smallest: int
-
-    def size(self, devices: model.Devices) -> int:
-        """Return how many slices the devices of a pod use, at least."""
-        size = 0
-        for profile, count in devices:
-            size += self.sizes.get(profile, 0) * count
-        return size
+    sizes: Sequence[int]  # slices that a pod uses at least, by group
+    smallest: int  # of the devices of all pods
 
     def most(self, served: int, used: int) -> int:
         """Return how many pods can be served, given served pods and the slices that they use.
@@ -63,8 +56,12 @@ class Offers:
         self._batch = batch
         self._known: dict[object, Offer] = {}
         """By what decides an offer: the valid offers of nodes."""
-        self._sizes: dict[object, tuple[dict[model.Profile, int], int]] = {}
-        """By the GPUs of a node: slices of the requested profiles, and of the smallest."""
+        self._closed = [
+            batch.excluded_nodes(group) | batch.lacking(group) for group in range(len(batch.needs))
+        ]
+        """By group: the nodes that serve none of its pods, by quick comparisons."""
+        self._sizes: dict[object, tuple[dict[model.Profile, int], list[int]]] = {}
+        """By the GPUs of a node: slices of the requested profiles, and of pods by group."""
 
     def best(
         self,
@@ -106,13 +103,13 @@ class Offers:
         """Return the best offer of nodes that can serve a pod first, or the known best."""
         if best and best.pods[0] < rank:
             return best
-        used = self._batch.pods[rank].needs.devices
+        group = self._batch.group[rank]
         bounds = [(i, self.bound(i)) for i in serving]
-        bounds.sort(key=lambda each: -each[1].most(1, each[1].size(used)))
+        bounds.sort(key=lambda each: -each[1].most(1, each[1].sizes[group]))
         searched = 0
         for position, bound in bounds:
             least = len(best.pods) if best and best.pods[0] == rank else 0
-            if bound.most(1, bound.size(used)) < least or searched >= _MAX_SEARCHED:
+            if bound.most(1, bound.sizes[group]) < least or searched >= _MAX_SEARCHED:
                 break
             key = self._batch.likeness(position)
             if any(position in nodes for nodes in skipped.values()):
@@ -154,18 +151,17 @@ class Offers:
         room, served = batch.room(node), list[int]()
         node_holds = [hold for hold in holding if hold.node == node.name]
         full: set[int] = set()  # kinds
-        servable = batch.servable(position)
         heads = [
             (ranks[0], group, 0)
             for group, ranks in queue.items()
-            if batch.kind[group] in servable and position not in batch.excluded_nodes(group)
+            if position not in self._closed[group]
         ]
         heapq.heapify(heads)
         while heads:
             rank, group, at = heads[0]
             others = batch.needs[group].others
-            if position not in skipped.get(rank, node_sets.EMPTY):
-                size = bound.size(batch.needs[group].devices)
+            if rank not in skipped or position not in skipped[rank]:
+                size = bound.sizes[group]
                 if (
                     batch.kind[group] in full
                     or used + size > bound.slices
@@ -173,7 +169,7 @@ class Offers:
                 ):
                     heapq.heappop(heads)
                     continue
-                without = frozenset[int]().union(*(h.indices for h in node_holds if rank > h.rank))
+                without = {i for hold in node_holds if rank > hold.rank for i in hold.indices}
                 if not room.add(batch.needs[group].devices, without=without):
                     full.add(batch.kind[group])
                     heapq.heappop(heads)
@@ -196,15 +192,21 @@ class Offers:
         batch, facts = self._batch, self._batch.index.facts[position]
         if facts.empty not in self._sizes:
             sizes = batch.search.sizes(facts.empty, batch.profiles)
-            self._sizes[facts.empty] = sizes, min(sizes.values(), default=1)
-        sizes, smallest = self._sizes[facts.empty]
+            self._sizes[facts.empty] = (
+                sizes,
+                [
+                    sum(sizes.get(profile, 0) * count for profile, count in needs.devices)
+                    for needs in batch.needs
+                ],
+            )
+        sizes, by_group = self._sizes[facts.empty]
         idle = {profile: n for profile, n in batch.free(position).items() if profile in sizes}
-        free = sum(map(batch.search.free_slices, facts.gpus.states.values()))
+        free = sum(state.free_slices for state in facts.gpus.states.values())
         return PodLimit(
             slices=free + sum(sizes[profile] * count for profile, count in idle.items()),
             idle=sum(idle.values()),
-            sizes=sizes,
-            smallest=smallest,
+            sizes=by_group,
+            smallest=min(sizes.values(), default=1),
         )
 
 

@@ -170,7 +170,7 @@ class Causes:
     def _missing(self, group: int, empty: Iterable[node_room.GpuFacts]) -> str:
         """Return why GPUs cannot have the devices of a group."""
         for profile, count in self._batch.needs[group].profiles.items():
-            most = sum(self._batch.search.most(state, profile) for state in empty)
+            most = sum(state.capacity.most(profile) for state in empty)
             if not most:
                 return f"its GPUs have no profile {profile}"
             if most < count:
