@@ -133,14 +133,17 @@ def apply(
             f"no agent has published the GPUs of node {node.name}; is one running there?"
         )
     if isinstance(wanted, str):
-        name, custom, text = wanted, None, None
+        name, custom, text, planned = wanted, None, None, report
     else:
         name, custom, text = well_known.CUSTOM_LAYOUT, wanted, annotation(wanted, now)
         custom_layouts.single(text, source=custom.location.source)
         document = layouts.Document(source=custom.origin, layouts={})
+        annotations = {**node.view.annotations, well_known.LAYOUT_ANNOTATION: text}
+        view = dataclasses.replace(node.view, annotations=annotations)
+        planned = dataclasses.replace(report, node=dataclasses.replace(node, view=view))
     plans = plan.plan(
         name,
-        [report],
+        [planned],
         document=document,
         pods=cluster_reader.ClusterReader(api.get).pods([node.name]),
         layout=custom,
@@ -183,10 +186,7 @@ def _notes(node: nodes.FleetNode) -> list[str]:
             "--custom-layouts"
         )
     if custom_layouts.Custom.of(node.view).is_on_demand:
-        notes.append(
-            "it is partitioned on demand: this layout fails at once if it would evict a pod, "
-            "and the partitioner may replace it"
-        )
+        notes.append("it is partitioned on demand: the partitioner may replace this layout")
     return notes
 
 

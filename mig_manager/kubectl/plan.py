@@ -8,7 +8,7 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, gpu_report
 from mig_manager.core import bar, messages, node_settings, options, tables
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
-from mig_manager.core.layout import layouts
+from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import resources, well_known
 from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus, status
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
 """UUIDs are not published, and ``losses`` has the evicted pods."""
+_NO_EVICTION = (
+    "an on-demand layout evicts no pod: it fails at once if a pod uses what it would destroy"
+)
 _FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", bar.Tone.WARN)}
 
 
@@ -55,6 +58,8 @@ class NodePlan:
 
     preview: preview.Preview
     notes: tuple[str, ...]
+    may_evict: bool
+    """Whether the agent would evict pods for it."""
 
     @property
     def why_not(self) -> str:
@@ -154,6 +159,12 @@ def _of_node(
     notes = list(report.notes) if report.gpus is not None else []
     if report.state is node_reports.NodeState.CHANGING:
         notes.append("the node is changing right now: plan again when it has finished")
+    is_custom = layout is not None or (
+        layout_name == well_known.CUSTOM_LAYOUT and report.node.takes_custom
+    )
+    custom = custom_layouts.Custom.of(report.node.view) if is_custom else None
+    may_evict = custom_layouts.request_for(layout_name, custom).may_evict
+    notes += [] if may_evict else [_NO_EVICTION]
     why_not = ""
     if report.gpus is None:
         gpus, why_not = presumed_gpus.of(report)
@@ -176,7 +187,7 @@ def _of_node(
             verb = "has" if listed else "last used"
             notes.append(f"its agent {verb} another layout named {layout_name}")
         notes += [messages.printable(str(remark), " ") for remark in result.planned.overlooked]
-    return NodePlan(preview=result, notes=tuple(notes))
+    return NodePlan(preview=result, notes=tuple(notes), may_evict=may_evict)
 
 
 def pictures(plans: Plans, *, style: bar.Style) -> str:
@@ -191,14 +202,17 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
             verdict = "unknown" if fits is None else "does not fit"
             lines.append(style.wrap(f"{verdict}: {node.why_not}", indent="  "))
         else:
-            evicts = result.losses is None or bool(result.evicted or result.maybe_evicted)
+            evicts = node.may_evict and (
+                result.losses is None or bool(result.evicted or result.maybe_evicted)
+            )
             picture = gpu_report.plan(
                 result.planned, is_wide=False, style=style, agent_evicts=evicts
             )
             lines += ["", picture]
             if result.losses is None:
                 lines.append(_unknown_pods(plans, style))
-            lines += [style.wrap(loss_text(loss)) for loss in result.losses or ()]
+            losses = [loss_text(loss, may_evict=node.may_evict) for loss in result.losses or ()]
+            lines += map(style.wrap, losses)
             if node.is_changed and not evicts:
                 lines.append("Evicts no pod.")
         blocks.append("\n".join(lines))
@@ -209,11 +223,11 @@ def _unknown_pods(plans: Plans, style: bar.Style) -> str:
     return style.wrap(f"The affected pods are unknown: {plans.pods_not_known}")
 
 
-def loss_text(loss: resources.Loss) -> str:
+def loss_text(loss: resources.Loss, *, may_evict: bool = True) -> str:
     """Describe how the loss of devices of a kind affects the pods that request them."""
     kind, pods = loss.kind, status.named_pods(loss.kind.pods)
     what = f"{loss.ending} of {kind.count} {status.kind_name(kind.resource)} go"
-    if loss.is_total:
+    if loss.is_total and may_evict:
         return f"{what}: these pods are evicted: {pods}"
     if loss.least:
         users = pods if len(kind.pods) == 1 else f"some of {pods}"
@@ -228,7 +242,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         result, change, pods = node.preview, "-", "-"
         if result.planned is not None:
             change = gpu_report.summary(result.planned) if node.is_changed else "nothing"
-            pods = "?" if result.losses is None else _eviction_counts(result)
+            pods = "?" if result.losses is None else _eviction_counts(node)
         rows.append((result.name, _FITS[result.feasibility.fits], change, pods))
         if remarks := messages.join(node.why_not, *node.notes):
             notes.append(style.wrap(f"{result.name}: {remarks}"))
@@ -245,7 +259,10 @@ def table(plans: Plans, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *notes, style.wrap(total)])
 
 
-def _eviction_counts(result: preview.Preview) -> str:
+def _eviction_counts(node: NodePlan) -> str:
+    result = node.preview
+    if not node.may_evict:
+        return "none"
     parts = [f"{len(result.evicted)} evicted"] if result.evicted else []
     parts += [f"up to {len(result.maybe_evicted)} may be evicted"] if result.maybe_evicted else []
     return ", ".join(parts) or "none"

@@ -89,16 +89,6 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     assert user.server.store.version == watched + 1
 
 
-def test_the_name_that_forbids_evictions_is_kept(user: rig.Viewer) -> None:
-    add_node(user.server)
-
-    assert apply(user, text=MINE.replace("mine:", "on-demand mine:")).status == 0
-
-    view = node_object.parse_node(stored(user.server))
-    custom = custom_layouts.Custom.of(view)
-    assert not custom_layouts.request_for("custom", custom).may_evict
-
-
 @pytest.mark.parametrize(
     ("layout", "words", "message", "requested"),
     [
@@ -213,25 +203,31 @@ def test_a_node_without_published_gpus_is_only_planned_for(user: rig.Viewer) -> 
     assert_nothing_requested(user.server)
 
 
-NO_CUSTOM, ON_DEMAND = "takes no custom layouts", "on demand"
+NO_CUSTOM, NO_EVICTION, ON_DEMAND = "takes no custom layouts", "evicts no pod", "on demand"
+PARTITIONED = {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}
 
 
 @pytest.mark.parametrize(
-    ("listed", "labels", "notes"),
+    ("listed", "labels", "name", "notes"),
     [
-        (LISTED, {}, set()),
-        pytest.param("nonsense", {}, set(), marks=pytest.mark.slow),
-        (served.to_json([]), {}, {NO_CUSTOM}),
-        (LISTED, {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND}, {ON_DEMAND}),
+        (LISTED, {}, "mine", set()),
+        pytest.param("nonsense", {}, "mine", set(), marks=pytest.mark.slow),
+        (served.to_json([]), {}, "mine", {NO_CUSTOM}),
+        (LISTED, PARTITIONED, "mine", {NO_EVICTION, ON_DEMAND}),
+        (LISTED, {}, "on-demand mine", {NO_EVICTION}),
     ],
 )
-def test_node_that_may_not_take_the_layout_is_noted(
-    user: rig.Viewer, listed: str, labels: dict[str, str], notes: set[str]
+def test_what_an_agent_does_otherwise_with_the_layout_is_noted(
+    user: rig.Viewer, listed: str, labels: dict[str, str], name: str, notes: set[str]
 ) -> None:
     add_node(user.server, listed=listed, labels=labels)
-    answer = apply(user)
-    assert {each for each in (NO_CUSTOM, ON_DEMAND) if each in answer.out} == notes
+    answer = apply(user, text=MINE.replace("mine", name))
+    every = (NO_CUSTOM, NO_EVICTION, ON_DEMAND)
+    assert {each for each in every if each in answer.out} == notes
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
+    request = custom_layouts.Custom.of(node_object.parse_node(stored(user.server)))
+    may_evict = custom_layouts.request_for("custom", request).may_evict
+    assert may_evict is (NO_EVICTION not in notes)
 
 
 @pytest.mark.slow
@@ -270,7 +266,9 @@ def test_kubectl_itself_writes_the_request(user: rig.Viewer, tmp_path: pathlib.P
 # -- what other commands show --------------------------------------------------------------------
 
 
-def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str = MINE) -> None:
+def add_custom(
+    server: apiserver.ApiServer, text: str | None, *, reported: str = MINE, **fields: Any
+) -> None:
     """Add a node that asks for the layout of ``text``, whose agent has applied ``reported``."""
     layout, _ = custom_layouts.single(reported, source="annotation")
     add_node(
@@ -278,6 +276,7 @@ def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str =
         requested="custom",
         config_hash=layout.content_hash,
         annotations={} if text is None else {well_known.LAYOUT_ANNOTATION: text},
+        **fields,
     )
     node = stored(server)
     found = node["metadata"]["annotations"]
@@ -302,12 +301,15 @@ def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) 
 
 
 @pytest.mark.slow
-def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer) -> None:
-    add_custom(user.server, OTHER)
+@pytest.mark.parametrize("name", ["custom", well_known.ON_DEMAND])
+def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer, name: str) -> None:
+    add_custom(user.server, OTHER.replace("custom", name), gpus=rig.gpus(SPEC, "all-1g.5gb"))
+    user.server.store.create(rig.pod("trainer", "gpu-1", mig_1g_5gb=14))
     answer = user.alone("plan", "custom", "gpu-1")
     assert answer.status == 0, answer.err
     assert "custom of the node's annotation" in answer.out
     assert "3g.20gb" in answer.out
+    assert ("Evicts no pod." in answer.out) is (name == well_known.ON_DEMAND)
 
 
 @pytest.mark.slow

@@ -42,21 +42,24 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
 
 
 @pytest.mark.parametrize(
-    ("ending", "asked", "text"),
+    ("ending", "asked", "may_evict", "text"),
     [
-        (4, 1, "4 of 4 1g.5gb go: these pods are evicted: ml/a"),
-        (3, 2, "3 of 4 1g.5gb go: 1 in use must go, used by ml/a (2)"),
+        (4, 1, True, "4 of 4 1g.5gb go: these pods are evicted: ml/a"),
+        (4, 1, False, "4 of 4 1g.5gb go: 1 in use must go, used by ml/a"),
+        (3, 2, True, "3 of 4 1g.5gb go: 1 in use must go, used by ml/a (2)"),
         (
             1,
             2,
+            True,
             "1 of 4 1g.5gb go: if possible, the agent keeps those in use by ml/a (2)",
         ),
     ],
 )
-def test_the_meaning_of_a_loss(ending: int, asked: int, text: str) -> None:
+def test_the_meaning_of_a_loss(ending: int, asked: int, text: str, *, may_evict: bool) -> None:
     kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": asked})
 
-    assert plan.loss_text(resources.Loss(kind=kind, ending=ending)) == text
+    loss = resources.Loss(kind=kind, ending=ending)
+    assert plan.loss_text(loss, may_evict=may_evict) == text
 
 
 def report(
