@@ -8,7 +8,7 @@ import pytest
 
 import mig_manager
 from mig_manager.core.node import well_known
-from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Overlay, overlay
+from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Object, Overlay, overlay
 from tests.shipped.unit_files import (
     agent_settings,
     longest_stop_s,
@@ -64,34 +64,28 @@ UNPRIVILEGED = {
     "seccompProfile": {"type": "RuntimeDefault"},
     "capabilities": {"drop": ["ALL"]},
 }
-
-
-def test_container_has_the_one_capability_that_mig_needs(shipped: Overlay) -> None:
+SECURITY: dict[str, Object] = {
     # NVIDIA's container toolkit refuses NVIDIA_MIG_CONFIG_DEVICES without CAP_SYS_ADMIN.
-    assert shipped.container["securityContext"] == UNPRIVILEGED | {
-        "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
-    }
-    assert {"hostPID", "hostIPC", "hostNetwork", "securityContext"}.isdisjoint(shipped.pod)
+    "unprivileged": UNPRIVILEGED | {"capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}},
+    "privileged": {"privileged": True, "readOnlyRootFilesystem": True, "runAsUser": 0},
+    "simulated": UNPRIVILEGED,
+}
 
 
 @every_agent
-def test_agent_is_not_process_1_which_misses_an_early_sigterm(name: str) -> None:
+def test_container_has_the_power_of_its_mode_and_is_not_process_1(name: str) -> None:
     pod = overlay(name).pod
 
-    # The API server refuses both together.
-    assert pod.get("hostPID", False) is not pod.get("shareProcessNamespace", False)
+    assert overlay(name).container["securityContext"] == SECURITY[name]
+    assert {"hostIPC", "hostNetwork", "securityContext"}.isdisjoint(pod)
+    # One of them, or the agent is process 1 and misses an early SIGTERM.
+    shared = {key for key in ("hostPID", "shareProcessNamespace") if pod.get(key)}
+    assert shared == {"hostPID" if name == "privileged" else "shareProcessNamespace"}
 
 
 def test_privileged_container_sees_the_hosts_devices_and_files() -> None:
     privileged = overlay("privileged")
 
-    assert privileged.container["securityContext"] == {
-        "privileged": True,
-        "readOnlyRootFilesystem": True,
-        "runAsUser": 0,
-    }
-    assert privileged.pod["hostPID"]
-    assert {"hostIPC", "hostNetwork"}.isdisjoint(privileged.pod)
     assert privileged.mount(pathlib.Path("/dev"))[1]["hostPath"]["path"] == "/dev"
     mount, volume = privileged.mount(pathlib.Path("/host"))
     assert volume["hostPath"]["path"] == "/"
@@ -113,10 +107,9 @@ def test_agent_ends_before_a_driver_manager_unloads_the_driver(name: str) -> Non
     assert all(pause in term["matchExpressions"] for term in terms)
 
 
-def test_the_simulating_container_has_no_power_and_wants_no_gpu() -> None:
+def test_the_simulating_container_wants_no_gpu() -> None:
     simulated = overlay("simulated")
 
-    assert simulated.container["securityContext"] == UNPRIVILEGED
     assert "affinity" not in simulated.pod
     assert simulated.pod["nodeSelector"] == {"mig-manager.io/simulated": "true"}
     # The image requests GPUs; "void" makes NVIDIA's toolkit give this container none.
