@@ -70,14 +70,14 @@ class Order:
         return usage.undecided_users(self.affected, extra_clients=self.extra_clients)
 
 
-def is_any_new(
+def note_new(
     pods: Iterable[pod_object.Pod],
     first_s: dict[tuple[str, bool], float],
     now_s: float,
     *,
     max_s: float = math.inf,
 ) -> bool:
-    """Check whether kubelet may not have had the time to list the devices of a pod yet.
+    """Note new pods; return whether kubelet may not have had the time to list a pod's devices.
 
     Args:
         pods: The pods without a listed device.
