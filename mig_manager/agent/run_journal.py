@@ -163,7 +163,7 @@ class RunJournal:
         resets = sum(gpu.needs_reset for gpu in plan.gpus)
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""
         message = f"running {len(plan.steps)} steps on the GPUs{with_resets}"
-        self.enter(model.Phase.EXECUTE, message, snapshot=before)
+        self.enter(model.Phase.EXECUTE, message, draining=False, snapshot=before)
 
     def begin_rollback(self) -> None:
         """Publish the rollback once, without waiting for the API: the rollback is more urgent."""

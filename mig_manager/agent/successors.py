@@ -33,7 +33,7 @@ class Successors:
         """Check whether a pod was not on the node at the start."""
         return self._first is not None and pod.uid not in self._first
 
-    def is_successor(self, pod: pod_object.Pod) -> bool:
+    def include(self, pod: pod_object.Pod) -> bool:
         """Check whether a pod follows one of its controller that was evicted or deleted."""
         return self.is_new(pod) and pod.controller in self._removed
 
@@ -42,7 +42,7 @@ class Successors:
         if pod.uid in self._removed_uids:
             return
         self._removed_uids.add(pod.uid)
-        if self.is_successor(pod):
+        if self.include(pod):
             self._returned.add(pod.controller)
         elif pod.controller:
             self._removed.add(pod.controller)
@@ -54,9 +54,7 @@ class Successors:
             DrainError: PODS_RETURN.
         """
         # A pod whose eviction was not answered may be evicted again.
-        more = [
-            pod for pod in pods if self.is_successor(pod) and pod.uid not in self._removed_uids
-        ]
+        more = [pod for pod in pods if self.include(pod) and pod.uid not in self._removed_uids]
         again = {pod.controller for pod in more} & self._returned
         if again:
             raise errors.DrainError(

@@ -12,7 +12,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, watch
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, drain_orders
+from mig_manager.agent.pods import drain, orders
 from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -285,7 +285,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     job = scenes.job(
         rig, settings.Limits(drain_timeout_s=30), fakes.FakeRequest(clock), workloads=workloads
     )
-    order = drain_orders.Order(affected=destroyed, rights=drain_orders.Evict())
+    order = orders.Order(affected=destroyed, rights=orders.Evict())
     ours = drain.Drain.begin(job, order)
     ours.run(usage)
     assert ours.evictions.evicted == 1

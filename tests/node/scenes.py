@@ -335,8 +335,10 @@ def assert_restored(
 ) -> None:
     """Also the plugin's config is what it was, unless the layout that it goes with succeeded.
 
-    ``is_stopped``: a stopped agent may have left the proof of the plugin's devices to the next.
+    A stopped agent, or one in a drain, may have left the proof of the plugin's devices to the next
+    attempt.
     """
+    leaves_proof = is_stopped or is_in_drain
     is_applied = rig.labels.get(well_known.APPLIED_LABEL) == "one-slice-changed"
     plugin_config = rig.labels.get(well_known.PLUGIN_CONFIG_LABEL)
     assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
@@ -351,8 +353,8 @@ def assert_restored(
         journal,
         exit_hook=False,
         hold_taint=journal.hold_taint and not is_in_drain,
-        has_plugin=journal.has_plugin and not is_stopped,
-        has_dra_driver=journal.has_dra_driver and not is_stopped,
+        has_plugin=journal.has_plugin and not leaves_proof,
+        has_dra_driver=journal.has_dra_driver and not leaves_proof,
     )
     assert remaining.has_nothing_to_undo
     # After a failure the next run refreshes the device files.
@@ -364,7 +366,7 @@ def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str
     """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
     if rig.has_hold_taint:
         assert {"workloads.evict", "workloads.delete"} & set(before_failure)
-        assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["phase"] == "Drain"
+        assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["phase"] in ("Drain", "Pause")
     assert_restored(rig, is_in_drain=rig.has_hold_taint)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager.agent import outcomes
-from mig_manager.agent.pods import drain_orders
+from mig_manager.agent.pods import orders
 from mig_manager.core.node import clients, well_known
 from tests import changes
 from tests.node import scenes
@@ -75,7 +75,7 @@ def _start_pod(play: Play, *, is_spared: bool = False, is_late: bool = False) ->
             "newcomer", devices=frozenset(existing[:1]), phase="Pending" if is_late else "Running"
         )
         if is_late:
-            rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * drain_orders.LISTED_WITHIN_S
+            rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * orders.LISTED_WITHIN_S
         play.pods[uid] = "newcomer"
         if play.change.custom is None and not is_spared:
             play.may_go.add("newcomer")

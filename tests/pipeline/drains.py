@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, drain_orders
+from mig_manager.agent.pods import drain, orders
 from mig_manager.catalogue import hardware
 from mig_manager.core.node import client_table, gpu_use, policies
 from tests.node import fakes, scenes
@@ -35,9 +35,9 @@ def new_drain(
 ) -> drain.Drain:
     limits = settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
     is_passive = limits.policy.drain is policies.DrainPolicy.NONE
-    order = drain_orders.Order(
+    order = orders.Order(
         affected=None if limits.policy.drain is policies.DrainPolicy.NODE else affected,
-        rights=drain_orders.WaitOnly("none") if is_passive else drain_orders.Evict(),
+        rights=orders.WaitOnly("none") if is_passive else orders.Evict(),
         extra_clients=(client_table.ExtraClient(labels={"app": "watcher"}),),
     )
     job = scenes.job(rig, limits, request or fakes.FakeRequest(rig.clock), **replaced)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable
 
 import pytest
@@ -191,6 +192,29 @@ def test_only_another_request_reopens_the_node_in_mid_drain(news: str, granted: 
     assert newer is not None
     assert agent.run(newer.layout, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
     assert serving.killed == 2 + (0 if news == "label" else here)
+    scenes.assert_restored(rig)
+
+
+def test_file_change_after_the_drain_evicts_no_successor() -> None:
+    rig, serving = node_with(room_elsewhere=0, replicas=1)
+    agent, inbox = scenes.reconciler(rig, CONFIG), intake.Inbox()
+    inbox.put_label(LAYOUT)
+
+    def follow_news() -> bool:
+        text = rig.annotations.get(well_known.STATUS_ANNOTATION, "{}")
+        if serving.killed and json.loads(text)["phase"] == model.Phase.PAUSE.value:
+            inbox.put_file_change()
+        inbox.check(1)
+        return False
+
+    request = fakes.FakeRequest(rig.clock)
+    request.ends_when = follow_news
+    with pytest.raises(errors.Superseded):
+        agent.run(LAYOUT, request)
+
+    rig.clock.wait(1)
+    assert agent.run(LAYOUT, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert serving.killed == 1
     scenes.assert_restored(rig)
 
 
@@ -538,6 +562,22 @@ def test_pods_without_a_controller_go_last() -> None:
 
     assert order == ["serving-1", "serving-2", "bare"]
     assert bare not in rig.pods
+
+
+def test_a_budget_that_never_grants_all_pods_without_a_controller_keeps_all() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    notebooks = {
+        rig.add_pod(f"notebook-{n}", devices=frozenset({device}), labels={"app": "notebooks"})
+        for n, device in enumerate(list(rig.gpus[0].mig_uuids)[:3])
+    }
+    rig.disruptions.budgets.append(knobs.Budget("notebooks", "notebooks", 3, 1))
+
+    outcome = Agent(rig).try_once()
+
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert "allows 1 of 3 evictions, and nothing replaces 3 of the pods" in outcome.message
+    assert notebooks <= rig.pods.keys()
+    assert not rig.has_hold_taint
 
 
 def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:

@@ -219,13 +219,6 @@ def test_only_true_lets_a_request_evict(value: object) -> None:
     assert not requests.RequestRecord.from_json(request_with(mayEvict=value)).may_evict
 
 
-def test_gpus_show_a_verified_layout_only_if_the_record_says_so() -> None:
-    text = request_with(verified={"configHash": "h", "owners": True, "gpus": "f", "bootId": "b"})
-
-    verified = requests.Verified(config_hash="h", is_from_owner=True)
-    assert requests.RequestRecord.from_json(text).verified == verified
-
-
 KNOWN = requests.Verified(config_hash="x", is_as_applied=True)
 EDITED = dataclasses.replace(KNOWN, config_hash="y")
 ANY = requests.Verified(config_hash="", is_as_applied=True)

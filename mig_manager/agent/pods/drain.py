@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
-from mig_manager.agent.pods import dra_driver, drain_orders, eviction
+from mig_manager.agent.pods import dra_driver, eviction, orders
 from mig_manager.core import messages
 from mig_manager.core.node import gpu_use, pod_object
 
@@ -37,11 +37,11 @@ class Drain:
     """One drain: evict, wait, and retry where a budget refused."""
 
     job: jobs.Job
-    order: drain_orders.Order
+    order: orders.Order
     evictions: eviction.Evictions
 
     @classmethod
-    def begin(cls, job: jobs.Job, order: drain_orders.Order) -> Self:
+    def begin(cls, job: jobs.Job, order: orders.Order) -> Self:
         """Return a new drain, or the next attempt at one that an earlier attempt has begun."""
         if not order.has_begun:
             job.memory.begin_drain()
@@ -50,7 +50,7 @@ class Drain:
         return cls(job, order, eviction.Evictions(job))
 
     def run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
-        """Wait until no pod uses an affected device; then no failure keeps the taint any more.
+        """Wait until no pod uses an affected device.
 
         Args:
             usage: The use of the devices, with the node's pods just listed.
@@ -68,13 +68,11 @@ class Drain:
         """
         before = self.job.journal.entries
         try:
-            after = self._run(usage)
+            return self._run(usage)
         finally:
             if not self.evictions.evicted:
                 # The API has refused the evictions that the journal lists.
                 self.job.journal.note(draining=before.draining, has_evicted=before.has_evicted)
-        self.job.journal.note(draining=False)
-        return after
 
     def _run(self, usage: gpu_use.Usage) -> gpu_use.Usage:
         if self.order.affected is not None and not self.order.affected:
@@ -108,7 +106,7 @@ class Drain:
         """Evict the pods if that is allowed; return why others stay for now."""
         keys = [pod.key for pod in remaining]
         self.order.require_allowed(messages.list_names(keys))
-        if isinstance(self.order.rights, drain_orders.WaitOnly):
+        if isinstance(self.order.rights, orders.WaitOnly):
             return dict.fromkeys(keys, self.order.rights.why)
         return self.evictions.evict(remaining)
 
@@ -137,9 +135,9 @@ class Drain:
                 return _End(usage=now)
             self.job.cancel.check()
             if now:
-                progress = self.evictions.evicted_originals
+                progress = self.evictions.progress
                 blocked = self._await_listing(now, first_s) or act(remaining)
-                if self.evictions.evicted_originals > progress and self.evictions.is_rolling:
+                if self.evictions.progress > progress and self.evictions.is_rolling:
                     # A rolling drain lasts until successors are ready.
                     deadline_s = self._new_deadline_s()
                 if self._is_late(deadline_s):
@@ -151,12 +149,12 @@ class Drain:
     ) -> Mapping[str, str]:
         """Return the affected pods for which kubelet may still list other devices, with a reason.
 
-        Empty once kubelet had the time; ``first_s`` is that of ``drain_orders.note_new``.
+        Empty once kubelet had the time; ``first_s`` is that of ``orders.is_any_new``.
         """
         undecided, now_s = self.order.undecided_pods(now), self.job.deps.clock.monotonic()
         # Even before a short deadline, some time remains for the evictions.
         max_s = self.job.limits.drain_timeout_s * 3 / 4
-        is_any_new = drain_orders.note_new(undecided, first_s, now_s, max_s=max_s)
+        is_any_new = orders.is_any_new(undecided, first_s, now_s, max_s=max_s)
         if not (is_any_new or now.no_answer):
             return {}
         return {pod.key: "not evicted before its devices are known" for pod in undecided}
@@ -169,7 +167,7 @@ class Drain:
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         is_forced = self.job.limits.policy.is_forced
-        may_force = is_forced and isinstance(self.order.rights, drain_orders.Evict)
+        may_force = is_forced and isinstance(self.order.rights, orders.Evict)
         return may_force and bool(remaining) and _are_evictable(remaining)
 
     def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:
@@ -193,8 +191,8 @@ class Drain:
 
     def _has_only_to_wait(self, now: gpu_use.Usage) -> bool:
         remaining = self.order.affected_pods(now)
-        is_passive = isinstance(self.order.rights, drain_orders.WaitOnly)
-        return bool(remaining) and (is_passive or not self.evictions.may_evict_now(remaining))
+        is_passive = isinstance(self.order.rights, orders.WaitOnly)
+        return bool(remaining) and (is_passive or not self.evictions.is_any_ready(remaining))
 
     def _usage(self, pods: tuple[pod_object.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         latest = before.with_pods(pods)

@@ -70,7 +70,7 @@ class Evictions:
     """The evictions of one drain."""
 
     job: jobs.Job
-    evicted_originals: int = 0
+    progress: int = 0
     """How many of the evicted pods were on the node at the start."""
     forced: tuple[str, ...] = ()
     """Names of the pods that were deleted by force."""
@@ -101,7 +101,7 @@ class Evictions:
         is_rolling = self.job.limits.policy.strategy is policies.DrainStrategy.ROLLING
         return is_rolling and bool(self._round.spent)
 
-    def may_evict_now(self, remaining: Iterable[pod_object.Pod]) -> bool:
+    def is_any_ready(self, remaining: Iterable[pod_object.Pod]) -> bool:
         """Check whether a pod can be evicted or deleted now."""
         is_time = self.job.deps.clock.monotonic() >= self._round.next_s
         return is_time and any(map(self._is_pending, remaining))
@@ -129,7 +129,7 @@ class Evictions:
             pending.sort(
                 key=lambda pod: (
                     pod.owner_kind is None,
-                    not self.job.memory.returning.is_successor(pod),
+                    not self.job.memory.returning.include(pod),
                 )
             )
             counted, error = self._count(pending)
@@ -367,7 +367,7 @@ class Evictions:
             self.forced += (pod.key,)
         if pod.uid not in self._evicted:
             self._evicted.add(pod.uid)
-            self.evicted_originals += not self.job.memory.returning.is_new(pod)
+            self.progress += not self.job.memory.returning.is_new(pod)
             self.job.deps.telemetry.pod_evicted()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent.pods import drain_orders
+from mig_manager.agent.pods import orders
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import (
     client_table,
@@ -53,7 +53,7 @@ def wait_for_usage(
         if is_last or not undecided:
             break
         now_s = deps.clock.monotonic()
-        if not (usage.why_incomplete or drain_orders.note_new(undecided, first_s, now_s)):
+        if not (usage.why_incomplete or orders.is_any_new(undecided, first_s, now_s)):
             break
     if undecided and usage.why_incomplete:
         names = messages.list_names([pod.key for pod in undecided])
@@ -68,7 +68,7 @@ def wait_for_usage(
 def require_idle(
     deps: ports.Dependencies,
     plan: steps.Plan,
-    order: drain_orders.Order,
+    order: orders.Order,
     usage: gpu_use.Usage,
     *,
     services: Collection[str],

@@ -10,7 +10,7 @@ import dataclasses
 
 from mig_manager import errors
 from mig_manager.agent import jobs, run_journal
-from mig_manager.agent.pods import advertising, drain, drain_orders, pausing, survey
+from mig_manager.agent.pods import advertising, drain, orders, pausing, survey
 from mig_manager.agent.steps import preparing, slots
 from mig_manager.core import messages, model
 from mig_manager.core.node import gpu_use, node_object, pod_object, resources, well_known
@@ -27,7 +27,7 @@ def taint(job: jobs.Job, change: preparing.PlannedChange) -> None:
     affected = change.affected_pods
     message = f"applying {job.status.title}"
     if affected:
-        act = "evict" if isinstance(change.order.rights, drain_orders.Evict) else "wait for"
+        act = "evict" if isinstance(change.order.rights, orders.Evict) else "wait for"
         count = messages.count(len(affected), "pod")
         message = f"{count} to {act}: {change.usage.describe_users(affected)}"
 
@@ -90,7 +90,7 @@ def _await_admission(
         ]
 
     if find_waiting(pods):
-        _, pods = job.until_solved(find_waiting, drain_orders.ADMITTED_WITHIN_S)
+        _, pods = job.until_solved(find_waiting, orders.ADMITTED_WITHIN_S)
     return pods
 
 
@@ -109,7 +109,7 @@ def drain_whole_node(
             "a custom layout does not reboot an on-demand node",
             reason=errors.Reason.REBOOT_REQUIRED,
         )
-    order = drain_orders.Order(affected=None, rights=change.order.rights)
+    order = orders.Order(affected=None, rights=change.order.rights)
     usage = survey.wait_for_usage(job.deps, change.gpus, order.undecided_pods, job.cancel)
     claiming = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
     if claiming and advertising.DRIVER in paused.programs:

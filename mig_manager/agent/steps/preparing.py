@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs, outcomes, settings
-from mig_manager.agent.pods import advertising, drain_orders, pausing, resuming, survey
+from mig_manager.agent.pods import advertising, orders, pausing, resuming, survey
 from mig_manager.agent.steps import host, recovery, resolving
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.node import (
@@ -40,7 +40,7 @@ class PlannedChange:
     """The target's GPUs by UUID."""
     gpus: model.ObservedGpus
     plan: steps.Plan
-    order: drain_orders.Order
+    order: orders.Order
     """The drain for the plan."""
     restoring: tuple[model.GpuSnapshot, ...] = ()
     """The instances of GPUs outside the target from before an interrupted change."""
@@ -200,7 +200,7 @@ def _require_repaired(job: jobs.Job, gpus: model.ObservedGpus, plan: steps.Plan)
         )
 
 
-def _rights(job: jobs.Job, plan: steps.Plan) -> drain_orders.Rights:
+def _rights(job: jobs.Job, plan: steps.Plan) -> orders.Rights:
     """Return whether the change may evict."""
     if not job.may_evict:
         title = job.status.title
@@ -208,33 +208,33 @@ def _rights(job: jobs.Job, plan: steps.Plan) -> drain_orders.Rights:
             # The layout has not drifted there.
             gpus = messages.list_names([*map(str, plan.gpus)])
             message = functools.partial(outcomes.owed_message, title, gpus)
-            return drain_orders.Refuse(errors.Reason.IN_USE, message)
+            return orders.Refuse(errors.Reason.IN_USE, message)
         message = functools.partial(outcomes.drift_message, title)
-        return drain_orders.Refuse(errors.Reason.DRIFTED, message)
+        return orders.Refuse(errors.Reason.DRIFTED, message)
     if job.request.is_on_demand:
-        return drain_orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
+        return orders.Refuse(errors.Reason.IN_USE, _ON_DEMAND.format)
     failed = job.journal.record.failed_changes
     if failed and not failed.may_evict(job.status.config_hash, job.deps.boot_id):
         message = functools.partial(
             outcomes.failed_changes_message, job.status.title, failed.count, failed.problem
         )
-        return drain_orders.Refuse(failed.reason, message)
+        return orders.Refuse(failed.reason, message)
     if job.limits.policy.drain is policies.DrainPolicy.NONE:
-        return drain_orders.WaitOnly("--drain-policy none evicts no pod")
-    return drain_orders.Evict()
+        return orders.WaitOnly("--drain-policy none evicts no pod")
+    return orders.Evict()
 
 
 def _order(
     job: jobs.Job,
     gpus: model.ObservedGpus,
     plan: steps.Plan,
-    rights: drain_orders.Rights,
+    rights: orders.Rights,
     extra_clients: tuple[client_table.ExtraClient, ...],
-) -> drain_orders.Order:
+) -> orders.Order:
     """Return the drain for a plan."""
-    may_evict = isinstance(rights, drain_orders.Evict)
+    may_evict = isinstance(rights, orders.Evict)
     is_whole_node = may_evict and job.limits.policy.drain is policies.DrainPolicy.NODE
-    return drain_orders.Order(
+    return orders.Order(
         affected=None if is_whole_node else clients.affected_ids(plan, gpus),
         rights=rights,
         extra_clients=extra_clients,

@@ -62,6 +62,7 @@ def reboot(
         job.journal.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",
+            draining=False,
             rebooted_from=job.deps.boot_id or "unknown",
         )
         job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)

@@ -117,10 +117,16 @@ def count(pods: Sequence[pod_object.Pod], budgets: Iterable[Budget]) -> Count:
         if len(guarded) <= room:
             continue
         spent.append(budget)
+        why = budget.refusal
+        if room:
+            why = f"PodDisruptionBudget {budget.name} allows {room} of {len(guarded)} evictions"
+        bare = sum(pod.owner_kind is None for pod in guarded)
+        if bare > room > 0:
+            # The budget would never grant the last of them.
+            why, room = f"{why}, and nothing replaces {bare} of the pods", 0
         rolling += guarded[:room]
-        why = f"PodDisruptionBudget {budget.name} allows {room} of {len(guarded)} evictions"
-        refused |= {pod.key: why if room else budget.refusal for pod in guarded[room:]}
-        exhausted |= {pod.key: budget.refusal for pod in guarded if not room}
+        refused |= {pod.key: why for pod in guarded[room:]}
+        exhausted |= {pod.key: why for pod in guarded if not room}
     return Count(rolling=tuple(rolling), refused=refused, exhausted=exhausted, spent=tuple(spent))
 
 

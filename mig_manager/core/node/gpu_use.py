@@ -196,9 +196,7 @@ class Usage:
         first instance. The NVML session of the change checks them all.
         """
         names = {f"pod {pod.uid}": f"pod {pod.key}" for pod in self.pods}
-        ending = {f"pod {pod.uid}" for pod in leaving} | owners_of_clients(
-            self.pods, extra_clients
-        )
+        ending = {f"pod {pod.uid}" for pod in leaving} | paused_homes(self.pods, extra_clients)
         ending |= {f"unit {name}" for name in services}
 
         def stays(gpu: steps.GpuPlan, user: steps.GpuProcess) -> bool:
@@ -331,7 +329,7 @@ def _unlisted_pod(allocated: pod_object.PodDevices) -> pod_object.Pod:
     )
 
 
-def owners_of_clients(
+def paused_homes(
     pods: Iterable[pod_object.Pod], extra_clients: Sequence[client_table.ExtraClient]
 ) -> frozenset[str]:
     """Return the owners, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""

@@ -35,7 +35,7 @@ def find(
     any_device = usage.users({""}, extra_clients=extra_clients)
     if usage.why_incomplete and any_device:
         return None
-    paused = gpu_use.owners_of_clients(usage.pods, extra_clients)
+    paused = gpu_use.paused_homes(usage.pods, extra_clients)
     in_use: dict[str, frozenset[model.Placement]] = {}
     is_stable = not any_device
     for gpu in gpus:

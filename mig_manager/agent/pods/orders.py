@@ -70,14 +70,14 @@ class Order:
         return usage.undecided_users(self.affected, extra_clients=self.extra_clients)
 
 
-def note_new(
+def is_any_new(
     pods: Iterable[pod_object.Pod],
     first_s: dict[tuple[str, bool], float],
     now_s: float,
     *,
     max_s: float = math.inf,
 ) -> bool:
-    """Note new pods; return whether kubelet may not have had the time to list a pod's devices.
+    """Check whether kubelet may not have had the time to list the devices of a pod yet.
 
     Args:
         pods: The pods without a listed device.
