@@ -366,7 +366,8 @@ def assert_restored_or_in_drain(rig: fakes.NodeRig, before_failure: Iterable[str
     """Once a drain has removed pods, the taint stays until the next attempt, and nothing else."""
     if rig.has_hold_taint:
         assert {"workloads.evict", "workloads.delete"} & set(before_failure)
-        assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["phase"] in ("Drain", "Pause")
+        status = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
+        assert status["phase"] in ("Drain", "Pause")
     assert_restored(rig, is_in_drain=rig.has_hold_taint)
 
 
