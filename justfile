@@ -7,10 +7,11 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 default:
     @just --list --unsorted
 
-# Format and lint
+# Format, lint and words
 lint:
     ruff check .
     ruff format --check .
+    python -m docs.language
 
 # Fix and format what ruff can
 format:
