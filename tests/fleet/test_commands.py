@@ -424,19 +424,25 @@ def test_an_api_that_fails_once_costs_no_node_and_no_room(rig: Rig, name: str) -
     assert counted.ever == set(rig.names)
 
 
-def test_a_watch_that_breaks_in_the_middle_loses_nothing(rig: Rig) -> None:
+def test_an_outage_longer_than_its_timeouts_costs_a_rollout_no_node(rig: Rig) -> None:
     rig.played._work_s = 0.2
     broken: list[store.Record] = []
 
     def break_once(record: store.Record) -> None:
         if record.obj["metadata"]["labels"].get(well_known.APPLIED_LABEL) and not broken:
             broken.append(record)
+            # With the backoff of the watch, the outage takes 3 to 6 s.
+            rig.server.inject(apiserver.Fault(verb="watch", resource="nodes", reset=True, times=4))
             rig.server.break_watches(apiserver.Break.RESET)
 
     rig.server.store.subscribe(break_once)
+    limits = ("--node-timeout-s", "3", "--silence-timeout-s", "3", "--pause-on-failure")
 
-    assert rig.roll(LAYOUT).status == 0
+    answer = rig.roll(LAYOUT, *limits)
+
+    assert answer.status == 0, answer.data
     assert broken
+    assert rig.server.faults_waiting() == 0
 
 
 # -- dry runs ---------------------------------------------------------------------------------

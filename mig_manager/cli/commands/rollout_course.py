@@ -168,15 +168,14 @@ def _decisions(
     """
     decider = rollout.Rollout(goal, settings.limits)
     clock = host.SystemClock()
-    noted = ""
+    noted, lost_s = "", 0.0
     while True:
-        nodes = {node.name: node for node in selected.nodes()}
         trouble, began_s = selected.trouble, clock.monotonic()
-        decision = decider.decide(tuple(nodes.values()), began_s)
-        yield decision
-        took_s = clock.monotonic() - began_s
         # An outdated list shows neither which nodes may start nor which have finished.
         if not trouble:
+            nodes = {node.name: node for node in selected.nodes()}
+            decision = decider.decide(tuple(nodes.values()), began_s - lost_s)
+            yield decision
             if decision.phase.is_over and not decision.withdraw:
                 return
             try:
@@ -189,8 +188,11 @@ def _decisions(
             terminal.note(trouble)
             noted = trouble
         # Of thousands of nodes, one changes at any time.
-        clock.wait(took_s)
+        clock.wait(clock.monotonic() - began_s)
         selected.wait(_POLL_S)
+        if trouble:
+            # Agents cannot respond during an outage, so it does not count for the time-outs.
+            lost_s += clock.monotonic() - began_s
 
 
 def _act(
