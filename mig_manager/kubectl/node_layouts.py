@@ -130,12 +130,20 @@ def list_layouts(report: node_reports.NodeReport, documents: Iterable[Document])
                 entry=entry,
                 gpus=fitted.get(entry.name),
                 is_requested=entry.name == node.requested,
-                is_applied=entry.name == node.applied,
+                is_applied=_is_applied(entry, node),
             )
             for entry in entries
         ),
         notes=tuple(notes),
     )
+
+
+def _is_applied(entry: served.ServedLayout, node: nodes.FleetNode) -> bool:
+    is_named, run = entry.name == node.applied, node.status
+    if not is_named or run is None or run.config != entry.name:
+        return is_named
+    # The label has no hash of the content, which may have changed since.
+    return status.was_active(run) and run.config_hash in ("", entry.content_hash)
 
 
 _Key = tuple[str, str]  # name and content hash

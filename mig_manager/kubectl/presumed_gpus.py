@@ -1,15 +1,11 @@
 """The GPUs of a node whose agent has published none, by the labels of GPU feature discovery."""
 
-import re
-
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.fleet import node_reports
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
-_SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
-"""Suffixes that GPU feature discovery appends for partitioned or shared GPUs."""
 
 
 def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
@@ -17,9 +13,10 @@ def of(report: node_reports.NodeReport) -> tuple[model.ObservedGpus, str]:
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 
     labels = report.node.view.labels
-    name = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
+    name = labels.get(_PRODUCT_LABEL, "").removesuffix("-SHARED")
     count = labels.get(_COUNT_LABEL, "1")
-    if not name:
+    # With strategy single, GPU feature discovery counts MIG devices, not GPUs.
+    if not name or "-MIG-" in name:
         return model.NO_GPUS, "no agent and no label shows its GPUs"
     is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
     number = int(count) if is_count else 1

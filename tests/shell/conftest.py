@@ -92,7 +92,7 @@ def nodes() -> list[rig.Object]:
             requested="all-balanced",
             state=None,
             labels={
-                "nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb",
+                "nvidia.com/gpu.product": "NVIDIA-A30-SHARED",
                 "nvidia.com/gpu.count": "4",
             },
         ),

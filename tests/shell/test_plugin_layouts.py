@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
-from mig_manager.core import bar, picture
+from mig_manager.core import bar, model, picture
 from mig_manager.core.layout import config, generator, served
+from mig_manager.core.node import well_known
 from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
@@ -29,7 +30,7 @@ def entries(text: str = OWN) -> list[served.ServedLayout]:
 def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:
     node = rig.node("gpu-1", gpus=rig.gpus(SPEC), requested=requested)
     if listed is not None:
-        node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
+        node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = listed
     server.store.create(node)
 
 
@@ -78,6 +79,40 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     assert layout["gpus"] == [gpu | {"devices": {"4g.20gb": 1}}]
     assert layout["is_requested"]
     assert user.alone("layouts", "gpu-1", "-f", "missing.yaml").status == 2
+
+
+@pytest.mark.parametrize(
+    ("requested", "state", "is_same_content", "is_applied"),
+    [
+        ("team-a", model.State.SUCCESS, True, True),
+        ("team-a", model.State.SUCCESS, False, False),
+        ("team-a", model.State.FAILED, True, False),
+        ("all-1g.5gb", model.State.FAILED, False, True),
+    ],
+    ids=["applied", "the file has changed since", "its change failed", "another one failed"],
+)
+def test_a_layout_is_active_with_the_content_that_was_applied(
+    user: rig.Viewer,
+    requested: str,
+    state: model.State,
+    is_same_content: bool,  # noqa: FBT001 - a case
+    is_applied: bool,  # noqa: FBT001 - a case
+) -> None:
+    (entry,) = [each for each in entries() if each.name == "team-a"]
+    node = rig.node(
+        "gpu-1",
+        gpus=rig.gpus(SPEC),
+        requested=requested,
+        state=state,
+        config_hash=entry.content_hash if is_same_content else "0123456789ab",
+        labels={well_known.APPLIED_LABEL: "team-a"},
+    )
+    node["metadata"]["annotations"][well_known.LAYOUTS_ANNOTATION] = served.to_json([entry])
+    user.server.store.create(node)
+
+    (layout,) = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
+
+    assert layout["is_applied"] is is_applied
 
 
 @pytest.mark.slow
@@ -167,8 +202,15 @@ def test_layouts_of_nodes_and_of_a_chosen_file_are_completed(
     assert user.complete("apply", "all-7").out.split() == ["all-7g.40gb", ":4"]
 
 
-def test_a_node_that_is_missing_or_without_gpus_fails_in_a_line(user: rig.Viewer) -> None:
-    user.server.store.create(rig.node("plain"))
+# With strategy single, GPU feature discovery counts MIG devices.
+PARTITIONED = {"nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb", "nvidia.com/gpu.count": "4"}
+
+
+@pytest.mark.parametrize("labels", [{}, PARTITIONED], ids=["none", "MIG devices"])
+def test_a_node_that_is_missing_or_shows_no_gpus_fails_in_a_line(
+    user: rig.Viewer, labels: dict[str, str]
+) -> None:
+    user.server.store.create(rig.node("plain", labels=labels))
 
     assert user.alone("layouts", "gpu-9").status == 1
     answer = user.alone("layouts", "plain")
