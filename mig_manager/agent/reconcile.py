@@ -86,7 +86,12 @@ class Reconciler:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
                 self._attempts.publish_record()
-        repairing.repair(self._attempts, request, cancel)
+        try:
+            repairing.repair(self._attempts, request, cancel)
+        except errors.LockedError:
+            # Only the layout's run publishes to who has set the label why it waits.
+            if not request.is_new:
+                raise
         with self._attempts.begin(request, cancel) as job:
             outcome = run.run(job)
             outcome, decision = repairing.follow_up(job, outcome)

@@ -253,6 +253,20 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     assert [each["attempts"] for each in record["repairs"]] == [1]
 
 
+def test_a_new_request_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -> None:
+    rig = repairs.faulty_node()
+    lock = fakes.FakeExclusion()
+    agent = repairs.agent_of(rig, lock=lock)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    lock.refusals = 1000
+
+    outcome = scenes.run(rig, "all-balanced", by=agent, is_new=True)
+
+    assert outcome.reason is errors.Reason.LOCKED
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+
+
 def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> None:
     rig = repairs.faulty_node()
     rig.resets.action_after = model.RecoveryAction.GPU_RESET
