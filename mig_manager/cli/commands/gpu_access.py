@@ -3,6 +3,7 @@
 Imports are local, because most commands need few adapters.
 """
 
+import collections
 import dataclasses
 import functools
 import os
@@ -219,12 +220,13 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             suffixes = node_settings.JOURNAL_SUFFIX, node_settings.LAYOUT_SUFFIX, "request.json"
             for suffix in suffixes:
                 path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
+        is_new = not path.exists()
         if access.simulate_spec:
             node = replay.node(access.simulate_spec)
             state.create(node.spec, states.Options(latency=node.latency))
-        elif not path.exists():
+        elif is_new:
             raise errors.UsageError(f"{path} does not exist; create it with --simulate")
-        state.read()
+        names = collections.Counter(board.product.name for board in state.boards)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise errors.UsageError(
             f"{path} has no simulated GPUs; name another file, or remove this one"
@@ -234,7 +236,9 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             f"cannot save simulated GPUs in {path}: {error.strerror or error}",
             remedy="Name another file with --simulate-state.",
         ) from error
-    note(f"GPUs are simulated, in {path}")
+    if is_new:
+        gpus = " + ".join(f"{number} {name}" for name, number in names.items())
+        note(f"simulated GPUs: {gpus}, in {path}")
 
 
 def boot_id(access: node_settings.GpuAccess) -> str:
