@@ -96,8 +96,8 @@ PROGRAM = program.CommandLine(
     leading=(program.VERSION, node_settings.DEBUG),
     statuses={
         "0": "success",
-        "1": "not applied, does not fit, or failed",
-        "2": "wrong usage, or a file that cannot be read or used; nothing was changed",
+        "1": "failed",
+        "2": "wrong usage, or a file that cannot be read or used",
         "3": "unknown command",
     },
     other_statuses=_OTHER_STATUSES,

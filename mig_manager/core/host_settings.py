@@ -16,7 +16,7 @@ _HOST_MOUNT = pathlib.Path("/host")
 _BUS_SOCKET = pathlib.Path("run/dbus/system_bus_socket")
 _PLAIN_IN_ADDRESS = "/-_.\\*"
 """Characters that a D-Bus address need not escape, beside letters and digits."""
-_MACHINE = "the machine; see also the options of NVIDIA's agent"
+_MACHINE = "host"
 NVIDIAS = "options of NVIDIA's agent"
 _FOLDER: Any = {"metavar": options.FOLDER, "group": NVIDIAS}
 _SWITCH: Any = {"metavar": "BOOL", "is_value_optional": True, "group": NVIDIAS}

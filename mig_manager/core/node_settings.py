@@ -19,7 +19,7 @@ JOURNAL_SUFFIX = _JOURNAL_FILE.stem
 LAYOUT_SUFFIX = _LAYOUT_FILE.stem
 """Suffixes of the files that a simulated node has beside its state."""
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # of ld.so(8)
-_GPUS = "GPUs"
+_GPUS, _FILES = "GPUs", "files"
 DEBUG = options.Option(
     name="debug",
     short="d",
@@ -156,12 +156,12 @@ class NodeSettings(DocumentSettings):
     lock_file: pathlib.Path = options.path(
         "lock that keeps two managers from changing one node's GPUs",
         default_text=str(_LOCK_FILE),
-        group=CHANGE,
+        group=_FILES,
     )
     verified_layout_file: pathlib.Path = options.path(
         "keeps the last verified layout for the next boot",
         default_text=str(_LAYOUT_FILE),
-        group=CHANGE,
+        group=_FILES,
     )
     gpu_timeout_s: float = options.seconds(
         "how long one operation on the GPUs may take",
@@ -178,7 +178,7 @@ class LocalSettings(NodeSettings):
     journal_file: pathlib.Path = options.path(
         "journal of a change, for the next command if this one is killed",
         default_text=str(_JOURNAL_FILE),
-        group=CHANGE,
+        group=_FILES,
     )
 
 

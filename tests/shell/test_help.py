@@ -35,6 +35,8 @@ def test_help_has_every_option_its_meaning_examples_and_statuses(
     has_settings = command not in {"help", "version", "completion", "schema"}
     assert ("exit status:\n  0  " in page) is has_settings
     assert ("environment:\n" in page) is has_settings
+    changes_gpus = command in {"agent", "apply", "boot", "restore", "acceptance"}
+    assert ("\nthe change:\n" in page) is changes_gpus
     assert max(map(len, page.splitlines())) <= 100
 
 

@@ -33,6 +33,8 @@ $ mig-manager apply all-balanced --mode-only --skip-reset
 Only MIG mode; a later reset or reboot completes it where the driver does not reset the GPU itself.
 
 exit 1: not applied; the message gives the reason and the present state of the GPUs
+
+exit 2: wrong usage, or a file that cannot be read or used; nothing was changed
 """
 
 

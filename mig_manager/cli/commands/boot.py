@@ -23,6 +23,10 @@ The same, or all-balanced on a node without a verified layout.
 
 $ mig-manager boot --repair reset
 The same, and first resets a GPU with a fault that a reset ends.
+
+exit 1: not restored; the message gives the reason
+
+exit 2: wrong usage, or a file that cannot be read or used; nothing was changed
 """
 
 

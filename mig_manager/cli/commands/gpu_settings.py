@@ -93,7 +93,7 @@ class GpuSettings(command_settings.AnswerSettings, node_settings.LocalSettings):
     pod_resources_socket: pathlib.Path | None = options.path(
         "ask this kubelet which pods use the devices, such as "
         "/var/lib/kubelet/pod-resources/kubelet.sock",
-        default_text="the usual one, if kubelet has started; 'status --watch': none",
+        default_text="the usual one, if kubelet has started",
     )
     ignores_pods: bool = options.switch(
         "also destroy or reset devices that kubelet lists for pods",

@@ -14,6 +14,8 @@ With a built-in layout.
 
 $ mig-manager plan -f layouts.yaml night -o wide
 With your own layout, and every step; the placement 4:2 begins at memory slice 4 and has 2.
+
+exit 1: does not fit, or failed
 """
 
 

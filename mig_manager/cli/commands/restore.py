@@ -15,7 +15,9 @@ From a checkpoint by mig-manager or nvidia-mig-parted.
 $ mig-manager restore -f monday.json --mode-only
 Only MIG mode.
 
-exit 2: wrong usage, or a checkpoint of other GPUs
+exit 1: not restored; the message gives the reason and the present state of the GPUs
+
+exit 2: wrong usage, or a checkpoint of other GPUs; nothing was changed
 """
 
 

@@ -20,6 +20,8 @@ Restore every node's previous request, one node at a time.
 exit 0: every node has the layout; with --dry-run: can have it
 
 exit 1: a node does not have it; with --dry-run: cannot have it, or that is unknown
+
+exit 2: wrong usage, an unusable file, or no node can have the layout; nothing was changed
 """
 Settings = rollout_settings.RolloutSettings
 

@@ -1,6 +1,7 @@
 """``mig-manager status``."""
 
 import dataclasses
+import pathlib
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
@@ -30,6 +31,9 @@ class Settings(
     """Settings of ``status``."""
 
     is_watched: bool = options.declare(command_settings.WATCH)
+    pod_resources_socket: pathlib.Path | None = options.path(
+        "with --watch: ask this kubelet which pods use the devices", default_text="none"
+    )
     simulated_event: str | None = options.text(
         "first let this happen to the simulated GPUs: reboot, INDEX=lost, or INDEX=ACTION for a "
         "fault that needs this recovery action, such as 0=gpu-reset; INDEX=none ends it",
