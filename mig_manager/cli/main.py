@@ -1,6 +1,8 @@
 """Run a command line of ``mig-manager``, or of ``nvidia-mig-parted`` through a link."""
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import log
@@ -15,13 +17,19 @@ _REQUEST_LISTED = (
     "Request a layout that 'kubectl mig layouts' lists. If this one was just added, name its "
     "ConfigMap with --config-map."
 )
-_WITHOUT_GPU = {
-    "status": _SIMULATE,
-    "plan": _SIMULATE,
-    "export": _SIMULATE,
-    "validate": _NAME_PRODUCT,
-    "generate-config": _NAME_PRODUCT,
+_WITHOUT_GPU = dict.fromkeys(
+    ("status", "plan", "apply", "assert", "export", "checkpoint", "acceptance"), _SIMULATE
+) | dict.fromkeys(("validate", "generate-config"), _NAME_PRODUCT)
+_OTHER_OPERANDS = {
+    **dict.fromkeys(("checkpoint", "restore"), "Name the file with -f FILE."),
+    **{
+        word: f"For the nodes of a cluster, run 'kubectl mig {word}'."
+        for word in ("status", "plan", "apply")
+    },
 }
+"""By the command that is given too many operands."""
+_ON_SAME_GPUS = re.compile("(?<='mig-manager )(validate|status)(?=')")
+_GPU_FLAGS = ("--simulate", "--simulate-state", "--gpu")
 
 
 def main(
@@ -60,7 +68,13 @@ def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     remedy = error.own_remedy or usage or error.reason.remedy_at_shell
     if error.reason is errors.Reason.UNKNOWN_CONFIG and argv[:1] == ["rollout"]:
         remedy = _REQUEST_LISTED  # the nodes' layouts, not this machine's
+    hints: Mapping[str, str] = {}
     if error.reason is errors.Reason.DRIVER_NOT_LOADED:
-        hints = (_WITHOUT_GPU[word] for word in argv[:1] if word in _WITHOUT_GPU)
-        return " ".join((remedy, *hints))
-    return remedy
+        hints = _WITHOUT_GPU
+    elif parser.is_surplus_operand(error):
+        hints = _OTHER_OPERANDS
+    # What a remedy names must show the same GPUs.
+    flags = [i for i, word in enumerate(argv) if word.partition("=")[0] in _GPU_FLAGS]
+    words = [word for i in flags for word in argv[i : i + 1 + ("=" not in argv[i])]]
+    remedy = _ON_SAME_GPUS.sub(lambda command: shlex.join([command[0], *words]), remedy)
+    return " ".join((remedy, *(hints[word] for word in argv[:1] if word in hints)))

@@ -93,6 +93,10 @@ PROGRAM = program.CommandLine(
     rows=_ROWS,
     folder=f"{__package__}.commands",
     aliases={"h": "help"},  # as nvidia-mig-parted has it
+    elsewhere={
+        word: f"; run 'kubectl mig {word}'"
+        for word in ("layouts", "capacity", "top", "history", "autoscaler-tags", "device-classes")
+    },
     leading=(program.VERSION, node_settings.DEBUG),
     statuses={
         "0": "success",

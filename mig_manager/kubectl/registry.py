@@ -32,6 +32,7 @@ PROGRAM = program.CommandLine(
     title="kubectl-mig",
     rows=_ROWS,
     folder=str(__package__),
+    elsewhere={"rollout": "; run 'mig-manager rollout'"},
     anywhere=plugin_settings.KUBECTL_OPTIONS,
     refuses_empty=False,
     statuses={

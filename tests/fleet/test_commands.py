@@ -277,7 +277,7 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
         ((LAYOUT, "-l", "gpu=no"), "selects no node\n  remedy: See all labels"),
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "0"), "neither a number"),
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "101%"), "neither a number"),
-        (("no/label", "-l", "gpu=yes"), "not a valid label value"),
+        (("no/label", "-l", "gpu=yes"), "not a valid label value; write LAYOUT -l SELECTOR"),
         (("undo", "-l", "gpu=yes"), "was labelled by a rollout"),
         ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
         # No variable starts a rollout or an undo.

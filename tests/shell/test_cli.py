@@ -19,6 +19,8 @@ from tests.node import fakes
 from tests.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 from tests.unit import samples
 
+KUSTOMIZATION = str(pathlib.Path(__file__).parents[2] / "deploy" / "kustomization.yaml")
+VALIDATE = f"'mig-manager validate {' '.join(SPEC)}'"
 LAYOUTS = f"""{ONE_LAYOUT}\
   other:
   - devices: all
@@ -231,12 +233,14 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("apply", "--select", "x"), 2, "unrecognized arguments"),
         (("apply", "x", "-f", "/nonexistent"), 2, "cannot read /nonexistent"),
         (("apply", "x", "-f", "/"), 2, "cannot read /"),
-        (("apply", "no-such", "--simulate", "1xA30"), 2, "no layout 'no-such'"),
+        (("apply", "no-such", "--simulate", "1xA30"), 2, "unknown layout 'no-such'"),
+        (("apply", "--simulate", "1xA30"), 2, "all-balanced, all-1g.6gb,"),
         (("apply", __file__, *SPEC), 2, f"'{__file__}' is a file: write -f {__file__}"),
         (("validate", __file__, "--gpu", "A30"), 2, f"is a file: write -f {__file__}"),
         (("plan", "x", "-f", "/dev/null", *SPEC), 2, "/dev/null has no layouts"),
         (("apply", "all-disabled", "-k", "/hooks.yaml"), 2, "cannot read /hooks.yaml"),
         (("apply", "all-disabled", "--hook-timeout-s", "0"), 2, "--hook-timeout-s: '0' is not"),
+        (("capacity",), 3, "unknown command 'capacity'; run 'kubectl mig capacity'"),
         (("checkpoint",), 2, "name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE"),
         (("restore",), 2, "name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE"),
         (("restore", "-f", "/no/checkpoint"), 2, "cannot read /no/checkpoint"),
@@ -311,9 +315,12 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("status", "--simulate", "banana"), "Known are A30, A100-SXM4-40GB, "),
         (("validate", "--gpu", "banana"), "Known are A30, A100-SXM4-40GB, "),
         (("schema", "banana"), "'mig-manager schema' lists the names."),
-        (("plan", *SPEC), "'mig-manager validate' shows which ones fit."),
-        (("plan", "all-1g.5gb", "--simulate", "1xA30"), "'mig-manager status' lists them."),
-        (("plan", "banana", *SPEC), "Name a layout that 'mig-manager validate' lists, or"),
+        (("plan", *SPEC), f"{VALIDATE} shows which ones fit."),
+        (("plan", "all-1g.5gb", "--simulate", "1xA30"), "--simulate 1xA30' lists them."),
+        (("plan", "banana", *SPEC), f"Name a layout that {VALIDATE} lists, or"),
+        (("apply", "x", "-f", KUSTOMIZATION), "Name a file with 'mig-configs'."),
+        (("checkpoint", "now.json"), "Name the file with -f FILE."),
+        (("status", "sandbox"), "For the nodes of a cluster, run 'kubectl mig status'."),
     ],
 )
 def test_remedy_of_bad_input_helps(shell: Shell, argv: tuple[str, ...], remedy: str) -> None:
@@ -340,7 +347,7 @@ def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
         (("status",), "add --simulate 1xA100-SXM4-40GB."),
         (("plan", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),
         (("export",), "add --simulate 1xA100-SXM4-40GB."),
-        (("apply", "all-disabled"), ""),
+        (("apply", "all-disabled"), "add --simulate 1xA100-SXM4-40GB."),
         (("validate",), "name a product: --gpu A100-SXM4-40GB."),
         (("generate-config",), "name a product: --gpu A100-SXM4-40GB."),
     ],
@@ -356,7 +363,6 @@ def test_without_a_driver_a_command_that_reads_names_an_alternative(
     assert answer.status == 1
     assert "Load the NVIDIA driver, or name where it is (--driver-root, such as" in answer.err
     assert answer.err.endswith(f"{hint}\n")
-    assert ("without a gpu" in answer.err.lower()) is bool(hint)
 
 
 def test_hooks_file_of_the_environment_can_be_switched_off(shell: Shell) -> None:

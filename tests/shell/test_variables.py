@@ -83,7 +83,7 @@ def test_in_the_agents_pod_the_commands_read_the_agents_document(
     answer = shell(command, "no-such", *SPEC, **{variable: layouts})
 
     assert layouts in answer.err
-    assert "has no layout 'no-such'" in answer.err
+    assert "unknown layout 'no-such'" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_in_the_agents_pod_a_layout_is_the_one_that_the_agent_serves(
     answer = shell("plan", name, "-o", "json", "--simulate", "1xA100-SXM4-40GB", **environ)
 
     if origin is None:
-        assert f"has no layout '{name}'" in answer.err
+        assert f"unknown layout '{name}'" in answer.err
     else:
         assert answer.data["origin"].startswith(origin.replace("layouts", str(layouts)))
 
@@ -135,5 +135,5 @@ def test_in_the_agents_pod_generated_layouts_can_be_applied_and_asserted(
 
     answer = shell(command, "all-2g.10gb", *files, *machine, CONFIG_FILE=layouts)
 
-    assert "has no layout" not in answer.err
+    assert "unknown layout" not in answer.err
     assert answer.status == (0 if command == "apply" else 1)

@@ -262,7 +262,7 @@ def test_an_unknown_layout_is_answered_with_close_ones_and_their_number() -> Non
         parsed.layout("all-1g.6gb")
     assert caught.value.reason is errors.Reason.UNKNOWN_CONFIG
     assert str(caught.value) == (
-        "f.yaml has no layout 'all-1g.6gb' among its 2; did you mean 'all-1g.5gb'?"
+        "unknown layout 'all-1g.6gb' in f.yaml; did you mean 'all-1g.5gb'?"
     )
     with pytest.raises(errors.LayoutError, match=r"^f.yaml has no layouts$"):
         parse("").layout("x")

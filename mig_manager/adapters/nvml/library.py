@@ -136,8 +136,11 @@ def call_unless(codes: Collection[int], function: Callable[..., Any], *args: obj
 
 def from_code(code: int, *, operation: str) -> errors.HardwareError:
     """Return the error for an NVML return value."""
+    is_missing = code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     return errors.HardwareError(
-        f"{operation} answered {str(pynvml.NVMLError(code))!r}",
+        f"NVIDIA driver not found: {programs.NVML}"
+        if is_missing
+        else f"{operation} answered {str(pynvml.NVMLError(code))!r}",
         reason=_REASONS.get(code, errors.Reason.NVML_ERROR),
         operation=operation,
         code=code,

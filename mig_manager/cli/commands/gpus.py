@@ -63,7 +63,7 @@ class GpuCommand(gpu_access.CommandAdapters):
                 return source.layout(name)
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
-        names = messages.list_names(list(source.layouts), limit=_MAX_NAMED)
+        names = messages.list_names(source.possible(self._nodes()), limit=_MAX_NAMED)
         raise errors.UsageError(
             f"name a layout; {source.source} has {names or 'none'}",
             remedy="'mig-manager validate' shows which ones fit.",
@@ -71,12 +71,16 @@ class GpuCommand(gpu_access.CommandAdapters):
 
     def _generate(self, name: str, source: layouts.Document) -> layouts.Layout:
         """Generate a layout that the built-in file lacks, for this machine's GPUs."""
-        try:
-            gpus = self.observed
-        except errors.HardwareError:
-            return source.layout(name)
-        every = served.merge(source, served.generate(gpus), is_default=False)
-        return every.layout(name, (gpus,))
+        nodes = self._nodes()
+        for gpus in nodes:
+            source = served.merge(source, served.generate(gpus), is_default=False)
+        return source.layout(name, nodes)
+
+    def _nodes(self) -> Sequence[model.ObservedGpus]:
+        """Return this machine's GPUs, or nothing where they cannot be observed."""
+        with contextlib.suppress(errors.HardwareError):
+            return (self.observed,)
+        return ()
 
     def read(self, file: str | None) -> layouts.Document:
         """Return a config document, by default the built-in one."""

@@ -89,5 +89,6 @@ def _goal(operand: str | None) -> goals.Goal:
     if operand == "undo":
         return goals.Goal(layout=None)
     if not well_known.LABEL_VALUE.fullmatch(operand):
-        raise errors.UsageError(f"{operand!r} is not a valid label value")
+        problem = f"{operand!r} is not a valid label value; write LAYOUT -l SELECTOR"
+        raise errors.UsageError(problem)
     return goals.Goal(layout=operand)

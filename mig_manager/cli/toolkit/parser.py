@@ -86,6 +86,12 @@ def _parse_words(of: program.CommandLine, command: str, argv: Sequence[str]) -> 
     return vars(build(of, command).parse_intermixed_args(words)) | values
 
 
+def is_surplus_operand(error: errors.MigManagerError) -> bool:
+    """Return whether a command line has an operand too many."""
+    _, separator, words = error.message.partition(_UNRECOGNIZED)
+    return bool(separator) and not words.startswith("-")
+
+
 class Parser(argparse.ArgumentParser):
     """Raises instead of printing and exiting, so that all errors look the same."""
 

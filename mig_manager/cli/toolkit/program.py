@@ -115,6 +115,8 @@ class CommandLine:
     leading: tuple[options.Option, ...] = (VERSION,)  # allowed only before the command
     anywhere: tuple[options.Option, ...] = ()  # options of commands, also allowed before it
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of commands
+    elsewhere: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Hints, such as '; run ...', by the name of another program's command."""
     statuses: Mapping[str, str]
     other_statuses: str = ""
     environment: str = ""  # a paragraph about variables; empty without any
@@ -136,7 +138,7 @@ class CommandLine:
         """Return a command; UnknownCommandError if the name is unknown."""
         commands = self.commands
         if name not in commands:
-            hint = messages.did_you_mean(name, commands, limit=1)
+            hint = self.elsewhere.get(name) or messages.did_you_mean(name, commands, limit=1)
             raise errors.UnknownCommandError(f"unknown command {name!r}{hint}")
         return commands[name]
 

@@ -29,6 +29,7 @@ _OTHER_FILES = {
     "hooks": "a hooks file (--hooks-file)",
 }
 """By the key that only such a file has."""
+_NAME_LAYOUTS = "Name a file with 'mig-configs'."
 _EXTRACT = (
     "Extract the file from its data: kubectl get configmap NAME -n NAMESPACE "
     r"-o jsonpath='{.data.config\.yaml}' | mig-manager validate -f -"
@@ -89,12 +90,12 @@ def _check_kind(root: yaml_tree.Mapping) -> None:
         raise errors.ConfigError(
             f"this is a Kubernetes {what}, not a layout file",
             location=root.location,
-            remedy=_EXTRACT if what == "ConfigMap" else "",
+            remedy=_EXTRACT if what == "ConfigMap" else _NAME_LAYOUTS,
         )
     for entry in root.entries:
         if entry.key in _OTHER_FILES:
             problem = f"this is {_OTHER_FILES[entry.key]}, not a layout file"
-            raise errors.ConfigError(problem, location=entry.location)
+            raise errors.ConfigError(problem, location=entry.location, remedy=_NAME_LAYOUTS)
 
 
 def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layouts.Layout:

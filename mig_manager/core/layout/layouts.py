@@ -123,16 +123,18 @@ class Document:
                 reason=errors.Reason.UNKNOWN_CONFIG,
                 remedy=_NAME_ANOTHER_FILE,
             )
-        possible = [
+        hint = messages.did_you_mean(name, self.possible(nodes))
+        raise errors.LayoutError(
+            f"unknown layout '{name}' in {self.source}{hint}", reason=errors.Reason.UNKNOWN_CONFIG
+        )
+
+    def possible(self, nodes: Sequence[Sequence[model.Gpu]]) -> Sequence[str]:
+        """Return the layouts with profiles that a node has, each a list of GPUs; or all."""
+        return [
             each.name
             for each in self.layouts.values()
             if not nodes or any(_has_profiles(gpus, each) for gpus in nodes)
         ]
-        raise errors.LayoutError(
-            f"{self.source} has no layout '{name}' among its {len(self.layouts)}"
-            f"{messages.did_you_mean(name, possible)}",
-            reason=errors.Reason.UNKNOWN_CONFIG,
-        )
 
     def select(self, names: Sequence[str]) -> Sequence[Layout]:
         """Return the layouts of these names, or all.
