@@ -14,6 +14,7 @@ from mig_manager.cli.commands import doctor_examination, doctor_facts, doctor_re
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests import privileges
 from tests.adapters import proc_tree
 from tests.shell.commandline import Shell
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
@@ -35,7 +36,7 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
 
     assert not result.failing
     assert result.text("driver") == "driver 580.95.05, NVML 580.95.05"
-    assert result.text("rights") == "no kubeconfig"
+    assert result.text("rights") == "no kubeconfig; name one with --kubeconfig"
     assert list(result.findings) == [check.name for check in doctor_examination.CHECKS]
 
 
@@ -47,8 +48,9 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     data = shell("doctor", *patient.argv, "-o", "json")
 
     assert (text.status, data.status) == (1, 1)
-    assert "driver               fail     driver 440.33.01" in text.out
+    assert "driver           fail     driver 440.33.01" in text.out
     assert "remedy: Install a newer NVIDIA driver." in text.out
+    assert text.out.count("no kubeconfig") == 1
     found = json.loads(data.out)
     assert found["is_good"] is False
     assert {f["check"] for f in found["findings"] if f["verdict"] == "fail"} == {"driver"}
@@ -75,12 +77,28 @@ def test_a_driver_that_fails_hides_nothing_else(
 
     assert time.monotonic() - since < 100
     assert result.failing == {"driver"}
-    assert result.text("gpus") == "cannot be checked: the driver does not answer"
+    assert result.text("gpus") == "cannot be checked without the GPUs"
     assert "the agent" not in result.remedies("driver")
     assert message in result.text("driver")
     assert "code" not in fault or "Load the NVIDIA driver" in result.remedies("driver")
     assert result.verdict("instances") is SKIPPED
     assert (result.verdict("config-file"), result.verdict("lock")) == (OK, OK)
+
+
+def test_a_file_that_apply_could_not_write_is_a_warning(
+    patient: Patient, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o555)
+    names = ("lock", "journal", "verified-layout")
+    options = [f"--{name}-file={folder / 'new' / name}" for name in names]
+
+    with privileges.bound_by_file_modes():
+        result = patient.born().examine(*options)
+
+    for check in ("lock", "journal-file", "verified-layout"):
+        assert result.verdict(check) is WARN
+        assert "may not write it" in result.text(check)
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:

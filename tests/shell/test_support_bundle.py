@@ -150,7 +150,7 @@ def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
     assert json.loads(files["doctor.json"])["is_good"] is True
     assert files["doctor.txt"].startswith("CHECK ")
     assert json.loads(files["versions.json"])["driver"]
-    assert missing(files)["node.json"] == "no kubeconfig"
+    assert missing(files)["node.json"] == "no kubeconfig; name one with --kubeconfig"
     assert missing(files)["units.log"] == "the GPUs are simulated"
 
 

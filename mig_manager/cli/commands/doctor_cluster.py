@@ -125,7 +125,8 @@ def _rights(facts: Facts) -> Iterator[Finding]:
             is_complete = False
             yield (fail if right.is_needed else warn)(f"may not {right}: {right.purpose}")
     if is_complete:
-        yield ok(f"all {len(rights.RIGHTS)} rights that the agent needs")
+        whose = facts.settings.kubeconfig or "the pod's ServiceAccount"
+        yield ok(f"{whose} has all {len(rights.RIGHTS)} rights that the agent needs")
 
 
 @_check(

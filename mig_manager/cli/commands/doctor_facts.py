@@ -22,6 +22,7 @@ from mig_manager.sandbox.driver import worker as simulated_worker
 
 _ATTEMPTS = 3
 """Attempts of an API request that fit into a check's time-out, pauses included."""
+_NO_CLUSTER = "no kubeconfig; name one with --kubeconfig"
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _Fact = TypeVar("_Fact")
 
@@ -140,7 +141,7 @@ def facts(settings: doctor_settings.DoctorSettings) -> Facts:
         except errors.UsageError as error:
             if settings.has_cluster:
                 raise
-            raise NotAskedError(error.message if path else "no kubeconfig") from error
+            raise NotAskedError(error.message if path else _NO_CLUSTER) from error
 
     def api_of_node() -> api.KubeApi:
         connected = kube.require()
@@ -172,7 +173,7 @@ def facts(settings: doctor_settings.DoctorSettings) -> Facts:
         settings=settings,
         # Two workers: a hanging one must not delay the other.
         gpus=Once(lambda: worker().observe(), what="the GPUs"),
-        inspection=Once(lambda: worker().inspect(), what="the GPU processes"),
+        inspection=Once(lambda: worker().inspect(), what="the GPUs"),
         kube=kube,
         node=Once(
             lambda: node.KubeNode(api_of_node(), name=name, clock=clock).read(), what="the node"

@@ -1,6 +1,7 @@
 """The checks of ``doctor`` on the machine: driver, GPUs, privileges and files."""
 
 import collections
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -58,12 +59,8 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 )
 def _gpus(facts: Facts) -> Iterator[Finding]:
     """Every GPU answers; at least one supports MIG; no change of MIG mode is pending."""
-    try:
-        gpus = facts.gpus.get()
-    except errors.HardwareError as error:
-        if facts.inspection.if_known() is None:  # the check "driver" fails, and once is enough
-            raise NotAskedError("cannot be checked: the driver does not answer") from error
-        raise
+    # Where the check "driver" fails, once is enough.
+    gpus = facts.gpus.get() if facts.inspection.if_known() else facts.gpus.require()
     if not any(gpu.is_mig_capable for gpu in gpus):
         what = "no GPU of this node supports MIG" if gpus else "this node has no NVIDIA GPU"
         yield fail(what, "Remove the node's label nvidia.com/mig.config.")
@@ -243,7 +240,7 @@ def _lock(facts: Facts) -> Iterator[Finding]:
     except OSError as error:
         yield warn(f"{path}: {error.strerror or error}")
     else:
-        yield warn(f"in use by {owner}") if owner else ok(f"{path}: free")
+        yield warn(f"in use by {owner}") if owner else _file(path, "free")
 
 
 @_check("config-file", "Correct the file at this place.")
@@ -268,9 +265,9 @@ def _verified_layout(facts: Facts) -> Iterator[Finding]:
     path = facts.settings.verified_layout_file
     layout = _record(path, files.VerifiedLayoutFile(path).read, journals.VerifiedLayout.from_json)
     if layout is None:
-        yield ok(f"{path}: no layout saved for the next boot")
+        yield _file(path, "no layout saved for the next boot")
     else:
-        yield ok(f"{path}: layout {layout.config!r} of {len(layout.snapshot)} GPUs")
+        yield _file(path, f"layout {layout.config!r} of {len(layout.snapshot)} GPUs")
 
 
 @_check(
@@ -282,11 +279,19 @@ def _journal_file(facts: Facts) -> Iterator[Finding]:
     path = facts.settings.journal_file
     journal = _record(path, files.JournalFile(path).read, journals.Journal.from_json)
     if journal is None:
-        yield ok(f"{path}: no change is in progress")
+        yield _file(path, "no change is in progress")
     elif journal.has_only_persistence:
         yield persistence_off(journal.persistent_gpus)
     else:
         yield warn(f"{path}: the change to layout {journal.config!r} has not finished")
+
+
+def _file(path: pathlib.Path, content: str) -> Finding:
+    """Return the finding about a file that 'apply' writes, or makes in its folder."""
+    existing = next(each for each in (path, *path.parents) if os.access(each, os.F_OK))
+    if os.access(existing, os.W_OK):
+        return ok(f"{path}: {content}")
+    return warn(f"{path}: {content}; user id {os.geteuid()} may not write it", "Run as root.")
 
 
 def _record(

@@ -1,5 +1,6 @@
 """The report of ``mig-manager doctor``, for people and for programs."""
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -90,11 +91,21 @@ _TONES: Mapping[CheckResult, bar.Tone] = {
 def table(report: DoctorReport, *, style: bar.Style) -> str:
     """Return the findings for people, with remedies below the problems."""
     rows: list[tables.Row] = []
+    skipped: dict[str, list[str]] = collections.defaultdict(list)
     for check, finding in report.findings:
+        if finding.verdict is CheckResult.SKIPPED:
+            skipped[finding.text].append(check)
+            continue
         # Names from the API and from processes must not control the terminal.
         text, remedy = (messages.printable(each, " ") for each in (finding.text, finding.remedy))
         rows.append((check, (finding.verdict.value, _TONES[finding.verdict]), text))
         rows += [("", "", f"remedy: {remedy}")] if remedy else []
+    # One cause, such as a missing kubeconfig, is one row.
+    for why, checks in skipped.items():
+        name = checks[0] if len(checks) == 1 else f"{len(checks)} checks"
+        text = why if len(checks) == 1 else f"{why}: {', '.join(checks)}"
+        verdict = CheckResult.SKIPPED.value, _TONES[CheckResult.SKIPPED]
+        rows.append((name, verdict, messages.printable(text, " ")))
     lines = tables.columns(("CHECK", "VERDICT", "FOUND"), rows, style=style)
     counts = [f"{n} {verdict.value}" for verdict in CheckResult if (n := report.count(verdict))]
     return "\n".join([*lines, "", ", ".join(counts)])
