@@ -48,9 +48,20 @@ def run(shell: Shell, stdout: TextIO, *argv: str) -> tuple[int, str]:
     return main.main(argv, here), stderr.getvalue()
 
 
-def test_a_terminal_without_box_drawing_gets_ascii(shell: Shell) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "variables"),
+    [
+        ("ascii", {}),
+        ("utf-8", {"LC_ALL": "C", "LANG": "C.UTF-8"}),
+        ("utf-8", {"LC_CTYPE": "C.UTF-8", "LANG": "C"}),
+    ],
+)
+def test_a_terminal_without_box_drawing_gets_ascii(
+    shell: Shell, encoding: str, variables: dict[str, str]
+) -> None:
     written = io.BytesIO()
-    stdout = io.TextIOWrapper(written, encoding="ascii")
+    stdout = io.TextIOWrapper(written, encoding=encoding)
+    shell.environ.update(variables)
 
     assert run(shell, stdout, "status", *SPEC)[0] == 0
     assert "+-----" in written.getvalue().decode("ascii")

@@ -47,7 +47,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("apply", "gpu-1", "all-x"), 2, "comes first: kubectl mig apply all-x gpu-1"),
         (("plan", "gpu-1", "all-x"), 2, "the layout comes first: kubectl mig plan all-x gpu-1"),
         (("plan", "all-x", "gpu-9"), 1, 'nodes "gpu-9" not found'),
-        (("plan", "all-3g"), 2, "no layout 'all-3g'"),
+        (("plan", "all-3g"), 2, "unknown layout 'all-3g'"),
         (("plan", __file__), 2, f"'{__file__}' is a file: write -f {__file__}"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "remedy: Check the file's path"),

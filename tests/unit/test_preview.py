@@ -145,7 +145,7 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     )
 
     listed_layouts.require_layout([there, listing], DOCUMENT, "all-7g.40gb")
-    with pytest.raises(errors.LayoutError, match=r"no layout 'all-7g\.40gb'"):
+    with pytest.raises(errors.LayoutError, match=r"unknown layout 'all-7g\.40gb'"):
         listed_layouts.require_layout([there], DOCUMENT, "all-7g.40gb")
     assert counts(previewed(listing, "all-7g.40gb"))["created"] == 2
     found = previewed(there, "all-7g.40gb")

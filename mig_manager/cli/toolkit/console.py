@@ -37,6 +37,7 @@ _INPUT_REASONS = frozenset(
 STANDARD_OUTPUT = pathlib.Path("-")  # instead of a file to write
 _MAX_DIGITS = 5  # of COLUMNS
 _MAX_ERRORS = 20  # of a document, before the rest is counted
+_COERCED = "C.UTF-8"
 _DRAWN_WITH = "┌─┬│·→✓░"
 
 _Parsed = TypeVar("_Parsed")
@@ -78,9 +79,14 @@ class Console:
         is_coloured = colour is node_settings.Colour.ALWAYS or (
             colour is node_settings.Colour.AUTO and self.stdout.isatty()
         )
+        # In the C locale Python writes UTF-8, and may set LC_CTYPE itself (PEP 538, PEP 540).
+        variables = ("LC_ALL", "LC_CTYPE", "LANG")
+        everywhere, characters, language = (self.environ.get(name, "") for name in variables)
+        locale = everywhere or characters.replace(_COERCED, "") or language
+        is_drawable = _encodable(self.stdout, _DRAWN_WITH) == _DRAWN_WITH
         return bar.Style(
             colour=is_coloured,
-            unicode=_encodable(self.stdout, _DRAWN_WITH) == _DRAWN_WITH,
+            unicode=is_drawable and locale not in ("C", "POSIX"),
             columns=self._columns(),
         )
 
