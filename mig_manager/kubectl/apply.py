@@ -151,7 +151,8 @@ def apply(
     notes = (*plans.nodes[0].notes, *(_notes(node) if custom else ()))
     plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
     if plans.nodes[0].preview.feasibility.fits is False:
-        return RequestedPlan(plans=plans, is_requested=False, outcome="Nothing was requested.")
+        outcome = f"Layout {name} does not fit {node.name}. Nothing was requested."
+        return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
     if is_dry_run:
         outcome = "Nothing was requested (--dry-run)."
         return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
@@ -162,11 +163,10 @@ def apply(
         )
         return RequestedPlan(plans=plans, is_requested=False, outcome=outcome)
     _request(api, report, name, text, now=now)
-    return RequestedPlan(
-        plans=plans,
-        is_requested=True,
-        outcome=f"Requested as layout {name}; 'kubectl mig status {node.name}' shows the outcome.",
+    outcome = (
+        f"Requested {name} of {node.name}; 'kubectl mig status {node.name}' shows the outcome."
     )
+    return RequestedPlan(plans=plans, is_requested=True, outcome=outcome)
 
 
 def annotation(layout: layouts.Layout, now: dt.datetime) -> str:
@@ -215,7 +215,7 @@ def _request(
         if _basis(node) != _basis(report.node):
             break
     raise errors.ClusterError(
-        f"node {node.name} has changed since the layout was planned: run the command again",
+        f"node {node.name} has changed since it was planned; nothing was requested",
         reason=errors.Reason.API_ERROR,
     )
 

@@ -12,8 +12,8 @@ from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, live
 from mig_manager.core import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
-from mig_manager.core.node import pod_object, well_known
-from mig_manager.kubectl import cluster, plan, plugin_settings, status
+from mig_manager.core.node import pod_object
+from mig_manager.kubectl import apply, cluster, plan, plugin_settings, status
 
 _UP, _DOWN = ("k", "\x1b[A"), ("j", "\x1b[B")
 _OPEN, _BACK = ("\r", "\n"), ("\x1b", "\x7f")
@@ -57,7 +57,6 @@ class _Selection:
     layout: str = ""
     text: str = ""
     """The picture of the layout's plan."""
-    does_not_fit: bool = False  # as the plan shows
     message: str = ""
     """The result of the last request."""
 
@@ -146,12 +145,7 @@ class Top:
             pods=self._command.reader.pods([choice.node]),
         )
         text = plan.pictures(result, style=self._command.style)
-        return dataclasses.replace(
-            choice,
-            screen=_Page.PLAN,
-            text=text,
-            does_not_fit=result.nodes[0].preview.feasibility.fits is False,
-        )
+        return dataclasses.replace(choice, screen=_Page.PLAN, text=text)
 
     def _report(self) -> node_reports.NodeReport:
         return next(each for each in self._search.reports if each.node.name == self._choice.node)
@@ -160,7 +154,7 @@ class Top:
         return tuple(entry.name for entry in self._report().node.layouts)
 
     def _request(self, choice: _Selection) -> _Selection:
-        """Request the layout, unless it does not fit or the plan on the screen is outdated."""
+        """Request the layout as ``apply`` does, unless the plan on the screen is outdated."""
         self._search = self._command.find(self._names)
         current = self._present(choice)
         if current is choice:
@@ -168,22 +162,16 @@ class Top:
         if current.text != choice.text:
             message = f"{choice.node} has changed since it was planned; nothing was requested"
             return dataclasses.replace(current, message=message)
-        if choice.does_not_fit:
-            message = f"{choice.layout} does not fit {choice.node}: nothing was requested"
-            return dataclasses.replace(choice, message=message)
-        change = {
-            "resourceVersion": self._report().node.version,
-            "labels": {well_known.CONFIG_LABEL: choice.layout},
-        }
-        try:
-            self._command.kubectl.patch_node(choice.node, {"metadata": change})
-        except errors.ClusterError as error:
-            if not error.is_conflict:
-                raise
-            message = f"{choice.node} has just changed: press y again"
-            return dataclasses.replace(choice, message=message)
-        message = f"requested {choice.layout} of {choice.node}"
-        return dataclasses.replace(choice, screen=_Page.NODES, message=message)
+        result = apply.apply(
+            self._command.kubectl,
+            self._report(),
+            choice.layout,
+            self._command.document(listed_layouts.NO_FILE),
+            is_dry_run=False,
+            now=self._command.now,
+        )
+        screen = _Page.NODES if result.is_requested else choice.screen
+        return dataclasses.replace(choice, screen=screen, message=result.outcome)
 
     def _view(self) -> live.View:
         style, choice = self._command.style, self._choice

@@ -80,7 +80,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
 
     assert (answer.status, answer.err) == (0, "")
     assert "GPU 0" in answer.out
-    assert "Requested as layout custom" in answer.out
+    assert "Requested custom of gpu-1" in answer.out
     assert metadata(user.server)["labels"][well_known.CONFIG_LABEL] == "custom"
     text = metadata(user.server)["annotations"][well_known.LAYOUT_ANNOTATION]
     written, _ = custom_layouts.single(text, source="annotation")
@@ -92,7 +92,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
 @pytest.mark.parametrize(
     ("layout", "words", "message", "requested"),
     [
-        ("all-1g.5gb", (), "Requested as layout all-1g.5gb", "all-1g.5gb"),
+        ("all-1g.5gb", (), "Requested all-1g.5gb of gpu-1", "all-1g.5gb"),
         ("all-1g.5gb", ("--dry-run",), "Evicts no pod.", "all-balanced"),
         ("all-1g.5gb", ("--dry-run",), "Nothing was requested (--dry-run).", "all-balanced"),
         (

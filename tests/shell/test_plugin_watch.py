@@ -182,7 +182,7 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> Non
         session.read_until(r"then[\s\S]*y request it")
         assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
         session.type("y")
-        session.read_until("requested all-1g.5gb of gpu-8")
+        session.read_until("Requested all-1g.5gb of gpu-8")
         session.type("q")
 
         assert session.end() == 0
@@ -248,7 +248,7 @@ def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
         session.read_until("gpu-8 has changed since it was planned; nothing was requested")
         assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-disabled"
         session.type("y")
-        session.read_until("requested all-1g.5gb of gpu-8")
+        session.read_until("Requested all-1g.5gb of gpu-8")
         session.type("q")
 
         assert session.end() == 0
@@ -256,19 +256,28 @@ def test_top_plans_again_if_the_node_has_changed(viewer: rig.Viewer) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("listing_node")
-def test_top_does_not_request_a_layout_that_does_not_fit(viewer: rig.Viewer) -> None:
+@pytest.mark.parametrize(
+    ("keys", "layout", "outcome"),
+    [
+        ("jjj", "all-1g.10gb", "Layout all-1g.10gb does not fit gpu-8"),
+        ("jj", "all-balanced", "The node requests layout all-balanced already"),
+    ],
+)
+def test_top_says_why_it_requests_nothing(
+    viewer: rig.Viewer, keys: str, layout: str, outcome: str
+) -> None:
     with terminal.started(
         ["top", "--color=never", "gpu-8"], columns=100, environ=viewer.environment, module=_MODULE
     ) as session:
         session.read_until("> gpu-8")
         session.type("l")
         session.read_until("> all-disabled")
-        session.type("jjj")
-        session.read_until("> all-1g.10gb")
+        session.type(keys)
+        session.read_until(f"> {layout}")
         session.type("\r")
         session.read_until("y request it")
         session.type("y")
-        session.read_until("all-1g.10gb does not fit gpu-8: nothing was requested")
+        session.read_until(outcome)
         session.type("q")
 
         assert session.end() == 0
