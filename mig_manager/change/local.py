@@ -149,12 +149,14 @@ class LocalJournal:
         Raises:
             UsageError: A snapshot cannot be written.
         """
-        self.entries = dataclasses.replace(self.entries, boot_id=self.deps.boot_id, **entries)
+        before = self.entries
+        self.entries = dataclasses.replace(before, boot_id=self.deps.boot_id, **entries)
         if not self.entries.is_empty:
             try:
                 self.deps.journal.save(self.entries.to_json())
             except errors.ConfigError as error:
                 if self.entries.snapshot:
+                    self.entries = before
                     raise _not_written(error) from error
             else:
                 return

@@ -293,9 +293,10 @@ def test_without_a_journal_nothing_is_changed(node: Node, refused: set[str]) -> 
     before = node.shape
     node.journal.refused = refused
 
-    with pytest.raises(errors.UsageError, match="name another file with --journal-file"):
+    with pytest.raises(errors.UsageError, match="name another file with --journal-file") as caught:
         node.change_to("wanted")
 
+    assert local.RETRIED_LATER not in caught.value.message
     assert node.shape == before
     assert node.steps == 0
 
