@@ -4,6 +4,7 @@ from typing import Any
 
 from mig_manager.cli.toolkit import command_settings, program
 from mig_manager.core import node_settings, options
+from mig_manager.core.node import selectors
 
 KUBECTL_OPTIONS = tuple(
     options.Option(
@@ -51,7 +52,10 @@ class PluginSettings(command_settings.TerminalSettings):
     """Settings of a command, which takes a part of the options."""
 
     selector: str | None = options.text(
-        "label selector of the nodes, as for kubectl", short="l", metavar="SELECTOR"
+        "label selector of the nodes, as for kubectl",
+        short="l",
+        metavar="SELECTOR",
+        parse=selectors.validate_selector,
     )
     filename: str | None = options.text(
         "config document, '-' for standard input", short="f", metavar=options.FILE

@@ -93,6 +93,8 @@ def test_a_value_that_cannot_be_used_is_named(words: tuple[str, ...], message: s
         ("spot", {"spot": ""}, True),
         ("spot", {}, False),
         ("pool=", {"pool": ""}, True),
+        ("gpu.memory>40000", {"gpu.memory": "81559"}, True),
+        ("gpu.memory < 40000", {"gpu.memory": "81559"}, False),
     ],
 )
 def test_a_node_selector_means_what_it_means_to_kubectl(

@@ -263,6 +263,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("status", "--simulate", "8xA100-SXM4-40G"), 2, "did you mean 'A100-SXM4-40GB'"),
         (("status", "--simulate", "100000xA30"), 2, "a node has 1 to 16 GPUs"),
         (("generate-config", "--gpu", "T4"), 2, "Tesla T4 has no MIG"),
+        (("rollout", "x", "-l", "a in ("), 2, "is not a label selector"),
         (("rollout", "x", "-l", "a=b", "--max-unavailable", "0"), 2, "at least 1"),
         (("rollout", "x", "-l", "a=b", "--kubeconfig", "/no/kubeconfig"), 2, "no such file"),
         (("partitioner", "recommend"), 2, "unexpected 'recommend'"),

@@ -56,7 +56,7 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("plan", "all-disabled", "--config-map", "x/y", "-f", "z"), 2, "not both"),
         (("status", "-l", "pool=none"), 2, "no node with selector 'pool=none'"),
         (("status", "-l", "pool=none"), 2, "remedy: See all labels"),
-        (("status", "-l", "((("), 1, ""),
+        (("status", "-l", "((("), 2, "is not a label selector"),
         (("history", "gpu-9"), 1, 'nodes "gpu-9" not found'),
         (("layouts", "gpu-9"), 1, "remedy: Name a node with NVIDIA GPUs: gpu-1, gpu-2, gpu-3"),
         (("history", "../../../version"), 1, ""),

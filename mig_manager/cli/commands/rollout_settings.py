@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings
 from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import goals, rollout
-from mig_manager.core.node import well_known
+from mig_manager.core.node import selectors, well_known
 
 
 class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSettings):
@@ -25,6 +25,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         short="l",
         metavar="SELECTOR",
         default="",
+        parse=selectors.validate_selector,
     )
     max_unavailable: str = options.text(
         "max nodes unavailable at once (number or %), counting those already unavailable",

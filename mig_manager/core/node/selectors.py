@@ -82,8 +82,10 @@ _KEY = r"(?P<key>[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?)"
 _FORMS = (
     re.compile(rf"{_KEY}\s*(?P<negated>!?)==?\s*(?P<values>[A-Za-z0-9._-]*)"),
     re.compile(rf"{_KEY}\s+(?P<negated>not|)in\s*\((?P<values>[A-Za-z0-9._,\s-]*)\)"),
+    re.compile(rf"{_KEY}\s*(?P<negated>)(?P<sign>[<>])\s*(?P<values>[0-9]+)"),
     re.compile(rf"(?P<negated>!?)\s*{_KEY}"),
 )
+_SIGNS = {">": "Gt", "<": "Lt"}
 
 
 def parse_selector(text: str) -> tuple[Requirement, ...]:
@@ -94,10 +96,18 @@ def parse_selector(text: str) -> tuple[Requirement, ...]:
         if match is None:
             raise ValueError("is not a label selector, such as pool=a100,zone in (a,b)")
         values, is_negated = match.groupdict().get("values"), bool(match["negated"])
-        if values is None:
+        if sign := match.groupdict().get("sign"):
+            operator = _SIGNS[sign]
+        elif values is None:
             operator = "DoesNotExist" if is_negated else "Exists"
         else:
             operator = "NotIn" if is_negated else "In"
         listed = () if values is None else tuple(map(str.strip, values.split(",")))
         requirements.append(Requirement(key=match["key"], operator=operator, values=listed))
     return tuple(requirements)
+
+
+def validate_selector(text: str) -> str:
+    """Return a label selector as it is; ValueError if it is invalid."""
+    parse_selector(text)
+    return text
