@@ -214,7 +214,8 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
             losses = [loss_text(loss, may_evict=node.may_evict) for loss in result.losses or ()]
             lines += map(style.wrap, losses)
             if node.is_changed and not evicts:
-                lines.append("Evicts no pod.")
+                policy = " under the default drain policy" if node.may_evict else ""
+                lines.append(f"Evicts no pod{policy}.")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
