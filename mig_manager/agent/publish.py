@@ -51,8 +51,12 @@ class Publisher:
     def read(self) -> node_object.NodeView:
         """Return the node, and treat its annotations as written."""
         view = self._node.read()
-        self._written = _steady(view)
+        self.note(view)
         return view
+
+    def note(self, view: node_object.NodeView) -> None:
+        """Treat a view's annotations as written: another program may have changed them."""
+        self._written = _steady(view)
 
     def forget(self) -> None:
         """Write everything again: the Node was deleted and registered again."""

@@ -125,7 +125,7 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
-            self._resume_unlisted()
+            self._observe_node()
             # Before a drift is published, with the GPUs and without their use.
             is_news = not resting.is_published(self._shared, observation.gpus)
             repair = repairing.NOTHING
@@ -146,8 +146,10 @@ class Reconciler:
             resting.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)
         return action
 
-    def _resume_unlisted(self) -> None:
-        recovery.resume_unlisted(self._shared, self._watched_node or self._deps.node.latest())
+    def _observe_node(self) -> None:
+        view = self._watched_node or self._deps.node.latest()
+        self._shared.publisher.note(view)
+        recovery.resume_unlisted(self._shared, view)
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
@@ -191,7 +193,7 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        self._resume_unlisted()
+        self._observe_node()
         gpus, _ = resting.observe(self._shared, self.faults)
         is_news = not resting.is_published(self._shared, gpus)
         self._publish_without_request(gpus, self._shared.publisher.read() if is_news else None)

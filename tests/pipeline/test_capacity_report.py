@@ -293,6 +293,7 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     first = changes.entry("[0]", {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1})
     agent = scenes.reconciler(rig, f"{scenes.CONFIG}  first:\n{first}\n")
     ended = scenes.run(rig, layout, by=agent) if layout else agent.rest()
+    backup = dict(rig.annotations)
 
     def check() -> None:
         if layout and isinstance(ended, outcomes.Outcome):
@@ -308,6 +309,10 @@ def test_gpus_changed_at_rest_are_published_with_their_use(
     check()
 
     assert patches(rig) == before
+    # Another program restores the Node.
+    for key in (well_known.GPUS_ANNOTATION, well_known.CAPACITY_ANNOTATION):
+        rig.annotations[key] = backup[key]
+    check()
     inventory = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert gpu_values.geometry(inventory) == gpu_values.geometry(rig.gpus)
     assert published(rig) == [[[0, 2]], []]
