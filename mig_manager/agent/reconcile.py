@@ -125,7 +125,8 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
-            self._observe_node()
+            if self._is_change_put_back(self._observe_node()):
+                return drift.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
             is_news = not resting.is_published(self._shared, observation.gpus)
             repair = repairing.NOTHING
@@ -146,10 +147,18 @@ class Reconciler:
             resting.publish_gpus(self._shared, observation.gpus, self._layouts, self.capacity)
         return action
 
-    def _observe_node(self) -> None:
+    def _observe_node(self) -> node_object.NodeView:
         view = self._watched_node or self._deps.node.latest()
         self._shared.publisher.note(view)
         recovery.resume_unlisted(self._shared, view)
+        return view
+
+    def _is_change_put_back(self, watched: node_object.NodeView) -> bool:
+        """Check whether another program put back a change that this agent has ended."""
+        if not (self._attempts.journal.is_empty and _shows_change(watched)):
+            return False
+        # The watch may lag behind the end of our own run.
+        return _shows_change(self._shared.publisher.read())
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
@@ -243,3 +252,8 @@ class Reconciler:
         self._shared.publisher.forget()
         self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
         self.capacity.forget_node()
+
+
+def _shows_change(view: node_object.NodeView) -> bool:
+    has_journal = well_known.JOURNAL_ANNOTATION in view.annotations
+    return has_journal or well_known.HOLD_TAINT in view.taint_keys

@@ -188,6 +188,26 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwh
     assert written_back > 5
 
 
+def test_a_change_that_a_backup_of_the_node_puts_back_is_ended() -> None:
+    rig, backup = scenes.node(layout="all-balanced"), dict[str, dict[str, str]]()
+
+    def save() -> None:
+        if rig.has_hold_taint and well_known.PAUSED_VALUE in rig.labels.values():
+            backup.update(labels=dict(rig.labels), annotations=dict(rig.annotations))
+
+    rig.on_call = save
+    agent = scenes.reconciler(rig)
+    ended = scenes.run(rig, by=agent)
+    rig.on_call = lambda: None
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    rig.labels, rig.annotations, rig.has_hold_taint = *backup.values(), True
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
+    assert scenes.run(rig, by=agent, may_evict=False).state is model.State.SUCCESS
+    scenes.assert_restored(rig)
+    assert scenes.has_layout(rig, LAYOUT)
+
+
 @pytest.mark.parametrize("wanted", [None, "too-much"])
 def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | None) -> None:
     undone = 0
