@@ -384,16 +384,13 @@ def test_a_named_source_overrides_a_variable_for_the_other_source(
     assert rig(LAYOUT, "-l", "gpu=yes", *source, variables=variables).status == 0
 
 
-@pytest.mark.parametrize(
-    ("selector", "status"), [("a in b in c", "400"), ("gpu=yes", "403")], ids=["bad", "forbidden"]
-)
-def test_a_request_that_the_api_refuses_is_reported(rig: Rig, selector: str, status: str) -> None:
+def test_a_request_that_the_api_refuses_is_reported(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", resource="nodes", status=403, times=None))
 
-    answer = rig(LAYOUT, "-l", selector)
+    answer = rig(LAYOUT, "-l", "gpu=yes")
 
     assert answer.status == 1
-    assert status in answer.err
+    assert "403" in answer.err
 
 
 FAULTS = {

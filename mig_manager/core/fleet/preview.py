@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import goals, listed_layouts, nodes
 from mig_manager.core.layout import layouts, plans
-from mig_manager.core.node import clients, pod_object, resources
+from mig_manager.core.node import clients, pod_object, resources, well_known
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -145,12 +145,37 @@ def preview(
     )
 
 
-def misfit(goal: goals.Goal, node: nodes.FleetNode) -> Preview | None:
-    """Return why a node cannot have a rollout's layout; None if it can, or that is unknown."""
-    if goal.layout is None:
+def misfit(
+    goal: goals.Goal, node: nodes.FleetNode, known: "dict[object, Preview | None]"
+) -> Preview | None:
+    """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
+
+    ``known`` are the answers for other nodes: thousands have the same GPUs, and instances decide
+    nothing.
+    """
+    gpus, _ = nodes.published_gpus(node)
+    if goal.layout is None or gpus is None:
         return None
-    result = preview(node, goal.document, goal.layout, None)
-    return result if result.feasibility is NodeFit.DOES_NOT_FIT else None
+    alike = tuple(
+        (
+            gpu.index,
+            gpu.pci_device_id,
+            gpu.current_mode,
+            gpu.pending_mode,
+            gpu.profiles,
+            gpu.virtualization,
+            gpu.is_remembered,
+        )
+        for gpu in gpus
+    )
+    annotations = map(
+        node.view.annotations.get, (well_known.LAYOUTS_ANNOTATION, well_known.LAYOUT_ANNOTATION)
+    )
+    key = alike, len(gpus.unreachable), *annotations
+    if key not in known:
+        result = preview(node, goal.document, goal.layout, None)
+        known[key] = result if result.feasibility is NodeFit.DOES_NOT_FIT else None
+    return known[key]
 
 
 def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> Preview:

@@ -182,6 +182,7 @@ class Rollout:
         self._goal = goal
         self._limits = limits
         self._tracks: dict[str, _Track] = {}
+        self._misfits: dict[object, preview.Preview | None] = {}
         self._has_begun = False
         self._rest: tuple[object, float] = ((), 0.0)
         """The states of nodes at rest, and since when; empty while a node is moving."""
@@ -235,7 +236,7 @@ class Rollout:
         track = self._tracks.get(node.name)
         if track and track.uid == node.view.uid:
             return track
-        return _Track(uid=node.view.uid, misfit=preview.misfit(self._goal, node))
+        return _Track(uid=node.view.uid, misfit=preview.misfit(self._goal, node, self._misfits))
 
     def _is_ours(self, track: _Track, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
