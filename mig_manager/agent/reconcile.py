@@ -89,8 +89,8 @@ class Reconciler:
         try:
             repairing.repair(self._attempts, request, cancel)
         except errors.LockedError:
-            # Only the layout's run publishes to who has set the label why it waits.
-            if not request.is_new:
+            # Only the layout's run publishes why a new request waits, or ends an open run's state.
+            if not (request.is_new or self._is_run_open(self._deps.node.latest())):
                 raise
         with self._attempts.begin(request, cancel) as job:
             outcome = run.run(job)

@@ -102,8 +102,7 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
     assert repairs.resets(rig) == 1
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending(*, is_stopped: bool) -> None:
+def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
     rig = repairs.faulty_node()
     lock, denials, is_released = fakes.FakeExclusion(), list[slots.Denial](), list[bool]()
 
@@ -124,17 +123,29 @@ def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending(*, is_stop
     assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
     is_released.clear()
     denials.append(slots.Denial(limit=1, changing=("node-b",)))
-    with pytest.raises(errors.LockedError):
-        scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert (is_released, rig.labels[well_known.STATE_LABEL]) == ([True], "pending")
-    lock.refusals = 0
 
-    if is_stopped:
-        agent.stop()
-    else:
-        scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert scenes.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
 
-    assert rig.labels[well_known.STATE_LABEL] == ("failed" if is_stopped else "success")
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    assert is_released
+
+
+@pytest.mark.parametrize("ends_at", [4, 6])
+def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at: int) -> None:
+    rig = repairs.faulty_node()
+    lock = fakes.FakeExclusion()
+    agent = repairs.agent_of(rig, lock=lock)
+    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
+    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=True)
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, repairs.LAYOUT, by=agent, request=request)
+    assert rig.labels[well_known.STATE_LABEL] == "pending"
+    lock.refusals = 1000
+
+    assert scenes.run(rig, repairs.LAYOUT, by=agent).reason is errors.Reason.LOCKED
+
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
 
 
 @pytest.mark.slow
