@@ -18,6 +18,7 @@ _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
 JOURNAL_SUFFIX = _JOURNAL_FILE.stem
 LAYOUT_SUFFIX = _LAYOUT_FILE.stem
 """Suffixes of the files that a simulated node has beside its state."""
+_SIMULATE_VARIABLES = "MIG_MANAGER_SIMULATE", "MIG_MANAGER_SIMULATE_STATE"
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # of ld.so(8)
 _GPUS, _FILES = "GPUs", "files"
 DEBUG = options.Option(
@@ -117,6 +118,9 @@ class GpuAccess:
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Variables of ``ld.so(8)``, which child processes and the driver's programs also need."""
 
+    is_from_variable: bool = False
+    """Whether a variable, which is easily forgotten, names simulated GPUs."""
+
     @property
     def is_simulated(self) -> bool:
         """Whether no hardware is touched."""
@@ -203,6 +207,7 @@ def gpu_access(source: options.Source) -> GpuAccess:
         **values,
         driver_roots=() if state else host_settings.library_roots(source),
         loader_variables={name: environ[name] for name in _LOADER_VARIABLES if environ.get(name)},
+        is_from_variable=any(map(environ.get, _SIMULATE_VARIABLES)),
     )
 
 

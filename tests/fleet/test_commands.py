@@ -86,14 +86,16 @@ class Rig:
         listed = served.to_json(map(served.ServedLayout.of, served.generate(gpus).values()))
         self.write(name, annotations={well_known.LAYOUTS_ANNOTATION: listed})
 
-    def serve_config(self, place: str = "mig-manager/mig-manager-config") -> None:
+    def serve_config(
+        self, place: str = "mig-manager/mig-manager-config", text: str = scenes.CONFIG
+    ) -> None:
         namespace, _, name = place.partition("/")
         self.server.store.create(
             {
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
                 "metadata": {"name": name, "namespace": namespace},
-                "data": {"config.yaml": scenes.CONFIG},
+                "data": {"config.yaml": text},
             }
         )
 
@@ -116,6 +118,8 @@ def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: Rig
     assert rig.label("other") is None, "it is outside the selector"
     counted = census.Census(rig.server)
 
+    # A layout file that cannot be used is a reason to undo, and no obstacle.
+    rig.serve_config(text="mig-configs: [")
     answer = rig.roll("undo")
 
     assert (answer.status, answer.data["state"], answer.data["undo"]) == (0, "done", True)
@@ -335,7 +339,8 @@ def test_rollout_labels_no_node_that_its_dry_run_refuses(rig: Rig, count: int) -
     for name in rig.names:
         rig.publish_gpus(name, "A30" if name in rig.names[:count] else "A100-SXM4-40GB")
 
-    answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "5")
+    source = ("--config-map", "mig-manager/mig-manager-config")
+    answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "5", *source)
 
     assert list(rig.labels().values()) == [None] * count + [LAYOUT] * (5 - count)
     assert answer.status == (2 if count == 5 else 1)

@@ -405,7 +405,9 @@ def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
     assert "NVIDIA A30" in answer.out
     unknown = shell("apply", "x", *state)
     created = "simulated GPUs: 1 NVIDIA A100-SXM4-80GB + 1 NVIDIA A30, in "
-    assert [created in each.err for each in (answer, unknown)] == [True, False]
+    forgotten = shell("status", MIG_MANAGER_SIMULATE_STATE=state[1])
+    answers = (answer, unknown, forgotten)
+    assert [created in each.err for each in answers] == [True, False, True]
     assert "simulated" not in answer.out
     # A state file holds one node.
     assert shell("status", *state).status == 0

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from mig_manager.catalogue import hardware
 from mig_manager.cli.commands import rollout_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import goals, marks, nodes, rollout
+from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
+from mig_manager.core.records import gpu_codec
 from tests.unit.rollouts import (
     APPLIED,
     FORMER,
@@ -529,3 +532,22 @@ def test_mark_has_the_layout_before_and_round_trips() -> None:
     dated = dataclasses.replace(UNDONE, started_at=dt.datetime(2026, 6, 1, tzinfo=dt.UTC))
     for mark in (UNDONE, dated):
         assert marks.parse(mark.to_json()) == mark
+
+
+def test_each_node_is_judged_by_the_gpus_that_it_publishes() -> None:
+    product = hardware.find("A100-SXM4-40GB")
+    here, elsewhere = (
+        gpu_codec.to_json([dataclasses.replace(hardware.template(product, 0), uuid=uuid)])
+        for uuid in ("GPU-" + digit * 8 + "-1111-2222-3333-444444444444" for digit in "ab")
+    )
+    rule = "{devices: [GPU-aaaaaaaa-1111-2222-3333-444444444444], mig-enabled: false}"
+    text = f"version: v1\nmig-configs:\n  {LAYOUT}: [{rule}]"
+    document = config.parse(text, source="a file")
+    goal = goals.Goal(layout=LAYOUT, document=document)
+    rolled = rollout.Rollout(goal, rollout.RolloutLimits(max_unavailable="2"))
+
+    first = rolled.decide([node("a", gpus=elsewhere), node("b", gpus=here)], 0.0)
+    later = rolled.decide([node("a", gpus=here), node("b", gpus=here)], 1.0)
+
+    assert states(first) == {"a": NodeState.SKIPPED, "b": NodeState.TO_DO}
+    assert later.start == ("a", "b")

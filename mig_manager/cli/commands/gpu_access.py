@@ -236,7 +236,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
             f"cannot save simulated GPUs in {path}: {error.strerror or error}",
             remedy="Name another file with --simulate-state.",
         ) from error
-    if is_new:
+    if is_new or access.is_from_variable:
         gpus = " + ".join(f"{number} {name}" for name, number in names.items())
         note(f"simulated GPUs: {gpus}, in {path}")
 

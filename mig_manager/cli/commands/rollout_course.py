@@ -55,12 +55,13 @@ def run(settings: rollout_settings.RolloutSettings, terminal: console.Console) -
                 names = messages.list_names(others, limit=messages.MAX_AT_A_TERMINAL)
                 terminal.note(f"labelled by an earlier rollout, not undone: {names}")
             reader, nodes = cluster_reader.ClusterReader(kube.get), selected.nodes()
-            document = _document(settings, terminal, reader)
+            if goal.layout is not None or settings.is_dry_run:
+                document = _document(settings, terminal, reader)
+                goal = dataclasses.replace(goal, document=document)
             # The agents may use another document than the presumed one.
-            is_known = not document.is_presumed or all(node.lists_every_layout for node in nodes)
+            is_known = not goal.document.is_presumed or all(n.lists_every_layout for n in nodes)
             if is_known and goal.layout is not None:
-                listed_layouts.require_layout(nodes, document, goal.layout)
-            goal = dataclasses.replace(goal, document=document)
+                listed_layouts.require_layout(nodes, goal.document, goal.layout)
             if settings.is_dry_run:
                 return _preview(settings, goal, terminal, reader, nodes)
             return _roll_out(settings, goal, terminal, selected)

@@ -156,6 +156,12 @@ def misfit(
     gpus, _ = nodes.published_gpus(node)
     if goal.layout is None or gpus is None:
         return None
+    is_listed = node.lists_every_layout or any(each.name == goal.layout for each in node.layouts)
+    if goal.document.is_presumed and not is_listed:
+        # Its agent may have another layout of this name.
+        return None
+    layout = goal.document.layouts.get(goal.layout)
+    is_about_kinds = layout is not None and not any(rule.identities for rule in layout.rules)
     alike = tuple(
         (
             gpu.index,
@@ -165,13 +171,14 @@ def misfit(
             gpu.profiles,
             gpu.virtualization,
             gpu.is_remembered,
+            "" if is_about_kinds else gpu.uuid,
         )
         for gpu in gpus
     )
     annotations = map(
         node.view.annotations.get, (well_known.LAYOUTS_ANNOTATION, well_known.LAYOUT_ANNOTATION)
     )
-    key = alike, len(gpus.unreachable), *annotations
+    key = alike, gpus.unreachable, *annotations
     if key not in known:
         result = preview(node, goal.document, goal.layout, None)
         known[key] = result if result.feasibility is NodeFit.DOES_NOT_FIT else None

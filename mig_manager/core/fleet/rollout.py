@@ -159,8 +159,9 @@ class _Track:
     """A node registered again under its name is another node."""
     is_requested: bool = False
     """Whether its label was written and is not visible yet."""
+    gpus: str | None = None  # as its agent last published them
     misfit: preview.Preview | None = None
-    """Why it cannot have the layout, by its GPUs when first seen."""
+    """Why it cannot have the layout, by these GPUs."""
     has_joined: bool = False  # whether it has shown the target label during this rollout
     target: str | None = None
     """The label's value when it joined: an undo's is unknown once the mark is gone."""
@@ -234,9 +235,12 @@ class Rollout:
 
     def _track(self, node: fleet_nodes.FleetNode) -> _Track:
         track = self._tracks.get(node.name)
-        if track and track.uid == node.view.uid:
+        if track is None or track.uid != node.view.uid:
+            track = _Track(uid=node.view.uid)
+        if track.has_joined or track.gpus == node.gpus:
             return track
-        return _Track(uid=node.view.uid, misfit=preview.misfit(self._goal, node, self._misfits))
+        misfit = preview.misfit(self._goal, node, self._misfits)
+        return dataclasses.replace(track, gpus=node.gpus, misfit=misfit)
 
     def _is_ours(self, track: _Track, node: fleet_nodes.FleetNode) -> bool:
         """Return whether a rollout made the node's request, and it is not withdrawn."""
