@@ -146,11 +146,11 @@ def preview(
 
 
 def misfit(
-    goal: goals.Goal, node: nodes.FleetNode, known: "dict[object, Preview | None]"
+    goal: goals.Goal, node: nodes.FleetNode, judged: "dict[object, Preview | None]"
 ) -> Preview | None:
     """Return why a node cannot have a rollout's layout; None if it can, or that is unknown.
 
-    ``known`` are the answers for other nodes: thousands have the same GPUs, and instances decide
+    ``judged`` are the answers for other nodes: thousands have the same GPUs, and instances decide
     nothing.
     """
     gpus, _ = nodes.published_gpus(node)
@@ -179,10 +179,10 @@ def misfit(
         node.view.annotations.get, (well_known.LAYOUTS_ANNOTATION, well_known.LAYOUT_ANNOTATION)
     )
     key = alike, gpus.unreachable, *annotations
-    if key not in known:
+    if key not in judged:
         result = preview(node, goal.document, goal.layout, None)
-        known[key] = result if result.feasibility is NodeFit.DOES_NOT_FIT else None
-    return known[key]
+        judged[key] = result if result.feasibility is NodeFit.DOES_NOT_FIT else None
+    return judged[key]
 
 
 def _unknown(node: nodes.FleetNode, layout: str, reason: str, message: str) -> Preview:
