@@ -68,7 +68,7 @@ def repair(
             return
         outcome = run.run(job)
         if outcome.reason is errors.Reason.LOCKED:
-            # The layout is active or has failed; its run would only publish the lock.
+            # A run of the layout would only meet the same lock.
             raise errors.LockedError(outcome.description)
         _end(job, outcome)
         job.journal.abandon()

@@ -153,12 +153,15 @@ def misfit(
     ``judged`` are the answers for other nodes: thousands have the same GPUs, and instances decide
     nothing.
     """
-    gpus, _ = nodes.published_gpus(node)
-    if goal.layout is None or gpus is None:
+    if goal.layout is None:
         return None
-    is_listed = node.lists_every_layout or any(each.name == goal.layout for each in node.layouts)
-    if goal.document.is_presumed and not is_listed:
+    if goal.document.is_presumed and not (
+        node.lists_every_layout or any(each.name == goal.layout for each in node.layouts)
+    ):
         # Its agent may have another layout of this name.
+        return None
+    gpus, _ = nodes.published_gpus(node)
+    if gpus is None:
         return None
     layout = goal.document.layouts.get(goal.layout)
     is_about_kinds = layout is not None and not any(rule.identities for rule in layout.rules)
