@@ -38,6 +38,14 @@ def agent_of(rig: fakes.NodeRig, **options: Any) -> scenes.Agent:
     return scenes.reconciler(rig, limits=options.pop("limits", RESET), **options)
 
 
+def begun(rig: fakes.NodeRig, **options: Any) -> scenes.Agent:
+    """Return an agent that has verified the layout, and runs the repair next."""
+    agent = agent_of(rig, **options)
+    outcome = scenes.run(rig, LAYOUT, by=agent)
+    assert agent.check_drift(LAYOUT, outcome) is drift.Action.RUN
+    return agent
+
+
 def serve(rig: fakes.NodeRig, by: scenes.Agent | None = None) -> outcomes.Outcome:
     """Let an agent take over, and repair what it finds at the next drift check, as the loop."""
     agent = by or agent_of(rig)

@@ -76,9 +76,7 @@ def test_a_gpu_that_a_person_resets_before_its_repair_costs_no_attempt() -> None
 
 def test_a_repair_and_its_layout_restart_a_stale_plugin_once() -> None:
     rig = repairs.faulty_node()
-    agent = repairs.agent_of(rig)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent = repairs.begun(rig)
     # A person resets the GPU, and the plugin never gets its devices.
     rig.gpus = gpu_values.with_action(rig.gpus, model.RecoveryAction.NONE, 0)
 
@@ -231,9 +229,7 @@ def test_a_budget_stops_the_repair_and_the_layout_stays_a_success() -> None:
 def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: str) -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeExclusion()
-    agent = repairs.agent_of(rig, lock=lock)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent = repairs.begun(rig, lock=lock)
     lock.refusals = 1000 if obstacle == "lock" else 0
     rig.kubelet.is_silent = obstacle == "kubelet"
     rig.refusing = {"workloads.list": scenes.BROKEN["node"]} if obstacle == "API" else {}
@@ -256,9 +252,7 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
 def test_a_new_request_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeExclusion()
-    agent = repairs.agent_of(rig, lock=lock)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent = repairs.begun(rig, lock=lock)
     lock.refusals = 1000
 
     outcome = scenes.run(rig, "all-balanced", by=agent, is_new=True)

@@ -16,9 +16,7 @@ from tests.pipeline import custom_requests, repairs
 
 def test_another_request_supersedes_a_repair_which_then_begins_again() -> None:
     rig = repairs.faulty_node()
-    agent = repairs.agent_of(rig)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent = repairs.begun(rig)
     request = fakes.FakeRequest(rig.clock, replaced=True)
     request.ends_when = lambda: rig.has_hold_taint
     with pytest.raises(errors.Superseded):
@@ -93,9 +91,7 @@ def test_a_repair_takes_a_slot_as_other_changes_do() -> None:
             calls.append("release")
 
     rig.slots = Slots()
-    agent = repairs.agent_of(rig)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent = repairs.begun(rig)
     calls.clear()
     scenes.run(rig, repairs.LAYOUT, by=agent)
     assert calls == ["take", "take", "take", "release", "release"]
@@ -118,9 +114,7 @@ def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
             is_released.append(True)
 
     rig.slots = Slots()
-    agent = repairs.agent_of(rig, lock=lock)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent = repairs.begun(rig, lock=lock)
     is_released.clear()
     denials.append(slots.Denial(limit=1, changing=("node-b",)))
 
@@ -134,9 +128,7 @@ def test_a_repair_that_waited_and_met_the_lock_leaves_no_node_pending() -> None:
 def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at: int) -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeExclusion()
-    agent = repairs.agent_of(rig, lock=lock)
-    outcome = scenes.run(rig, repairs.LAYOUT, by=agent)
-    assert agent.check_drift(repairs.LAYOUT, outcome) is drift.Action.RUN
+    agent = repairs.begun(rig, lock=lock)
     request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=True)
     with pytest.raises(errors.Superseded):
         scenes.run(rig, repairs.LAYOUT, by=agent, request=request)
