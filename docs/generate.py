@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import mig_manager
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import help_pages, program
-from mig_manager.core import options
+from mig_manager.core.settings import options
 from mig_manager.kubectl import registry as kubectl_registry
 
 PROGRAM = registry.PROGRAM.name

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 
 import mig_manager
-from mig_manager.core import yaml_tree
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.node import well_known
 
 GOLDEN = pathlib.Path(__file__).parent / "shipped/golden/v1"

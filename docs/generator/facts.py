@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import prometheus_client
 
 import mig_manager
-from mig_manager.agent import metrics
+from mig_manager.agent.reports import metrics
 from mig_manager.core.node import well_known
 from mig_manager.partitioner import metrics as partitioner
 

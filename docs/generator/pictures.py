@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from docs.generator import terminal
 from mig_manager.adapters.host import process
 from mig_manager.catalogue import hardware
-from mig_manager.core import bar, timestamps
+from mig_manager.core import timestamps
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes, overview
 from mig_manager.core.layout import config as layouts
 from mig_manager.core.layout import served

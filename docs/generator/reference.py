@@ -10,7 +10,8 @@ from mig_manager import errors
 from mig_manager.cli import registry
 from mig_manager.cli.commands import doctor_examination
 from mig_manager.cli.toolkit import help_pages, program
-from mig_manager.core import model, options
+from mig_manager.core import model
+from mig_manager.core.settings import options
 from mig_manager.kubectl import registry as kubectl_registry
 
 README = pathlib.Path(__file__).parents[2] / "README.md"

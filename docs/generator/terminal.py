@@ -1,7 +1,7 @@
 """What a program writes to a terminal, as a picture.
 
-Only what our own programs write: the attributes of ``core.bar.Tone``, and box-drawing characters,
-which become lines, because fonts leave gaps between them.
+Only what our own programs write: the attributes of ``core.display.bar.Tone``, and box-drawing
+characters, which become lines, because fonts leave gaps between them.
 """
 
 import html

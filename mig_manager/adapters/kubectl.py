@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from mig_manager import errors
-from mig_manager.core import json_text, messages
+from mig_manager.core import messages
+from mig_manager.core.files import json_text
 
 _NODES = "/api/v1/nodes"
 _PROGRAMS = ("kubectl", "oc")

@@ -17,7 +17,8 @@ from mig_manager.adapters.host import (
 from mig_manager.adapters.kubernetes import api, claims, node, pods, watch
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import settings as agent_settings
-from mig_manager.core import ports, service_files, standbys
+from mig_manager.core import ports, standbys
+from mig_manager.core.files import service_files
 from mig_manager.core.node import client_table
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")

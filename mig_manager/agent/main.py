@@ -107,7 +107,7 @@ class AgentService:
         """Return the metrics, and the server of metrics and probes, not yet started."""
         # Import only if needed: the libraries cost memory on every node.
         from mig_manager.adapters.host import web_server  # noqa: PLC0415
-        from mig_manager.agent import metrics  # noqa: PLC0415
+        from mig_manager.agent.reports import metrics  # noqa: PLC0415
 
         settings, host_settings = self._settings, self._settings.host
 

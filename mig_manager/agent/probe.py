@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.agent import settings
-from mig_manager.core import options
+from mig_manager.core.settings import options
 
 TIMEOUT_S = 3.0
 _FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")

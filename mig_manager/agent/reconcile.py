@@ -11,18 +11,16 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import (
     attempts,
-    capacity,
     drift,
-    faults,
     jobs,
     outcomes,
     publish,
     repairing,
-    resting,
     run,
     served_layouts,
     settings,
 )
+from mig_manager.agent.reports import capacity, faults, resting
 from mig_manager.agent.steps import recovery
 from mig_manager.core import model, ports
 from mig_manager.core.node import node_object, well_known

@@ -10,7 +10,8 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import attempts, jobs, outcomes, remembering, run, settings
+from mig_manager.agent import attempts, jobs, outcomes, run, settings
+from mig_manager.agent.pods import remembering
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import claims
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests

@@ -8,7 +8,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.core import messages, model, ports, yaml_tree
+from mig_manager.core import messages, model, ports
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts, served
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec

@@ -12,8 +12,9 @@ from typing import Self
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
-from mig_manager.core import host_settings, node_settings, options, timing
+from mig_manager.core import timing
 from mig_manager.core.node import policies
+from mig_manager.core.settings import host_settings, node_settings, options
 
 
 class GeneratedLayouts(enum.Enum):

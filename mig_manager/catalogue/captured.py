@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import checkpoint, model, profile_name
+from mig_manager.core import model, profile_name
+from mig_manager.core.files import checkpoint
 
 _GRIDS = {
     8: hardware.Grid.SEVEN_SLICE,

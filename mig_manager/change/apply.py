@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.change import hook_points, local, transaction
-from mig_manager.core import checkpoint, model, ports, steps
+from mig_manager.core import model, ports, steps
+from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner

@@ -13,7 +13,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import hook_files, ports, steps
+from mig_manager.core import ports, steps
+from mig_manager.core.files import hook_files
 
 Check = Callable[[], object]
 

@@ -2,7 +2,7 @@
 
 from mig_manager.cli import go_spellings
 from mig_manager.cli.toolkit import program
-from mig_manager.core import node_settings
+from mig_manager.core.settings import node_settings
 
 _ENVIRONMENT = (
     "Most options have a variable, such as MIG_MANAGER_LOCK_FILE for --lock-file. The command "

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import hook_files, model, standbys, steps, timing
+from mig_manager.core import model, standbys, steps, timing
+from mig_manager.core.files import hook_files
 from mig_manager.core.fleet import slots
 from mig_manager.core.node import (
     claims,

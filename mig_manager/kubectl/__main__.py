@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import completion, console, documents, parser
-from mig_manager.core import options
 from mig_manager.core.fleet import listed_layouts
+from mig_manager.core.settings import options
 from mig_manager.kubectl import plugin_settings, registry
 
 _COMPLETER = "kubectl_complete-mig"

@@ -10,10 +10,12 @@ import datetime as dt
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, options, yaml_tree
+from mig_manager.core.display import bar
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.fleet import listed_layouts, node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster, plan, plugin_settings
 
 ABOUT = """

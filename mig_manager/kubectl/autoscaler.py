@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import console
-from mig_manager.core import messages, options
+from mig_manager.core import messages
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import resources, strategies, well_known
 from mig_manager.core.planner import planner
+from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster, plugin_settings
 
 if TYPE_CHECKING:

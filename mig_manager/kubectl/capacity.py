@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, messages, model, picture, profile_name, tables, timestamps
+from mig_manager.core import messages, model, profile_name, timestamps
+from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.node import well_known
 from mig_manager.core.planner import room

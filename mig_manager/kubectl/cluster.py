@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.cli.toolkit import console, documents
-from mig_manager.core import bar
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout.layouts import Document
-from mig_manager.core.node_settings import OutputFormat
+from mig_manager.core.settings.node_settings import OutputFormat
 from mig_manager.kubectl import plugin_settings
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, model, tables
+from mig_manager.core import model
+from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.node import device_classes
 from mig_manager.kubectl import cluster, plugin_settings

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, tables, timestamps
+from mig_manager.core import timestamps
+from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.records import status as run_status
 from mig_manager.kubectl import cluster, plugin_settings

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, messages, model, picture
+from mig_manager.core import messages, model
+from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import custom_layouts, layouts, served
 from mig_manager.core.node import well_known

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, cast
 
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, gpu_report
-from mig_manager.core import bar, messages, node_settings, options, tables
+from mig_manager.core import messages
+from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import listed_layouts, node_reports, preview
 from mig_manager.core.layout import custom_layouts, layouts
 from mig_manager.core.node import resources, well_known
+from mig_manager.core.settings import node_settings, options
 from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus, status
 
 if TYPE_CHECKING:

@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import command_settings, console, gpu_report
-from mig_manager.core import (
-    bar,
-    gpu_answers,
-    messages,
-    node_settings,
-    options,
-    picture,
-    tables,
-    timestamps,
-)
+from mig_manager.core import gpu_answers, messages, timestamps
+from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.node import resources
+from mig_manager.core.settings import node_settings, options
 from mig_manager.kubectl import cluster, history, plugin_settings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import console, live
-from mig_manager.core import bar
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import listed_layouts, node_reports, overview
 from mig_manager.core.node import pod_object
 from mig_manager.kubectl import apply, cluster, plan, plugin_settings, status

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings, console, validation
-from mig_manager.core import messages, model, options
+from mig_manager.core import messages, model
 from mig_manager.core.fleet import node_reports
 from mig_manager.core.layout import validate
 from mig_manager.core.records import gpu_codec
+from mig_manager.core.settings import options
 from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus
 
 

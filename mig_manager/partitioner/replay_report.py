@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mig_manager.core import answers, bar, messages, tables, timestamps
+from mig_manager.core import answers, messages, timestamps
+from mig_manager.core.display import bar, tables
 from mig_manager.core.partitioning import simulated_cluster
 from mig_manager.partitioner import simulation
 

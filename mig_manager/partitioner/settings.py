@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from mig_manager import errors
-from mig_manager.core import model, node_settings, options, profile_name, timing
+from mig_manager.core import model, profile_name, timing
 from mig_manager.core.fleet import rollout
 from mig_manager.core.node import selectors
 from mig_manager.core.partitioning import decisions, partitioned, simulated_cluster
+from mig_manager.core.settings import node_settings, options
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MAX_RESERVED = 99999

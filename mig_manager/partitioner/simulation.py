@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import answers, bar, gpu_answers, json_text, messages, model, picture
+from mig_manager.core import answers, gpu_answers, messages, model
+from mig_manager.core.display import bar, picture
+from mig_manager.core.files import json_text
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import (
     decisions,

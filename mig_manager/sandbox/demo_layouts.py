@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import model, yaml_tree
+from mig_manager.core import model
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts
 
 ONE_SLICE = "demo-one-slice-changed"

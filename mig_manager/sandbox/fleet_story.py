@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager.adapters import host
-from mig_manager.core import bar, messages, model, timestamps
+from mig_manager.core import messages, model, timestamps
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, overview
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import pod_object, resources, well_known

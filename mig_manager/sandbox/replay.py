@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from mig_manager import errors
 from mig_manager.adapters.host import files
 from mig_manager.catalogue import captured
-from mig_manager.core import json_text
+from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 
 _SUFFIX = ".json"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
-from mig_manager.core import bar, messages, model, picture
+from mig_manager.core import messages, model
+from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import demo_layouts, ending, replay, stages, stories, timeline

@@ -3,7 +3,7 @@
 import pathlib
 import shutil
 
-from mig_manager.core import host_settings
+from mig_manager.core.settings import host_settings
 from tests import programs
 
 _PROGRAMS = ("sh", "cat", "sleep", "env")

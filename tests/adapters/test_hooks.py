@@ -9,8 +9,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import hooks as programs
-from mig_manager.core import hook_files
-from mig_manager.core.hook_files import Point
+from mig_manager.core.files import hook_files
+from mig_manager.core.files.hook_files import Point
 from tests import waiting
 from tests.adapters import processes
 

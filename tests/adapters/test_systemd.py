@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager.adapters.host import systemd
-from mig_manager.core import service_files
+from mig_manager.core.files import service_files
 from mig_manager.errors import Reason
 from tests.adapters import systemd_rig
 from tests.adapters.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, services, standing_in

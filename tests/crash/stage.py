@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mig_manager.core import hook_files
+from mig_manager.core.files import hook_files
 from mig_manager.core.node import resources, well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states, transitions

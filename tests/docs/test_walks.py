@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core import hook_files, service_files
+from mig_manager.core.files import hook_files, service_files
 from tests import contract, programs, waiting
 from tests.docs import pages
 

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import hook_files, model, ports, steps
+from mig_manager.core import model, ports, steps
+from mig_manager.core.files import hook_files
 from mig_manager.core.node import (
     clients,
 )

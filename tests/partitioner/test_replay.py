@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import bar
+from mig_manager.core.display import bar
 from mig_manager.core.node import well_known
 from mig_manager.core.partitioning import decisions, past_pods, simulated_cluster
 from mig_manager.partitioner import replay

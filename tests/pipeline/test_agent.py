@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import capacity, drift, intake, jobs, loop, outcomes, reconcile, settings
+from mig_manager.agent import drift, intake, jobs, loop, outcomes, reconcile, settings
+from mig_manager.agent.reports import capacity
 from mig_manager.core import liveness, model, ports
 from mig_manager.core.layout import custom_layouts
 from mig_manager.errors import Reason

@@ -14,7 +14,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import last_calls, library
-from mig_manager.agent import metrics
+from mig_manager.agent.reports import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.errors import Reason

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, metrics, outcomes
+from mig_manager.agent import drift, outcomes
+from mig_manager.agent.reports import metrics
 from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests.node import fakes, scenes

@@ -15,8 +15,8 @@ from mig_manager.agent import settings
 from mig_manager.cli import registry
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import parser
-from mig_manager.core import options
 from mig_manager.core.node import policies
+from mig_manager.core.settings import options
 
 AGENT = {"NODE_NAME": "n1"}
 NEEDED = {

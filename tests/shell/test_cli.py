@@ -11,7 +11,7 @@ from mig_manager.agent import settings
 from mig_manager.change import transaction
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from mig_manager.core import yaml_tree
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states

@@ -8,7 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_report
-from mig_manager.core import bar, model, steps
+from mig_manager.core import model, steps
+from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
 from tests.node import fake_host, gpu_values
 from tests.node.applying_rig import Node

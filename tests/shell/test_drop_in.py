@@ -12,7 +12,7 @@ import pytest
 
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import parser
-from mig_manager.core import node_settings
+from mig_manager.core.settings import node_settings
 from tests import programs
 from tests.shell.commandline import Shell
 

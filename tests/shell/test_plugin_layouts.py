@@ -5,7 +5,8 @@ import pathlib
 
 import pytest
 
-from mig_manager.core import bar, model, picture
+from mig_manager.core import model
+from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config, generator, served
 from mig_manager.core.node import well_known
 from testkit import apiserver

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 import yaml
 
-from mig_manager.core import bar, model
+from mig_manager.core import model
+from mig_manager.core.display import bar
 from mig_manager.core.records import journals
 from tests.shell import plugin_rig as rig
 

@@ -10,7 +10,7 @@ import pytest
 from mig_manager.cli import go_spellings
 from mig_manager.cli import registry as cli
 from mig_manager.cli.toolkit import console, program
-from mig_manager.core import options
+from mig_manager.core.settings import options
 from mig_manager.kubectl import registry as plugin
 
 ROWS = [

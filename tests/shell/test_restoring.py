@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import checkpoint, model, steps
+from mig_manager.core import model, steps
+from mig_manager.core.files import checkpoint
 from tests.node import fake_host
 from tests.node.applying_rig import Node
 

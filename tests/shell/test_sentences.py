@@ -8,7 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report
-from mig_manager.core import bar, model
+from mig_manager.core import model
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import pod_object, resources

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import checkpoint, model
+from mig_manager.core import model
+from mig_manager.core.files import checkpoint
 from tests.node import gpu_values
 from tests.node.applying_rig import PROFILES, BootNode, Node
 

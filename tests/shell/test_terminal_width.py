@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager.cli.commands import rollout_report
-from mig_manager.core import bar
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import preview
 from tests.shell import commandline, terminal
 from tests.shell import plugin_rig as rig

@@ -15,7 +15,7 @@ from prometheus_client import parser
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.agent import metrics
+from mig_manager.agent.reports import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import liveness, model, ports, profile_name
 from mig_manager.core.node import well_known

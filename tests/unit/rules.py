@@ -1,6 +1,7 @@
 """Documents of one layout, written as rules in flow style."""
 
-from mig_manager.core import model, profile_name, yaml_tree
+from mig_manager.core import model, profile_name
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from tests import contract
 

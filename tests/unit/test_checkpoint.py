@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import checkpoint, model, steps
+from mig_manager.core import model, steps
+from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from tests.node import gpu_values

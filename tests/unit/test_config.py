@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model, yaml_tree
+from mig_manager.core import model
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, gpu_selectors, layouts
 from tests import contract
 from tests.unit import samples

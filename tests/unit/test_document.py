@@ -7,7 +7,7 @@ import yaml
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import yaml_tree
+from mig_manager.core.files import yaml_tree
 
 SCALARS = (
     st.none()

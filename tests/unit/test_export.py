@@ -10,7 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model, profile_name, yaml_tree
+from mig_manager.core import model, profile_name
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from tests.unit import samples
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import yaml_tree
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from tests import contract
 from tests.unit.drawn_documents import (

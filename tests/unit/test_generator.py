@@ -10,7 +10,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name, yaml_tree
+from mig_manager.core import model, profile_name
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, generator, gpu_selectors, layouts
 from mig_manager.core.planner import planner
 from tests.unit import bruteforce

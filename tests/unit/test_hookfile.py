@@ -5,8 +5,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import hook_files, yaml_tree
-from mig_manager.core.hook_files import Point
+from mig_manager.core.files import hook_files, yaml_tree
+from mig_manager.core.files.hook_files import Point
 
 TWO_BY_TWO = """
 version: v1

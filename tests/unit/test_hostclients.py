@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import service_files
+from mig_manager.core.files import service_files
 
 UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|path)")
 

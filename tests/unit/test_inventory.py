@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import bar, model, picture
+from mig_manager.core import model
+from mig_manager.core.display import bar, picture
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 from tests.node import gpu_values

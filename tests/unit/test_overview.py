@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core import bar, model
+from mig_manager.core import model
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes, overview
 from mig_manager.core.node import pod_object, well_known
 from mig_manager.core.records import capacity, gpu_codec, journals

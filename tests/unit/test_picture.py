@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from mig_manager.core import bar, model, picture, steps
+from mig_manager.core import model, steps
+from mig_manager.core.display import bar, picture
 from mig_manager.core.planner import planner
 from tests.unit import samples
 

@@ -6,7 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.core import bar, model, picture, tables
+from mig_manager.core import model
+from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.planner import planner
 from tests.unit import drawn_gpus, samples
 

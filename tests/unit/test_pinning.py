@@ -8,7 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model, yaml_tree
+from mig_manager.core import model
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
 from tests.unit import drawn_gpus, machine, oracle, samples

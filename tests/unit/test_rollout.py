@@ -8,7 +8,8 @@ import pytest
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli.commands import rollout_report
-from mig_manager.core import bar, model
+from mig_manager.core import model
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import goals, marks, nodes, rollout
 from mig_manager.core.layout import config
 from mig_manager.core.node import well_known

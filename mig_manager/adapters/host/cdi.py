@@ -19,7 +19,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, programs
-from mig_manager.core import host_settings, yaml_tree
+from mig_manager.core.files import yaml_tree
+from mig_manager.core.settings import host_settings
 
 _REASON = errors.Reason.DEVICE_FILES_FAILED
 _TOOL = "nvidia-ctk"

@@ -21,7 +21,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import cdi, files, procfs
-from mig_manager.core import host_settings
+from mig_manager.core.settings import host_settings
 
 _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
 _FIELD = re.compile(r"^(DeviceFile\w+): (\d+)$", re.MULTILINE)

@@ -14,7 +14,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, programs
-from mig_manager.core import host_settings, messages, model, ports, steps
+from mig_manager.core import messages, model, ports, steps
+from mig_manager.core.settings import host_settings
 
 _MAX_BYTES = 4 * 2**20
 """Ten times the output for a GPU with seven instances and hundreds of processes."""

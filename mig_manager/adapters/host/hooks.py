@@ -15,7 +15,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, programs, subprocesses
-from mig_manager.core import hook_files, messages
+from mig_manager.core import messages
+from mig_manager.core.files import hook_files
 
 _MAX_LOGGED = 4096
 """Characters of a hook's stdout, and of its stderr, in the log."""

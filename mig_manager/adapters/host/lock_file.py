@@ -25,7 +25,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
-from mig_manager.core import json_text, messages, timing
+from mig_manager.core import messages, timing
+from mig_manager.core.files import json_text
 
 _MODE = 0o600
 _HOLDER_MODE = 0o644

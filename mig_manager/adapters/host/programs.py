@@ -19,7 +19,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 
 if TYPE_CHECKING:
-    from mig_manager.core import host_settings
+    from mig_manager.core.settings import host_settings
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of a program's output is kept if the caller does not need all of it."""

@@ -14,7 +14,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import system_bus
-from mig_manager.core import service_files
+from mig_manager.core.files import service_files
 from mig_manager.errors import Reason
 
 _CALL_TIMEOUT_S = 10.0

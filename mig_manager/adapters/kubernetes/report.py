@@ -12,7 +12,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.adapters import cluster_reader, rest
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.core import json_text
+from mig_manager.core.files import json_text
 from mig_manager.core.node import api_values, mig_managers, pod_object
 
 _OUR_KEYS = ("nvidia.com/", "mig-manager.io/")

@@ -13,7 +13,7 @@ from typing import Any, Self
 import urllib3
 
 from mig_manager import errors
-from mig_manager.core import json_text
+from mig_manager.core.files import json_text
 
 _CHUNK = 1 << 16
 _MAX_LINE = 8 << 20

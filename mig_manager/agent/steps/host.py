@@ -6,7 +6,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import jobs
-from mig_manager.core import messages, model, service_files, steps
+from mig_manager.core import messages, model, steps
+from mig_manager.core.files import service_files
 from mig_manager.core.node import clients
 
 _log = structlog.get_logger()

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import jobs, remembering, served_layouts
-from mig_manager.core import messages, model, steps, yaml_tree
+from mig_manager.agent import jobs, served_layouts
+from mig_manager.agent.pods import remembering
+from mig_manager.core import messages, model, steps
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.planner import planner
 

@@ -4,7 +4,8 @@ import pathlib
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, node_settings, options
+from mig_manager.core.display import bar
+from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
 It calls the NVML functions that mig-manager uses and changes nothing on a GPU. It compares

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import mig_manager
 from mig_manager.cli.commands import acceptance_course
-from mig_manager.core import bar, messages
+from mig_manager.core import messages
 from mig_manager.core.acceptance import differences as compared
 from mig_manager.core.acceptance import stages
 from mig_manager.core.acceptance import survey as surveys
+from mig_manager.core.display import bar
 from mig_manager.sandbox import replay, twin
 
 if TYPE_CHECKING:

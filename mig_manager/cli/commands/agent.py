@@ -3,7 +3,7 @@
 from mig_manager.agent import settings as agent_settings
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import console
-from mig_manager.core import node_settings
+from mig_manager.core.settings import node_settings
 
 ABOUT = """
 The agent watches the node label nvidia.com/mig.config and applies the layout named there:

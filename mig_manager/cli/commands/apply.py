@@ -5,7 +5,7 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings, plan
 from mig_manager.cli.toolkit import console
-from mig_manager.core import options
+from mig_manager.core.settings import options
 
 ABOUT = """
 Instances that are also in the layout keep their UUIDs and their processes. The change

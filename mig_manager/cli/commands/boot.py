@@ -5,7 +5,7 @@ from typing import Any
 from mig_manager.agent import settings as agent_settings
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console
-from mig_manager.core import options
+from mig_manager.core.settings import options
 
 ABOUT = """
 MIG instances do not survive a reboot. This waits for the driver, then creates the same

@@ -29,8 +29,9 @@ from mig_manager.cli.commands import (
     redaction,
 )
 from mig_manager.cli.toolkit import console, gpu_report, parser
-from mig_manager.core import bar, host_settings, options
+from mig_manager.core.display import bar
 from mig_manager.core.layout import plans
+from mig_manager.core.settings import host_settings, options
 
 MANIFEST = "manifest.json"
 _MAX_BYTES = 4 << 20  # of a file; a longer one keeps its end

@@ -5,7 +5,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import console
-from mig_manager.core import node_settings, options
+from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
 GPUs that the layout does not select are ignored.

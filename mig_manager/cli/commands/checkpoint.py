@@ -22,7 +22,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
     """Write the GPUs' instances to a file."""
     from mig_manager.adapters.host import files
     from mig_manager.cli.commands import gpus
-    from mig_manager.core import checkpoint
+    from mig_manager.core.files import checkpoint
 
     command = gpus.GpuCommand(settings, terminal)
     command.warn_half_changed()

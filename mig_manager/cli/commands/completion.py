@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import command_settings, completion, console
-from mig_manager.core import options
+from mig_manager.core.settings import options
 
 ABOUT = """
 The script completes commands, options, their values and GPU products. It also completes

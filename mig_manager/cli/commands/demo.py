@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import node_settings, options
+from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
 Runs an embedded Kubernetes API, a node with its daemons, simulated GPUs and the real

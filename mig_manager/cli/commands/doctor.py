@@ -2,7 +2,7 @@
 
 from mig_manager.cli.commands import doctor_settings
 from mig_manager.cli.toolkit import console
-from mig_manager.core import node_settings
+from mig_manager.core.settings import node_settings
 
 ABOUT = """
 Checks the driver, GPUs, leftovers, rights, files and services and, with credentials, the

@@ -17,7 +17,8 @@ from mig_manager.cli.commands.doctor_report import (
     skipped,
     warn,
 )
-from mig_manager.core import model, picture
+from mig_manager.core import model
+from mig_manager.core.display import picture
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_recovery, journals
 

@@ -7,7 +7,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.core import bar, messages, tables
+from mig_manager.core import messages
+from mig_manager.core.display import bar, tables
 
 if TYPE_CHECKING:
     from mig_manager.core import answers

@@ -2,7 +2,7 @@
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import node_settings, options
+from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
 The document has one layout, which 'apply' and nvidia-mig-parted accept. Identical GPUs

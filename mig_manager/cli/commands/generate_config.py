@@ -4,7 +4,7 @@ import pathlib
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import node_settings, options
+from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
 These are all-disabled, all-enabled, all-balanced (small, medium and large instances

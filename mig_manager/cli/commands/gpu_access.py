@@ -14,7 +14,8 @@ from mig_manager.adapters import host
 from mig_manager.change import local, pod_use
 from mig_manager.cli.commands import gpu_settings, progress
 from mig_manager.cli.toolkit import console
-from mig_manager.core import model, node_settings, ports, steps
+from mig_manager.core import model, ports, steps
+from mig_manager.core.settings import node_settings
 
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 _KUBELET_TIMEOUT_S = 5.0  # how long a change waits for kubelet's answer

@@ -9,7 +9,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.agent import settings as agent_settings
 from mig_manager.cli.toolkit import command_settings
-from mig_manager.core import host_settings, node_settings, options
+from mig_manager.core.settings import host_settings, node_settings, options
 
 PODS = "pod-resources-socket ignore-pods"
 CHANGE = "in-use-timeout-s lock-timeout-s lock-file journal-file verified-layout-file"

@@ -9,9 +9,11 @@ from mig_manager.agent import served_layouts
 from mig_manager.change import local, transaction
 from mig_manager.cli.commands import gpu_access, gpu_settings
 from mig_manager.cli.toolkit import console, gpu_report
-from mig_manager.core import messages, model, node_settings, yaml_tree
+from mig_manager.core import messages, model
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts, plans, served
 from mig_manager.core.planner import vgpus
+from mig_manager.core.settings import node_settings
 
 _MAX_NAMED = 6  # layouts that an error names before it counts the rest
 

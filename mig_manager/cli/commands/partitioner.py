@@ -1,7 +1,7 @@
 """``mig-manager partitioner``."""
 
 from mig_manager.cli.toolkit import console
-from mig_manager.core import node_settings
+from mig_manager.core.settings import node_settings
 from mig_manager.partitioner import settings as partitioner_settings
 
 ABOUT = """

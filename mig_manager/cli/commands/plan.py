@@ -3,7 +3,7 @@
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import node_settings
+from mig_manager.core.settings import node_settings
 
 ABOUT = """
 The plan names the instances to destroy, to create and to keep, the GPUs to reset, and the

@@ -16,10 +16,12 @@ from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_report, rollout_settings
 from mig_manager.cli.toolkit import console, documents
-from mig_manager.core import bar, messages, node_settings
+from mig_manager.core import messages
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import goals, listed_layouts, preview, rollout
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import layouts
+from mig_manager.core.settings import node_settings
 
 _POLL_S = 0.5
 _DRAW_S = 0.2

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.core import bar, messages, tables
+from mig_manager.core import messages
+from mig_manager.core.display import bar, tables
 from mig_manager.core.fleet import goals, preview, rollout
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings
-from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import goals, rollout
 from mig_manager.core.node import selectors, well_known
+from mig_manager.core.settings import node_settings, options
 
 
 class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSettings):

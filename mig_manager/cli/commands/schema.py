@@ -5,7 +5,8 @@ import pathlib
 import mig_manager
 from mig_manager import errors
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import messages, options
+from mig_manager.core import messages
+from mig_manager.core.settings import options
 
 ABOUT = """
 Every answer of '-o json' and '-o yaml', also by 'kubectl mig', has its schema's name in

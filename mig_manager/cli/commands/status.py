@@ -5,7 +5,7 @@ import pathlib
 
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import node_settings, options
+from mig_manager.core.settings import node_settings, options
 
 ABOUT = """
 Identical GPUs are drawn once. It changes nothing and needs only access to the driver.

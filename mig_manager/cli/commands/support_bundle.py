@@ -7,7 +7,8 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.cli.commands import doctor_settings
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import host_settings, messages, node_settings, options
+from mig_manager.core import messages
+from mig_manager.core.settings import host_settings, node_settings, options
 
 ABOUT = """
 It has versions, status, doctor's report, settings, layouts, journal and logs; with

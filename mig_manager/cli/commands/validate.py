@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mig_manager import errors
 from mig_manager.cli.commands import gpu_settings
 from mig_manager.cli.toolkit import command_settings, console
-from mig_manager.core import options
+from mig_manager.core.settings import options
 
 ABOUT = """
 $ mig-manager validate -f layouts.yaml --gpu 'NVIDIA H100 80GB HBM3'

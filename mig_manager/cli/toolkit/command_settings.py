@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
-from mig_manager.core import node_settings, options
+from mig_manager.core.settings import node_settings, options
 
 OUTPUT = "output"  # heading in help
 WATCH = options.Option(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import program
-from mig_manager.core import options
+from mig_manager.core.settings import options
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9._-]+")
 """Names without special characters of any shell; all are valid label values."""

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import log, process
-from mig_manager.core import bar, messages, node_settings
+from mig_manager.core import messages
+from mig_manager.core.display import bar
+from mig_manager.core.settings import node_settings
 
 if TYPE_CHECKING:
     from mig_manager.core.layout import layouts
@@ -164,7 +166,7 @@ class Console:
             ConfigError: It cannot be read, or is invalid.
         """
         from mig_manager.adapters.host import files  # noqa: PLC0415 - not for every command
-        from mig_manager.core import yaml_tree  # noqa: PLC0415 - loads YAML
+        from mig_manager.core.files import yaml_tree  # noqa: PLC0415 - loads YAML
         from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
 
         if name != "-":
@@ -291,7 +293,7 @@ def render(data: Mapping[str, object], output_format: node_settings.OutputFormat
     if output_format is node_settings.OutputFormat.JSON:
         return json.dumps(data, indent=2) + "\n"
 
-    from mig_manager.core import yaml_tree  # noqa: PLC0415 - loads YAML
+    from mig_manager.core.files import yaml_tree  # noqa: PLC0415 - loads YAML
 
     # Mappings and words of any type become those of JSON.
     return yaml_tree.dump(json.loads(json.dumps(data)))

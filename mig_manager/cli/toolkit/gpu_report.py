@@ -3,7 +3,8 @@
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, messages, model, picture, profile_name, steps, tables
+from mig_manager.core import messages, model, profile_name, steps
+from mig_manager.core.display import bar, picture, tables
 from mig_manager.core.layout import plans
 from mig_manager.core.records import gpu_recovery
 

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, messages, node_settings
+from mig_manager.core import messages
+from mig_manager.core.display import bar
+from mig_manager.core.settings import node_settings
 
 _INTERVAL_S = 2.0
 _ROWS = 24  # of a terminal without a known size

@@ -1,7 +1,7 @@
 """Parse and run command lines by the rows of a program.
 
-Parsed values stay text; ``core.options`` converts them: environment variables need the same
-checks. Abbreviations are refused, so that a new option never breaks an old script.
+Parsed values stay text; ``core.settings.options`` converts them: environment variables need the
+same checks. Abbreviations are refused, so that a new option never breaks an old script.
 """
 
 import argparse
@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from mig_manager import errors
 from mig_manager.cli.toolkit import console, help_pages, program
-from mig_manager.core import messages, options
+from mig_manager.core import messages
+from mig_manager.core.settings import options
 
 _UNRECOGNIZED = "unrecognized arguments: "  # how argparse begins
 EMPTY = "the value is empty; leave it out for the default"

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.core import messages, options
+from mig_manager.core import messages
+from mig_manager.core.settings import options
 
 HELP = options.Option(name="help", short="h", help="show this help and exit", has_variable=False)
 VERSION = options.Option(

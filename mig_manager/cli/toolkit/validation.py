@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.core import bar, messages, tables, yaml_tree
+from mig_manager.core import messages
+from mig_manager.core.display import bar, tables
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import gpu_selectors, layouts, validate
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ import dataclasses
 import datetime as dt
 import json
 
-from mig_manager.core import json_text, timestamps
+from mig_manager.core import timestamps
+from mig_manager.core.files import json_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

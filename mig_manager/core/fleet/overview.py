@@ -8,7 +8,8 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, messages, model, picture
+from mig_manager.core import messages, model
+from mig_manager.core.display import bar, picture
 from mig_manager.core.fleet import node_reports, nodes
 from mig_manager.core.node import pod_object, resources, well_known
 

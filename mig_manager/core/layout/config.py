@@ -19,7 +19,8 @@ Parsing normalises, so that ``==`` and ``content_hash`` compare the meaning of l
 import re
 
 from mig_manager import errors
-from mig_manager.core import fields, model, profile_name, yaml_tree
+from mig_manager.core import model, profile_name
+from mig_manager.core.files import yaml_fields, yaml_tree
 from mig_manager.core.layout import gpu_selectors, layouts
 
 DOCUMENT_KEYS = ("version", "mig-configs")
@@ -61,20 +62,20 @@ def _layouts(
     root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics
 ) -> dict[str, layouts.Layout]:
     if not isinstance(root, yaml_tree.Mapping):
-        fields.fail(
+        yaml_fields.fail(
             root, f"expected a mapping with 'version: {layouts.VERSION}' and 'mig-configs'"
         )
     _check_kind(root)
     with diagnostics.continuing():
-        fields.check_keys(root, DOCUMENT_KEYS)
-        version = fields.require(root, "version", example=layouts.VERSION)
-        fields.check_version(version, layouts.VERSION)
+        yaml_fields.check_keys(root, DOCUMENT_KEYS)
+        version = yaml_fields.require(root, "version", example=layouts.VERSION)
+        yaml_fields.check_version(version, layouts.VERSION)
     configs = root.get("mig-configs")
     if configs is None:
         return {}
     if not (isinstance(configs, yaml_tree.Mapping) and configs.entries):
-        problem = f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
-        fields.fail(configs, problem)
+        problem = f"mig-configs must map layout names to rules, not {yaml_fields.shown(configs)}"
+        yaml_fields.fail(configs, problem)
     parsed: dict[str, layouts.Layout] = {}
     for entry in configs.entries:
         with diagnostics.continuing():
@@ -100,9 +101,9 @@ def _check_kind(root: yaml_tree.Mapping) -> None:
 
 def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layouts.Layout:
     if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
-        shown = fields.shown(entry.value)
+        shown = yaml_fields.shown(entry.value)
         problem = f"layout '{entry.key}' must be a list of rules (- devices: ...), not {shown}"
-        fields.fail(entry.value, problem)
+        yaml_fields.fail(entry.value, problem)
     rules: list[layouts.Rule] = []
     for item in entry.value.items:
         with diagnostics.continuing():
@@ -117,13 +118,13 @@ def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> layou
 
 def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Rule:
     if not isinstance(node, yaml_tree.Mapping):
-        shown = fields.shown(node)
+        shown = yaml_fields.shown(node)
         problem = f"a rule must be a mapping with 'devices' and 'mig-enabled', not {shown}"
-        fields.fail(node, problem)
+        yaml_fields.fail(node, problem)
     with diagnostics.continuing():
-        fields.check_keys(node, KEYS)
-        fields.require(node, "devices", example="all")
-        fields.require(node, "mig-enabled", example="true")
+        yaml_fields.check_keys(node, KEYS)
+        yaml_fields.require(node, "devices", example="all")
+        yaml_fields.require(node, "mig-enabled", example="true")
     filters: dict[gpu_selectors.Filter, errors.Location] = {}
     listed = node.get("device-filter")
     # Nothing, null, "" and [] all mean "every model" to mig-parted.
@@ -155,9 +156,9 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
 
 
 def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> gpu_selectors.Filter:
-    shown = fields.shown(node)
+    shown = yaml_fields.shown(node)
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"{shown} must be a text in quotes; {gpu_selectors.FILTER_HELP}")
+        yaml_fields.fail(node, f"{shown} must be a text in quotes; {gpu_selectors.FILTER_HELP}")
     try:
         parsed = gpu_selectors.parse_filter(node.value)
     except ValueError as error:
@@ -194,22 +195,22 @@ def _gpu(
 ) -> int | str | None:
     """Parse an index, a UUID or a PCI address; None if it can match no GPU."""
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
-    shown = fields.shown(node)
+    shown = yaml_fields.shown(node)
     neither = f"devices must be all, or a list of GPU indices, UUIDs or PCI addresses, not {shown}"
     if isinstance(value, str):
         identity = gpu_selectors.parse_identity(value)
         if identity is None:
-            fields.fail(node, neither + _hint(value, is_alone=is_alone))
+            yaml_fields.fail(node, neither + _hint(value, is_alone=is_alone))
         problem = f"{shown} names a GPU; nvidia-mig-parted supports only indices"
         diagnostics.extend(node.location, problem)
         return identity
-    number = fields.whole(node)
+    number = yaml_fields.whole(node)
     problem = f"a GPU index must be a whole number, 0 or more, not {shown}"
     if yaml_tree.is_null(node) and not is_alone:
         diagnostics.doubt(node.location, problem, passes="it counts as 0")
         return 0
     if number is None:
-        fields.fail(node, neither if is_alone else problem)
+        yaml_fields.fail(node, neither if is_alone else problem)
     if number < 0:
         diagnostics.doubt(node.location, problem, passes="it matches no GPU")
         return None
@@ -234,8 +235,8 @@ def _mode(node: yaml_tree.Node) -> model.MigMode:
     if value is None or value is False:
         return model.MigMode.DISABLED
     if value is not True:
-        shown = fields.shown(node)
-        fields.fail(node, f"mig-enabled must be true or false, without quotes, not {shown}")
+        shown = yaml_fields.shown(node)
+        yaml_fields.fail(node, f"mig-enabled must be true or false, without quotes, not {shown}")
     return model.MigMode.ENABLED
 
 
@@ -251,7 +252,7 @@ def _devices(
         return model.DesiredGpu.of(model.MigMode.DISABLED, {}), {}
     if not isinstance(node, yaml_tree.Mapping):
         problem = "mig-devices must map profiles to counts when mig-enabled is true; {} for none"
-        fields.fail(node or rule, problem)
+        yaml_fields.fail(node or rule, problem)
     counts: dict[model.Profile, int] = {}
     pins: dict[model.Pin, int] = {}
     locations: dict[model.Profile, errors.Location] = {}
@@ -261,7 +262,7 @@ def _devices(
             profile, pin = _profile(entry, diagnostics)
             locations.setdefault(profile, entry.location)
             is_null = yaml_tree.is_null(entry.value)
-            count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
+            count = 0 if is_null else yaml_fields.natural(entry.value, f"the count of {entry.key}")
             if pin:
                 pins[pin] = pins.get(pin, 0) + count
                 _check_room(pin, pins, entry)
@@ -270,9 +271,9 @@ def _devices(
                 counts[profile] = counts.get(profile, 0) + count
     is_valid = len(diagnostics.errors) == errors_before
     if is_valid and node.entries and not (any(counts.values()) or any(pins.values())):
-        fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
+        yaml_fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
     if node.entries and mode is model.MigMode.DISABLED:
-        fields.fail(node, "mig-devices must be empty when mig-enabled is false")
+        yaml_fields.fail(node, "mig-devices must be empty when mig-enabled is false")
     return model.DesiredGpu.of(mode or model.MigMode.ENABLED, counts, pins), locations
 
 

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.core import model, yaml_tree
+from mig_manager.core import model
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import requests

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import messages, model, yaml_tree
+from mig_manager.core import messages, model
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import gpu_selectors
 
 VERSION = "v1"  # of the document

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mig_manager.core import gpu_answers, model, steps, yaml_tree
+from mig_manager.core import gpu_answers, model, steps
+from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, strategies
 from mig_manager.core.planner import planner, vgpus

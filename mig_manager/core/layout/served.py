@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.core import json_text, messages, model
+from mig_manager.core import messages, model
+from mig_manager.core.files import json_text
 from mig_manager.core.layout import generator, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec

@@ -15,7 +15,7 @@ tolerates every taint returns too early, and is deleted once more after the chan
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import fields, yaml_tree
+from mig_manager.core.files import yaml_fields, yaml_tree
 from mig_manager.core.node import pod_object, well_known
 
 VERSION = "v1"
@@ -48,26 +48,26 @@ def members(
 
 def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
     """Parse a table, which may be empty; ConfigError with a correction if invalid."""
-    root = fields.document(text, source=source, section="clients", version=VERSION)
-    listed = fields.items(root.get("clients") if root else None, "clients")
+    root = yaml_fields.document(text, source=source, section="clients", version=VERSION)
+    listed = yaml_fields.items(root.get("clients") if root else None, "clients")
     return tuple(map(_client, listed))
 
 
 def _client(item: yaml_tree.Node) -> ExtraClient:
-    node = fields.mapping(item, "a client is a mapping with 'labels'")
-    fields.check_keys(node, ("labels", "namespace", "deploy-label"))
+    node = yaml_fields.mapping(item, "a client is a mapping with 'labels'")
+    yaml_fields.check_keys(node, ("labels", "namespace", "deploy-label"))
     example = "{app: gpu-watcher}"
-    labels = fields.require(node, "labels", example=example)
+    labels = yaml_fields.require(node, "labels", example=example)
     # Without labels, the client would be every pod of the node.
     if not (isinstance(labels, yaml_tree.Mapping) and labels.entries):
-        fields.fail(labels, f"labels must be a mapping such as {example}")
+        yaml_fields.fail(labels, f"labels must be a mapping such as {example}")
     namespace, deploy = node.get("namespace"), node.get("deploy-label")
     deploy_label = None if deploy is None else _text(deploy, "deploy-label")
     if deploy is not None and not well_known.is_deploy_label(deploy_label or ""):
-        fields.fail(
+        yaml_fields.fail(
             deploy,
             f"deploy-label must begin with '{well_known.DEPLOY_LABEL_PREFIX}' and be a label's "
-            f"key, not {fields.shown(deploy)}",
+            f"key, not {yaml_fields.shown(deploy)}",
         )
     return ExtraClient(
         labels={entry.key: _text(entry.value, f"label '{entry.key}'") for entry in labels.entries},
@@ -78,5 +78,5 @@ def _client(item: yaml_tree.Node) -> ExtraClient:
 
 def _text(node: yaml_tree.Node, what: str) -> str:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"{what} must be a text in quotes, not {fields.shown(node)}")
+        yaml_fields.fail(node, f"{what} must be a text in quotes, not {yaml_fields.shown(node)}")
     return node.value

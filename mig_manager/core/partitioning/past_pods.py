@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import json_text, timestamps
+from mig_manager.core import timestamps
+from mig_manager.core.files import json_text
 from mig_manager.core.node import api_values
 from mig_manager.core.partitioning import demand
 

@@ -14,7 +14,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import checkpoint, model, steps
+from mig_manager.core import model, steps
+from mig_manager.core.files import checkpoint
 from mig_manager.core.planner import packing, restoring, search, vgpus
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.core import checkpoint, model, steps
+from mig_manager.core import model, steps
+from mig_manager.core.files import checkpoint
 from mig_manager.core.planner import misfits, packing, placement, search
 
 

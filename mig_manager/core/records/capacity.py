@@ -11,7 +11,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mig_manager.core import json_text, messages, model, timestamps
+from mig_manager.core import messages, model, timestamps
+from mig_manager.core.files import json_text
 from mig_manager.core.planner import room
 
 VERSION = 1

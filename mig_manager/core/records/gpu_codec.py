@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from mig_manager import errors
-from mig_manager.core import json_text, messages, model, profile_name
+from mig_manager.core import messages, model, profile_name
+from mig_manager.core.files import json_text
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 

@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from mig_manager.core import json_text, model
+from mig_manager.core import model
+from mig_manager.core.files import json_text
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.records import gpu_codec
 

@@ -11,7 +11,8 @@ import json
 from collections.abc import Collection, Container, Iterable, Mapping
 
 from mig_manager import errors
-from mig_manager.core import json_text, model
+from mig_manager.core import model
+from mig_manager.core.files import json_text
 from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec, gpu_repair, journals, status
 

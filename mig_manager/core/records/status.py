@@ -10,7 +10,8 @@ import json
 from typing import TypedDict
 
 from mig_manager import errors
-from mig_manager.core import json_text, messages, model, timestamps
+from mig_manager.core import messages, model, timestamps
+from mig_manager.core.files import json_text
 
 STATUS_VERSION = 1
 

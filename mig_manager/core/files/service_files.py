@@ -12,7 +12,7 @@ without kubelet, the agent's own pod would not be restarted.
 import re
 from collections.abc import Sequence
 
-from mig_manager.core import fields, yaml_tree
+from mig_manager.core.files import yaml_fields, yaml_tree
 
 _VERSION = "v1"
 MAX_SERVICES = 64  # the journal, in an annotation of the node, lists them before they are stopped
@@ -35,17 +35,17 @@ def parse(text: str, *, source: str) -> tuple[str, ...]:
     ConfigError: the format is broken, or a unit is named twice or must not be stopped.
     """
     section = "systemd-services"
-    root = fields.document(text, source=source, section=section, version=_VERSION)
+    root = yaml_fields.document(text, source=source, section=section, version=_VERSION)
     services = root.get(section) if root else None
-    listed = fields.items(services, section)
+    listed = yaml_fields.items(services, section)
     if services is not None and len(listed) > MAX_SERVICES:
-        fields.fail(services, f"there are {len(listed)} services; {MAX_SERVICES} at most")
+        yaml_fields.fail(services, f"there are {len(listed)} services; {MAX_SERVICES} at most")
     nodes: dict[str, yaml_tree.Node] = {}
     for node in listed:
         name = _unit(node)
         if name in nodes:
             line = nodes[name].location.line
-            fields.fail(node, f"'{name}' is named twice; first in line {line}")
+            yaml_fields.fail(node, f"'{name}' is named twice; first in line {line}")
         nodes[name] = node
     return stop_order(tuple(nodes))
 
@@ -88,9 +88,9 @@ def _is_unit(name: str) -> bool:
 
 def _unit(node: yaml_tree.Node) -> str:
     """Return the name of a unit, with its suffix."""
-    shown = fields.shown(node)
+    shown = yaml_fields.shown(node)
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"a service is a name such as nvsm.service, not {shown}")
+        yaml_fields.fail(node, f"a service is a name such as nvsm.service, not {shown}")
     name = node.value if node.value.endswith(_KINDS) else f"{node.value}.service"
     why = ""
     if node.value.endswith(_OTHER_KINDS):
@@ -102,5 +102,5 @@ def _unit(node: yaml_tree.Node) -> str:
     elif is_protected(name):
         why = "the agent could not start it again"
     if why:
-        fields.fail(node, f"cannot stop {shown}: {why}")
+        yaml_fields.fail(node, f"cannot stop {shown}: {why}")
     return name

@@ -4,7 +4,8 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.core import messages, yaml_tree
+from mig_manager.core import messages
+from mig_manager.core.files import yaml_tree
 
 
 def fail(node: yaml_tree.Node, message: str) -> NoReturn:

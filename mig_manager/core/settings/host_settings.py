@@ -8,7 +8,7 @@ import pathlib
 import urllib.parse
 from typing import Any
 
-from mig_manager.core import options
+from mig_manager.core.settings import options
 
 _ROOT = pathlib.Path("/")
 _HOST_MOUNT = pathlib.Path("/host")

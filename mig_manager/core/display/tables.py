@@ -3,7 +3,8 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, messages
+from mig_manager.core import messages
+from mig_manager.core.display import bar
 
 Row = Sequence[str | tuple[str, bar.Tone]]
 """Cells of a table: a text, or a text and its tone."""

@@ -5,7 +5,8 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import capacity, faults, jobs, publish, served_layouts
+from mig_manager.agent import jobs, publish, served_layouts
+from mig_manager.agent.reports import capacity, faults
 from mig_manager.change import transaction
 from mig_manager.core import model
 from mig_manager.core.node import node_object, well_known

@@ -8,7 +8,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, messages, model, profile_name, steps
+from mig_manager.core import messages, model, profile_name, steps
+from mig_manager.core.display import bar
 
 WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
 _PLACED_LATER = "placements are decided once MIG is on"

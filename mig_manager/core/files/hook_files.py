@@ -5,7 +5,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import fields, yaml_tree
+from mig_manager.core.files import yaml_fields, yaml_tree
 
 _VERSION = "v1"
 
@@ -46,14 +46,14 @@ def parse(text: str, *, source: str) -> Table:
     top = _members(root, ("version", "hooks"), what)
     # mig-parted ignores it, so a file may lack it.
     if "version" in top:
-        fields.check_version(top["version"], _VERSION)
+        yaml_fields.check_version(top["version"], _VERSION)
     points = top.get("hooks")
     if points is None or yaml_tree.is_null(points):
         return {}
-    points = fields.mapping(points, "hooks must be a mapping of points")
-    fields.check_keys(points, [point.value for point in Point])
+    points = yaml_fields.mapping(points, "hooks must be a mapping of points")
+    yaml_fields.check_keys(points, [point.value for point in Point])
     hooks = {
-        Point(entry.key): tuple(map(_hook, fields.items(entry.value, "the hooks of a point")))
+        Point(entry.key): tuple(map(_hook, yaml_fields.items(entry.value, "the hooks of a point")))
         for entry in points.entries
     }
     return {point: listed for point, listed in hooks.items() if listed}
@@ -61,7 +61,7 @@ def parse(text: str, *, source: str) -> Table:
 
 def _members(node: yaml_tree.Node, keys: Sequence[str], what: str) -> dict[str, yaml_tree.Node]:
     """Return the members of a mapping, whose keys mig-parted takes in any case."""
-    entries = fields.mapping(node, f"expected {what}").entries
+    entries = yaml_fields.mapping(node, f"expected {what}").entries
     lowered = [dataclasses.replace(entry, key=entry.key.lower()) for entry in entries]
     members: dict[str, yaml_tree.Node] = {}
     for entry in lowered:
@@ -69,7 +69,7 @@ def _members(node: yaml_tree.Node, keys: Sequence[str], what: str) -> dict[str, 
             problem = f"key '{entry.key}' is given twice"
             raise errors.ConfigError(problem, location=entry.location)
         members[entry.key] = entry.value
-    fields.check_keys(yaml_tree.Mapping(entries=tuple(lowered), location=node.location), keys)
+    yaml_fields.check_keys(yaml_tree.Mapping(entries=tuple(lowered), location=node.location), keys)
     return members
 
 
@@ -78,15 +78,15 @@ def _hook(item: yaml_tree.Node) -> Hook:
     members = _members(item, keys, "a mapping with 'command'")
     command = members.get("command")
     if command is None:
-        fields.fail(item, "'command' is missing; write, for example, 'command: /bin/true'")
+        yaml_fields.fail(item, "'command' is missing; write, for example, 'command: /bin/true'")
     program = _text(command, "command")
     if not program:
-        fields.fail(command, "command must name a program")
+        yaml_fields.fail(command, "command must name a program")
     workdir = members.get("workdir")
     return Hook(
         command=program,
         args=tuple(
-            _text(each, "an argument") for each in fields.items(members.get("args"), "args")
+            _text(each, "an argument") for each in yaml_fields.items(members.get("args"), "args")
         ),
         envs=dict(_envs(members.get("envs"))),
         workdir=_text(workdir, "workdir") if workdir is not None else "",
@@ -98,7 +98,7 @@ def _hook(item: yaml_tree.Node) -> Hook:
 def _envs(node: yaml_tree.Node | None) -> Iterator[tuple[str, str]]:
     if node is None or yaml_tree.is_null(node):
         return
-    for entry in fields.mapping(node, "envs must be a mapping").entries:
+    for entry in yaml_fields.mapping(node, "envs must be a mapping").entries:
         if not entry.key or "=" in entry.key or not _is_passable(entry.key):
             raise errors.ConfigError(
                 f"{entry.key[:60]!r} cannot be the name of a variable", location=entry.location
@@ -109,10 +109,10 @@ def _envs(node: yaml_tree.Node | None) -> Iterator[tuple[str, str]]:
 def _text(node: yaml_tree.Node, what: str) -> str:
     """Return a scalar as the text that mig-parted makes of it: ``1`` as "1", ``yes`` as "true"."""
     if not isinstance(node, yaml_tree.Scalar):
-        fields.fail(node, f"{what} must be a text, not {fields.shown(node)}")
+        yaml_fields.fail(node, f"{what} must be a text, not {yaml_fields.shown(node)}")
     text = node.key or ""
     if not _is_passable(text):
-        fields.fail(node, f"{what} has a character that no program can receive")
+        yaml_fields.fail(node, f"{what} has a character that no program can receive")
     return text
 
 
@@ -132,9 +132,9 @@ def _timeout_s(node: yaml_tree.Node | None) -> float | None:
     # To Python, true is a number.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < float(value or 0) <= MAX_TIMEOUT_S:
-        fields.fail(
+        yaml_fields.fail(
             node,
             f"timeout-s must be a number of seconds, more than 0 and {MAX_TIMEOUT_S:g} at most, "
-            f"not {fields.shown(node)}",
+            f"not {yaml_fields.shown(node)}",
         )
     return float(value or 0)

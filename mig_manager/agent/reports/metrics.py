@@ -15,7 +15,7 @@ import structlog
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.agent import gpu_metrics
+from mig_manager.agent.reports import gpu_metrics
 from mig_manager.core import model, ports
 
 _SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})

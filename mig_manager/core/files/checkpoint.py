@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import fields, model, yaml_tree
+from mig_manager.core import model
+from mig_manager.core.files import yaml_fields, yaml_tree
 
 VERSION = "v1"
 
@@ -106,64 +107,68 @@ def _devices(text: str, source: str) -> Iterator[SavedGpu]:
         start = errors.Location(source=source, line=1, column=1)
         raise errors.ConfigError("the checkpoint is empty", location=start)
     top = _mapping(root, ("Version", "MigState"))
-    fields.check_version(fields.require(top, "Version"), VERSION, key="Version")
+    yaml_fields.check_version(yaml_fields.require(top, "Version"), VERSION, key="Version")
     locations: dict[str, errors.Location] = {}
-    state = _mapping(fields.require(top, "MigState"), ("Devices",))
-    for item in fields.items(fields.require(state, "Devices"), "Devices"):
+    state = _mapping(yaml_fields.require(top, "MigState"), ("Devices",))
+    for item in yaml_fields.items(yaml_fields.require(state, "Devices"), "Devices"):
         device = _device(item)
         if device.uuid in locations:
             first = locations[device.uuid]
-            fields.fail(item, f"GPU {device.uuid} is listed twice; first at {first}")
+            yaml_fields.fail(item, f"GPU {device.uuid} is listed twice; first at {first}")
         locations[device.uuid] = device.location
         yield device
 
 
 def _device(node: yaml_tree.Node) -> SavedGpu:
     data = _mapping(node, ("UUID", "MigMode", "GpuInstances"))
-    uuid = fields.require(data, "UUID")
+    uuid = yaml_fields.require(data, "UUID")
     if not (isinstance(uuid, yaml_tree.Scalar) and isinstance(uuid.value, str) and uuid.value):
-        fields.fail(uuid, f"UUID must be a text, not {fields.shown(uuid)}")
-    mode_node = fields.require(data, "MigMode")
-    number = fields.natural(mode_node, "MigMode")
+        yaml_fields.fail(uuid, f"UUID must be a text, not {yaml_fields.shown(uuid)}")
+    mode_node = yaml_fields.require(data, "MigMode")
+    number = yaml_fields.natural(mode_node, "MigMode")
     mode = next((each for each, code in _MODES.items() if code == number), None)
     if mode is None:
-        fields.fail(mode_node, f"MigMode must be 0 or 1, not {fields.shown(mode_node)}")
-    instances_node = fields.require(data, "GpuInstances")
-    instances = tuple(map(_instance, fields.items(instances_node, "GpuInstances")))
+        yaml_fields.fail(mode_node, f"MigMode must be 0 or 1, not {yaml_fields.shown(mode_node)}")
+    instances_node = yaml_fields.require(data, "GpuInstances")
+    instances = tuple(map(_instance, yaml_fields.items(instances_node, "GpuInstances")))
     if instances and mode is model.MigMode.DISABLED:
-        fields.fail(instances_node, "GpuInstances must be empty where MigMode is 0")
+        yaml_fields.fail(instances_node, "GpuInstances must be empty where MigMode is 0")
     return SavedGpu(uuid=uuid.value, mode=mode, instances=instances, location=uuid.location)
 
 
 def _instance(node: yaml_tree.Node) -> Instance:
     data = _mapping(node, ("ProfileID", "Placement", "ComputeInstances"))
-    place = _mapping(fields.require(data, "Placement"), ("Start", "Size"))
-    size_node = fields.require(place, "Size")
-    size = fields.natural(size_node, "Size")
+    place = _mapping(yaml_fields.require(data, "Placement"), ("Start", "Size"))
+    size_node = yaml_fields.require(place, "Size")
+    size = yaml_fields.natural(size_node, "Size")
     if size == 0:
-        fields.fail(size_node, "Size must be 1 or more")
-    inside = fields.require(data, "ComputeInstances")
+        yaml_fields.fail(size_node, "Size must be 1 or more")
+    inside = yaml_fields.require(data, "ComputeInstances")
     return Instance(
-        enum_index=fields.natural(fields.require(data, "ProfileID"), "ProfileID"),
-        placement=model.Placement(fields.natural(fields.require(place, "Start"), "Start"), size),
-        compute_slices=tuple(map(_compute_slices, fields.items(inside, "ComputeInstances"))),
+        enum_index=yaml_fields.natural(yaml_fields.require(data, "ProfileID"), "ProfileID"),
+        placement=model.Placement(
+            yaml_fields.natural(yaml_fields.require(place, "Start"), "Start"), size
+        ),
+        compute_slices=tuple(map(_compute_slices, yaml_fields.items(inside, "ComputeInstances"))),
         location=node.location,
     )
 
 
 def _compute_slices(node: yaml_tree.Node) -> int:
     data = _mapping(node, ("ProfileID", "EngProfileID"))
-    profile = fields.require(data, "ProfileID")
-    slices = _SLICES.get(fields.natural(profile, "ProfileID"))
+    profile = yaml_fields.require(data, "ProfileID")
+    slices = _SLICES.get(yaml_fields.natural(profile, "ProfileID"))
     if slices is None:
-        fields.fail(profile, f"unknown compute-instance profile {fields.shown(profile)}")
-    engine = fields.require(data, "EngProfileID")
-    if fields.natural(engine, "EngProfileID"):
-        fields.fail(engine, f"unknown engine profile {fields.shown(engine)}; it must be 0")
+        yaml_fields.fail(profile, f"unknown compute-instance profile {yaml_fields.shown(profile)}")
+    engine = yaml_fields.require(data, "EngProfileID")
+    if yaml_fields.natural(engine, "EngProfileID"):
+        yaml_fields.fail(
+            engine, f"unknown engine profile {yaml_fields.shown(engine)}; it must be 0"
+        )
     return slices
 
 
 def _mapping(node: yaml_tree.Node, keys: Sequence[str]) -> yaml_tree.Mapping:
-    members = fields.mapping(node, f"expected a mapping with {', '.join(keys)}")
-    fields.check_keys(members, keys)
+    members = yaml_fields.mapping(node, f"expected a mapping with {', '.join(keys)}")
+    yaml_fields.check_keys(members, keys)
     return members

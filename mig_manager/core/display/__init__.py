@@ -1,0 +1,1 @@
+"""GPUs, bars and tables as text for a terminal."""

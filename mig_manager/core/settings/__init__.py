@@ -1,0 +1,1 @@
+"""Options, and the settings that several programs share."""
