@@ -22,13 +22,12 @@ import urllib3
 from mig_manager.adapters.host import log, process
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import main as agent_main
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import well_known
 from tests import waiting
 from tests.cluster import envtest
 from tests.fleet import agents
-from tests.node import fakes
+from tests.stage import in_process
 
 _LAYOUT = "all-1g.5gb"
 
@@ -75,16 +74,14 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
 
 def _host(kubeconfig: str, name: str, folder: pathlib.Path) -> agent_main.AgentService:
     kube = api.KubeApi.connect(kubeconfig=kubeconfig)
-    rig = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB")),))
-    agent = agents.assembled(
-        kube,
+    how = agents.in_memory(
         name,
-        rig,
         folder,
         config_file=str(process.packaged_config()),
         retry_initial_s="1.0",
         retry_max_s="5.0",
     )
+    agent = in_process.assembled(kube=kube, **how)
     threading.Thread(target=agent.serve, daemon=True).start()
     return agent
 

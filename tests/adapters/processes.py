@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from tests import waiting
 
 
-def children() -> set[int]:
-    """Return the pids of our children, zombies included."""
+def children(pid: int | str = "self") -> set[int]:
+    """Return the pids of a process's children, zombies included."""
     found: set[int] = set()
-    for task in pathlib.Path("/proc/self/task").iterdir():
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         # A thread may just be ending; its children then belong to another one.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found |= set(map(int, (task / "children").read_text().split()))

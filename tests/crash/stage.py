@@ -329,8 +329,7 @@ class Agent:
     @property
     def has_served(self) -> bool:
         """Whether it waits: for the next request, or for its next retry."""
-        points = self.points()
-        return f"{agent_process.IDLE} #2" in points or f"{agent_process.RETRY} #1" in points
+        return f"{agent_process.IDLE} #2" in self.points()
 
 
 def _be(order: agent_process.Order) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import pathlib
 import select
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests.adapters import processes
 from tests.crash import matrix, scenarios, stage
 
 _LONG_S = 60.0
@@ -22,15 +22,6 @@ _CHANGES = (
     (scenarios.ONE_SLICE, "nvmlDeviceCreateGpuInstance*"),
     (scenarios.ONE_SLICE, "nvmlGpuInstanceCreateComputeInstance*"),
 )
-
-
-def children_of(pid: int) -> list[int]:
-    children: list[int] = []
-    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread may just be ending; its children then belong to another one.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            children += map(int, task.read_text().split())
-    return children
 
 
 def dies(process: int) -> bool:
@@ -45,7 +36,7 @@ def kill_at_work(rig: stage.Stage, is_at_work: Callable[[], bool]) -> None:
     agent = rig.spawn(has_worker=True)
     rig.wait(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:
-        workers = [os.pidfd_open(pid) for pid in children_of(agent.pid)]
+        workers = [os.pidfd_open(pid) for pid in processes.children(agent.pid)]
         for worker in workers:
             stack.callback(os.close, worker)
         agent.kill()

@@ -9,24 +9,20 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters import host, pod_resources
-from mig_manager.adapters.kubernetes import api, watch
-from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters import pod_resources
+from mig_manager.adapters.kubernetes import watch
 from mig_manager.agent import main, settings
-from mig_manager.core import liveness, model, ports, standbys, timing
+from mig_manager.core import model, ports, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects, sandbox_node
-from tests.node import simulated_rig
-from tests.stage import agent_stage
+from tests.stage import agent_stage, in_process
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 DEADLINE_S = 60.0
@@ -49,7 +45,6 @@ REQUEST_TIMEOUT_S = 15.0
 """Longer than a slow machine takes to answer."""
 SILENCE_TIMEOUT_S = 1.5
 """In its place where the silence itself is what is tried."""
-_MAX_SLEEP_S = 0.02
 _BACKOFF = timing.Backoff(first_s=0.01, max_s=0.05)
 _WATCH = watch.WatchTimes(watch_s=1.0, stall_s=1.7, steady_s=0.0, pauses=_BACKOFF)
 
@@ -88,24 +83,6 @@ class Heard(ports.Telemetry):
         return taken
 
 
-class _Pulse(liveness.Pulse):
-    """Knows whether the agent waits for something that may never come."""
-
-    def __init__(self, on_rest: Callable[[], None]) -> None:
-        super().__init__(time.monotonic)
-        self.is_resting = False
-        self._on_rest = on_rest
-
-    def rest(self) -> None:
-        super().rest()
-        self.is_resting = True
-        self._on_rest()
-
-    def beat(self) -> None:
-        super().beat()
-        self.is_resting = False
-
-
 class InProcessStage(agent_stage.Stage):
     """The stage with the agent in this process."""
 
@@ -128,17 +105,9 @@ class InProcessStage(agent_stage.Stage):
         self._pods = 0
         self._api_timeout_s = api_timeout_s
         self._kubelet_timeout_s = kubelet_timeout_s
-        self._pulse = _Pulse(self._changed.set)
+        self._pulse = in_process.Pulse(self._changed.set)
 
     def start_agent(self) -> None:
-        stopped = threading.Event()
-        kube = api.KubeApi.at(
-            self.server.url,
-            token=TOKEN,
-            request_timeout_s=self._api_timeout_s,
-            # Servers ask for whole seconds, and the adapter for fractions: too long here.
-            sleep=lambda seconds: stopped.wait(min(seconds, _MAX_SLEEP_S)),
-        )
         options = {
             "node_name": stages.NODE_NAME,
             "config_file": str(self.config_file),
@@ -151,37 +120,22 @@ class InProcessStage(agent_stage.Stage):
             "monitor_timeout_s": "1",
             "drift_check_interval_s": "0",
         }
-        served = main.AgentService(
-            dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
-            kube,
-            boot_id="boot-1",
-            overrides=main.Overrides(
-                replace_ports=self._within_process,
-                telemetry=self.heard,
-                pulse=self._pulse,
-                watch_times=_WATCH,
-            ),
+        kubelet = pod_resources.PodResources(
+            str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=lambda _seconds: None
         )
-        thread = threading.Thread(target=served.serve, name="agent")
-        thread.start()
-        for end in (kube.close, thread.join, stopped.set, served.stop):
-            self._running.callback(end)
+        agent = in_process.Hosted(
+            self.server,
+            TOKEN,
+            dataclasses.replace(settings.AgentSettings.read(options, {}), backoff=_BACKOFF),
+            request_timeout_s=self._api_timeout_s,
+            allocations=self._wrap(kubelet, self.socket),
+            overrides=main.Overrides(telemetry=self.heard, pulse=self._pulse, watch_times=_WATCH),
+        )
+        self._running.callback(agent.end)
 
     def stop_agent(self, *_signals: int) -> int:
         self._running.close()
         return 0
-
-    def _within_process(self, own: ports.Dependencies) -> ports.Dependencies:
-        kubelet = pod_resources.PodResources(
-            str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=lambda _seconds: None
-        )
-        return dataclasses.replace(
-            own,
-            gpus=nvml_gpus.NvmlGpus(clock=host.SystemClock()),
-            allocations=self._wrap(kubelet, self.socket),
-            processes=simulated_rig.processes,
-            standby=standbys.Standbys(),
-        )
 
     def applied(self) -> str | None:
         """Return the layout that is said to be active."""

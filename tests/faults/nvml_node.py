@@ -20,6 +20,7 @@ from testkit import nvml_faults
 from tests import changes
 from tests.faults import nvml_codes
 from tests.node import fakes, scenes, simulated_rig
+from tests.stage import agent_stage
 
 
 class Scenario(NamedTuple):
@@ -66,7 +67,7 @@ class Ended(NamedTuple):
     shape: tuple[simulated_rig.GpuShape, ...]
     """Modes, instances, placements and what is inside them, from the driver itself."""
     remaining: list[str]
-    """What a change left on the node; nothing, if all is well."""
+    """The kinds of what a change left on the node; nothing, if all is well."""
 
     @property
     def is_good(self) -> bool:
@@ -112,12 +113,7 @@ class Node:
                 layout or self.scenario.layout, fakes.FakeRequest(rig.clock)
             )
         assert [line for line in log if "exc_info" in line] == []
-        remaining = [
-            *(key for key in rig.annotations if key.endswith("journal")),
-            *(key for key, value in rig.labels.items() if value.startswith("paused")),
-            *(["cordon"] if rig.is_unschedulable else []),
-            *(["taint"] if rig.has_hold_taint else []),
-        ]
+        remaining = [each.split()[0] for each in agent_stage.remaining(rig.node.read())]
         return Ended(outcome, simulated_rig.geometry(self.state), remaining)
 
     def strike(

@@ -18,7 +18,6 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import library
-from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import worker as simulated_worker
 from tests import lost_stderr
@@ -181,7 +180,7 @@ def play(
     assert ended == unheard, "it ends differently where no line of the log is lost"
     what = site.function, code
     # What the change did not see at first is kept, and with it the journal until all is right.
-    assert ended.remaining in ([], [well_known.JOURNAL_ANNOTATION] if what in UNSEEN else [])
+    assert ended.remaining in ([], ["journal"] if what in UNSEEN else [])
     # A call that fails beside other GPUs is made once more without them.
     is_alone = node.scenario.are_changes_all and site.function == "nvmlDeviceSetMigMode"
     if not (ended.is_good and is_alone):

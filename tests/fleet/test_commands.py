@@ -17,7 +17,7 @@ from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import waiting
 from tests.fleet import agents, census, standins
-from tests.node import fakes, scenes
+from tests.node import scenes
 from tests.shell import commandline
 from tests.shell.commandline import Answer
 from tests.stage import apirig
@@ -533,7 +533,7 @@ def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -
 
 def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
     rig.serve_config()
-    with agents.hosted(rig.server, ["other"]) as hosted:
+    with agents.hosted(rig.server, ["other"]):
         waiting.until(
             lambda: well_known.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
             "the GPUs of a node without a label",
@@ -541,8 +541,6 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
         answer = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json")
 
         assert (answer.status, answer.data["nodes"][0]["verdict"]) == (0, "fits")
-        node_rig: fakes.NodeRig = hosted["other"].rig
-        assert len(node_rig.gpus) == 1
         agents.label_all(rig.server, ["other"], LAYOUT)
         waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]

@@ -4,7 +4,6 @@ The product's own loop serves, retries and rests. Only one of the two threads is
 agent's from the beginning of a step until it rests, waits for its next try, or is no more.
 """
 
-import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,13 +11,14 @@ from typing import Any, NamedTuple
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import intake, main, settings
-from mig_manager.core import model, ports, standbys
+from mig_manager.core import model, ports
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import resets
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
-from tests.node import fakes, scenes, simulated_rig
+from tests.node import fakes, scenes
+from tests.stage import in_process
 
 _MAX_TRIES = 12
 """Tries in a row that an agent gets to publish its outcome: faults strike once."""
@@ -64,20 +64,28 @@ class Process:
     ) -> None:
         self._rig = rig
         simulated.load(soak_cluster.Library(rig))
-        self._heard = _Telemetry(rig)
-        self.box = _Mailbox(rig, self._heard)
-        self._heard.box = self.box
-        agent = main.AgentService(
+        self.box = _Mailbox(rig)
+        in_memory = {
+            "gpus": driver.real_adapter(rig.clock),
+            "reset": resets.SimulatedReset(rig.state),
+            "node": rig.node,
+            "workloads": soak_cluster.Workloads(rig),
+            "allocations": rig.allocations,
+            "configs": configs,
+        }
+        heard: dict[str, Any] = {n: script.Port(p, n, rig.script) for n, p in in_memory.items()}
+        agent = in_process.assembled(
             settings.AgentSettings.read(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,
             overrides=main.Overrides(
-                replace_ports=lambda own: _in_memory(own, rig, configs),
-                telemetry=self._heard,
-                inbox=self.box,
-                watches_files=False,
-                watches_pods=False,
+                telemetry=self.box, inbox=self.box, watches_files=False, watches_pods=False
             ),
+            clock=rig.clock,
+            lock=fakes.FakeExclusion(),
+            boot_layout=None,
+            request_file=None,
+            **heard,
         )
         self._error: BaseException | None = None
         self._is_killed = False
@@ -87,25 +95,25 @@ class Process:
     def step(self, events: Sequence[script.Event] = ()) -> Step:
         """Let the agent work until it rests, and return how that ended."""
         self._rig.script.begin(events)
-        self._heard.begin()
+        self.box.begin()
         try:
             for _ in range(_MAX_TRIES):
-                self._heard.is_lost = False
+                self.box.is_lost = False
                 self._go()
-                if not self._heard.is_lost or not self._thread.is_alive():
+                if not self.box.is_lost or not self._thread.is_alive():
                     break
             else:
                 raise AssertionError("the API answers, and still nothing can be published")
         finally:
             self._rig.script.end()
-        ended = None if self.box.is_dead else self._heard.ended
+        ended = None if self.box.is_dead else self.box.ended
         message = self._rig.statuses[-1] if self._rig.statuses else ""
         return Step(
             is_killed=self._is_killed,
             is_over=self.box.is_dead,
             outcome=ended and Outcome(*ended, message, should_retry=not self.box.is_resting),
-            names=tuple(self._heard.names),
-            succeeded=tuple(self._heard.succeeded),
+            names=tuple(self.box.names),
+            succeeded=tuple(self.box.succeeded),
         )
 
     def abandon(self) -> None:
@@ -142,17 +150,27 @@ class Process:
         return True
 
 
-class _Telemetry(ports.Telemetry):
-    """Remembers how the runs of a step ended."""
+class _Mailbox(intake.Inbox, ports.Telemetry):
+    """Passes time by the node's clock, and ends a step where the agent has nothing to do.
 
-    box: "_Mailbox"
+    The label arrives as a watch brings it: at the next question whether the request still stands.
+    How the runs of a step ended is remembered until the next one.
+    """
 
     def __init__(self, rig: soak_cluster.Cluster) -> None:
+        super().__init__()
         self._rig = rig
         self.names: list[str] = []
         self.succeeded: list[str] = []
         self.ended: tuple[model.State, errors.Reason] | None = None
         self.is_lost = False
+        self.may_go = threading.Semaphore(0)
+        self.is_step_over = threading.Semaphore(0)
+        self.is_resting = False
+        self.is_abandoned = False
+        self.is_dead = False
+        self.served: str | None = None
+        """The layout that is served, or was last."""
 
     def begin(self) -> None:
         """Forget the step before."""
@@ -162,36 +180,17 @@ class _Telemetry(ports.Telemetry):
 
     def attempt_began(self, number: int) -> None:
         self.ended = None
-        if self.box.served is not None:
-            self.names.append(self.box.served)
+        if self.served is not None:
+            self.names.append(self.served)
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        if self.box.served is not None:
+        if self.served is not None:
             self.ended = state, reason
             if state is model.State.SUCCESS:
-                self.succeeded.append(self.box.served)
+                self.succeeded.append(self.served)
 
     def outcome_lost(self, reason: errors.Reason) -> None:
         self.is_lost = True
-
-
-class _Mailbox(intake.Inbox):
-    """Passes time by the node's clock, and ends a step where the agent has nothing to do.
-
-    The label arrives as a watch brings it: at the next question whether the request still stands.
-    """
-
-    def __init__(self, rig: soak_cluster.Cluster, heard: _Telemetry) -> None:
-        super().__init__()
-        self._rig = rig
-        self._heard = heard
-        self.may_go = threading.Semaphore(0)
-        self.is_step_over = threading.Semaphore(0)
-        self.is_resting = False
-        self.is_abandoned = False
-        self.is_dead = False
-        self.served: str | None = None
-        """The layout that is served, or was last."""
 
     def wait_until_superseded(
         self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
@@ -238,28 +237,3 @@ class _Mailbox(intake.Inbox):
 def state_of(rig: soak_cluster.Cluster) -> model.State | None:
     text = rig.labels.get(well_known.STATE_LABEL)
     return model.State(text) if text else None
-
-
-def _in_memory(
-    own: ports.Dependencies, rig: soak_cluster.Cluster, configs: fakes.FakeConfig
-) -> ports.Dependencies:
-    """Return ports to the node in memory, each heard by the script."""
-    each: dict[str, object] = {
-        "gpus": driver.real_adapter(rig.clock),
-        "reset": resets.SimulatedReset(rig.state),
-        "node": rig.node,
-        "workloads": soak_cluster.Workloads(rig),
-        "allocations": rig.allocations,
-        "configs": configs,
-    }
-    heard: dict[str, Any] = {n: script.Port(port, n, rig.script) for n, port in each.items()}
-    return dataclasses.replace(
-        own,
-        clock=rig.clock,
-        processes=simulated_rig.processes,
-        standby=standbys.Standbys(),
-        lock=fakes.FakeExclusion(),
-        boot_layout=None,
-        request_file=None,
-        **heard,
-    )
