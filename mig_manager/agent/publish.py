@@ -95,14 +95,20 @@ class Publisher:
         self._written = {}
         self._node.announce(change)
 
-    def update(self, decide: Decide) -> None:
-        """Write the change decided for the Node's current version.
+    def update(self, decide: Decide) -> node_object.NodeView:
+        """Write the change decided for the Node's current version; return that version.
 
         An annotation that another program has removed or changed meanwhile is written again.
         """
         self._written = {}
-        node = self._node.update(lambda view: _without(decide(view), _steady(view)))
-        self._written = _steady(node)
+        versions: list[node_object.NodeView] = []
+
+        def change(view: node_object.NodeView) -> node_object.NodePatch:
+            versions.append(view)
+            return _without(decide(view), _steady(view))
+
+        self._written = _steady(self._node.update(change))
+        return versions[-1]
 
 
 def of_status(published: status.RunStatus) -> node_object.NodePatch:

@@ -117,10 +117,11 @@ class RunJournal:
 
     def publish_step(
         self, phase: model.Phase, decide: Callable[[node_object.NodeView], Step]
-    ) -> None:
+    ) -> node_object.NodeView:
         """Publish a new phase whose entries depend on the Node, and change the Node with them.
 
-        ``decide`` is called again if another program wrote to the Node meanwhile.
+        ``decide`` is called again if another program wrote to the Node meanwhile. Returns the
+        version of the Node that counts.
         """
         before = after = self.entries
 
@@ -133,7 +134,7 @@ class RunJournal:
 
         self._end_phase()
         try:
-            self._publisher.update(patch)
+            view = self._publisher.update(patch)
         except errors.ClusterError as error:
             if error.may_be_done:
                 # If the patch was lost, the end of the run restores what it was to restore.
@@ -145,6 +146,7 @@ class RunJournal:
             raise
         self.entries = after
         self._confirm()
+        return view
 
     def enter(self, phase: model.Phase, message: str, **entries: Unpack[journals.Changes]) -> None:
         """Publish a new phase, with new entries if there are any."""
@@ -177,7 +179,7 @@ class RunJournal:
 
     def resume(
         self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
-    ) -> tuple[str, ...]:
+    ) -> Collection[str]:
         """Restore some paused labels before the run ends, and remove our taint.
 
         Args:
@@ -189,18 +191,16 @@ class RunJournal:
             The labels that have their original value again.
         """
         before = self.entries
-        restored: tuple[str, ...] = ()
 
         def decide(view: node_object.NodeView) -> Step:
-            nonlocal restored
             own_entries = journals.without_foreign_labels(before, view)
-            restored = tuple(key for key in own_entries.paused_labels if key in keys)
             old, changed = view.labels.get(well_known.PLUGIN_CONFIG_LABEL), before.plugin_config
             if plugin_config is not None and plugin_config != old:
                 # An interrupted run may have changed it before, with other settings.
                 first = own_entries.plugin_config.before if own_entries.plugin_config else old
                 changed = journals.PluginConfig(before=first, now=plugin_config)
-            names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in restored)
+            resumed = (key for key in own_entries.paused_labels if key in keys)
+            names = ", ".join(key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in resumed)
             return Step(
                 message=what or f"resuming {names or 'nothing'}",
                 entries=dataclasses.replace(
@@ -211,8 +211,8 @@ class RunJournal:
                 ),
             )
 
-        self.publish_step(model.Phase.RESUME, decide)
-        return restored
+        view = self.publish_step(model.Phase.RESUME, decide)
+        return journals.without_foreign_labels(before, view).paused_labels.keys() & keys
 
     def failure(
         self, reason: errors.Reason, *parts: str, is_final: bool = False, remedy: str = ""

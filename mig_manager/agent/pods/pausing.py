@@ -131,7 +131,6 @@ def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _
     pause = choose(job.deps.node.latest())
 
     def decide(view: node_object.NodeView) -> run_journal.Step:
-        nonlocal pause
         pause = choose(view)
         names = [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in pause.labels]
         names += [pod.key for pod in pause.to_delete]
@@ -153,7 +152,7 @@ def _pause(job: jobs.Job, choose: Callable[[node_object.NodeView], _Pause]) -> _
         )
 
     if pause.labels or pause.to_delete:
-        job.journal.publish_step(model.Phase.PAUSE, decide)
+        pause = choose(job.journal.publish_step(model.Phase.PAUSE, decide))
     for pod in pause.to_delete:
         job.deps.workloads.delete(pod)
     uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}

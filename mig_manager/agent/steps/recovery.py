@@ -111,15 +111,11 @@ def resume_unlisted(shared: jobs.Shared, view: node_object.NodeView) -> bool:
     if others := survey.foreign_managers(shared.deps, shared.deps.workloads.list()):
         _log.warning("pauses_left_to_foreign_manager", managers=others)
         return False
-    keys: tuple[str, ...] = ()
 
     def decide(view: node_object.NodeView) -> node_object.NodePatch:
-        nonlocal keys
-        keys = journals.unlisted_pauses(view)
-        return node_object.NodePatch(labels=dict.fromkeys(keys, "true"))
+        return node_object.NodePatch(labels=dict.fromkeys(journals.unlisted_pauses(view), "true"))
 
-    shared.publisher.update(decide)
-    if keys:
+    if keys := journals.unlisted_pauses(shared.publisher.update(decide)):
         names = messages.list_names(
             [key.removeprefix(well_known.DEPLOY_LABEL_PREFIX) for key in keys]
         )
