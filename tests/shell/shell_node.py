@@ -69,7 +69,7 @@ class Node:
         return [*argv, "--simulate-state", str(self.path), *file]
 
     def run(self, *argv: str) -> commandline.Answer:
-        """Run a command in this process, which is quicker; its GPU worker is a process."""
+        """Run a command in this process, without a GPU worker, which is quicker."""
         try:
             answer = commandline.run(self.arguments(*argv), dict(os.environ))
         finally:
@@ -78,6 +78,7 @@ class Node:
         return answer
 
     def run_process(self, *argv: str) -> commandline.Answer:
+        """Run a command as a process, with a GPU worker."""
         with self.started(*argv) as process:
             return commandline.finished(process)
 

@@ -79,7 +79,9 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> No
     before = node.shape
     node.hang_in(CREATE)
 
-    answer = node.run("apply", "wanted", "--gpu-timeout-s", "12", "--in-use-timeout-s", "1")
+    answer = node.run_process(
+        "apply", "wanted", "--gpu-timeout-s", "12", "--in-use-timeout-s", "1"
+    )
 
     assert answer.status == 1
     assert "nvmlDeviceCreateGpuInstanceWithPlacement on GPU 0 (GPU-" in answer.err

@@ -73,7 +73,6 @@ def run(settings: Settings, terminal: console.Console) -> int:
         MigManagerError: As ``acceptance_course.play``.
     """
     from mig_manager.adapters.host import files
-    from mig_manager.adapters.nvml import client as nvml_worker
     from mig_manager.change import local
     from mig_manager.cli.commands import acceptance_course, acceptance_report, gpu_access
 
@@ -83,8 +82,7 @@ def run(settings: Settings, terminal: console.Console) -> int:
         return console.DONE
     access = gpu_access.CommandAdapters(settings, terminal)
     deps = access.dependencies()
-    assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
-    survey, course = deps.gpus.survey(), None
+    survey, course = access.worker_gpus.survey(), None
     if settings.changed_gpu is None:
         if interrupted := local.describe_interrupted(deps.journal):
             terminal.note(interrupted)

@@ -69,9 +69,8 @@ def play(
         MigManagerError: As ``course.run``.
     """
     observer = _Observer()
-    assert isinstance(deps.gpus, nvml_worker.WorkerGpus)  # noqa: S101 - what changes GPUs
-    command = (*deps.gpus.command, nvml_worker.REPORTS_STEPS)
-    gpus = dataclasses.replace(deps.gpus, command=command, telemetry=observer)
+    command = (*access.worker_gpus.command, nvml_worker.REPORTS_STEPS)
+    gpus = dataclasses.replace(access.worker_gpus, command=command, telemetry=observer)
     deps = dataclasses.replace(deps, gpus=gpus)
     observed = gpus.observe()
     gpu = course.find_gpu(observed, uuid)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.adapters import host
@@ -16,6 +17,9 @@ from mig_manager.cli.commands import gpu_settings, progress
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 from mig_manager.core.settings import node_settings
+
+if TYPE_CHECKING:
+    from mig_manager.adapters.nvml import client as nvml_worker
 
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 _KUBELET_TIMEOUT_S = 5.0  # how long a change waits for kubelet's answer
@@ -67,15 +71,9 @@ class CommandAdapters:
                 f"NVML gave no answer within {timeout_s:g} s", reason=errors.Reason.NVML_TIMEOUT
             ) from error
 
-    def dependencies(
-        self, hook_variables: Mapping[str, str] | None = None
-    ) -> local.LocalDependencies:
-        """Return the dependencies of a change; a worker process changes the GPUs.
-
-        ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
-        no hooks.
-        """
-        from mig_manager.adapters.host import files, lock_file
+    @functools.cached_property
+    def worker_gpus(self) -> "nvml_worker.WorkerGpus":
+        """This machine's GPUs, for changes by a worker process."""
         from mig_manager.adapters.nvml import client as nvml_worker
         from mig_manager.sandbox.driver import worker as simulated_worker
 
@@ -87,14 +85,26 @@ class CommandAdapters:
             in_use_timeout_s=settings.in_use_timeout_s,
         )
         columns = self._terminal.remark_columns
-        gpus = nvml_worker.WorkerGpus(
+        return nvml_worker.WorkerGpus(
             command=(*command, nvml_worker.REPORTS_STEPS) if columns else command,
             timeout_s=settings.gpu_timeout_s,
             telemetry=progress.Progress(self._terminal.remarks, columns or 0),
         )
+
+    def dependencies(
+        self, hook_variables: Mapping[str, str] | None = None
+    ) -> local.LocalDependencies:
+        """Return the dependencies of a change; a worker process changes the GPUs.
+
+        ``hook_variables`` are the command's options as mig-parted passes them to hooks; None runs
+        no hooks.
+        """
+        from mig_manager.adapters.host import files, lock_file
+
+        settings = self.settings
         dependencies = local.LocalDependencies(
-            gpus=gpus,
-            processes=gpus.processes,
+            gpus=self.worker_gpus,
+            processes=self.worker_gpus.processes,
             lock=lock_file.LockFile(
                 settings.lock_file,
                 program=f"mig-manager {settings.command}",
