@@ -49,7 +49,7 @@ class NodeHistory:
     def applied_since(self) -> dt.datetime | None:
         """A time since which the layout has been applied; None if not applied or unknown."""
         run = self.report.node.status
-        if self.report.state is not node_reports.NodeState.APPLIED or run is None:
+        if self.report.state is not node_reports.NodeState.SUCCESS or run is None:
             return None
         for moment in reversed(self.moments):
             if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:

@@ -1,7 +1,7 @@
 """``kubectl mig plan``: show the changes of a layout, even on nodes without an agent."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager.adapters import cluster_reader
@@ -159,7 +159,7 @@ def _of_node(
 ) -> NodePlan:
     run, presumed = report.node.status, None
     notes = list(report.notes) if report.gpus is not None else []
-    if report.state is node_reports.NodeState.CHANGING:
+    if report.state in (node_reports.NodeState.PENDING, node_reports.NodeState.REBOOTING):
         notes.append("the node is changing right now: plan again when it has finished")
     is_custom = layout is not None or (
         layout_name == well_known.CUSTOM_LAYOUT and report.node.takes_custom
@@ -215,9 +215,9 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
                 lines.append(_unknown_pods(plans, style))
             losses = [loss_text(loss, may_evict=node.may_evict) for loss in result.losses or ()]
             lines += map(style.wrap, losses)
-            if node.is_changed and not evicts:
+            if node.is_changed and result.losses is not None:
                 policy = " under the default drain policy" if node.may_evict else ""
-                lines.append(f"Evicts no pod{policy}.")
+                lines.append(f"Pods: {_evictions([node])}{policy}.")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -229,13 +229,13 @@ def _unknown_pods(plans: Plans, style: bar.Style) -> str:
 def loss_text(loss: resources.Loss, *, may_evict: bool = True) -> str:
     """Describe how the loss of devices of a kind affects the pods that request them."""
     kind, pods = loss.kind, status.named_pods(loss.kind.pods)
-    what = f"{loss.ending} of {kind.count} {status.kind_name(kind.resource)} go"
+    what = f"{loss.ending} of {kind.count} {status.kind_name(kind.resource)} destroyed"
     if loss.is_total and may_evict:
-        return f"{what}: these pods are evicted: {pods}"
+        return f"{what}, which evicts {pods}"
     if loss.least:
         users = pods if len(kind.pods) == 1 else f"some of {pods}"
-        return f"{what}: {loss.least} in use must go, used by {users}"
-    return f"{what}: if possible, the agent keeps those in use by {pods}"
+        return f"{what}, at least {loss.least} of them in use by {users}"
+    return f"{what}; if possible, the agent keeps those in use by {pods}"
 
 
 def table(plans: Plans, *, style: bar.Style) -> str:
@@ -245,7 +245,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         result, change, pods = node.preview, "-", "-"
         if result.planned is not None:
             change = gpu_report.summary(result.planned) if node.is_changed else "nothing"
-            pods = "?" if result.losses is None else _eviction_counts(node)
+            pods = "?" if result.losses is None else _evictions([node])
         rows.append((result.name, _FITS[result.feasibility.fits], change, pods))
         if remarks := messages.join(node.why_not, *node.notes):
             notes.append(style.wrap(f"{result.name}: {remarks}"))
@@ -258,14 +258,14 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         f"Layout {plans.layout} of {plans.source}: of {len(plans.nodes)} nodes "
         f"{fitting.count(True)} would change, {fitting.count(False)} unchanged, "
         f"{without.count(False)} cannot have it, {without.count(None)} unknown."
-    )
+    ) + ("" if plans.pods_not_known else f" Pods: {_evictions(plans.nodes)}.")
     return "\n".join([*lines, "", *notes, style.wrap(total)])
 
 
-def _eviction_counts(node: NodePlan) -> str:
-    result = node.preview
-    if not node.may_evict:
-        return "none"
-    parts = [f"{len(result.evicted)} evicted"] if result.evicted else []
-    parts += [f"up to {len(result.maybe_evicted)} may be evicted"] if result.maybe_evicted else []
-    return ", ".join(parts) or "none"
+def _evictions(nodes: Iterable[NodePlan]) -> str:
+    previews = [node.preview for node in nodes if node.may_evict]
+    evicted = sum(len(each.evicted) for each in previews)
+    perhaps = sum(len(each.maybe_evicted) for each in previews)
+    parts = [f"{evicted} evicted"] if evicted else []
+    parts += [f"up to {perhaps} may be evicted"] if perhaps else []
+    return ", ".join(parts) or "none evicted"

@@ -126,7 +126,7 @@ def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: Rig
     assert rig.labels() == before
     assert counted.most <= 2
     # Undone is undone: to say it twice changes nothing.
-    assert rig.roll("undo").data["counts"]["applied"] == 5
+    assert rig.roll("undo").data["counts"]["success"] == 5
     assert rig.labels() == before
 
 
@@ -180,7 +180,7 @@ def test_rollout_waits_until_an_agent_has_the_content_of_a_named_file(
 
     answer = rig.roll(LAYOUT, "-f", str(file), "--node-timeout-s", "1")
 
-    assert (answer.status, answer.data["counts"]["applied"]) == (1, 4)
+    assert (answer.status, answer.data["counts"]["success"]) == (1, 4)
     message = "not applied 1 s after the start; its agent still has other content"
     assert answer.data["failures"] == [{"name": "node-001", "reason": "", "message": message}]
     assert rig.roll(LAYOUT).status == 0
@@ -192,7 +192,7 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> No
     answer = rig.roll(LAYOUT)
 
     assert (answer.status, answer.data["state"]) == (1, "failed")
-    assert answer.data["counts"] | {"applied": 4, "skipped": 1} == answer.data["counts"]
+    assert answer.data["counts"] | {"success": 4, "skipped": 1} == answer.data["counts"]
     assert rig.label("node-001") is None
     assert "node-001: skipped: no agent has ever published" in rig(LAYOUT, "-l", "gpu=yes").out
 
@@ -204,7 +204,7 @@ def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig)
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "3")
 
     assert (answer.status, answer.data["state"]) == (1, "failed")
-    assert answer.data["counts"]["applied"] == 4
+    assert answer.data["counts"]["success"] == 4
     (silent,) = answer.data["failures"]
     assert silent["name"] == "node-001"
     assert rig.label("node-001") == FORMER
@@ -219,7 +219,7 @@ def test_undo_without_an_agents_response_requests_the_layout_again(rig: Rig) -> 
     answer = rig.roll("undo", "--silence-timeout-s", "3")
 
     assert (answer.status, answer.data["state"]) == (1, "failed")
-    assert answer.data["counts"] | {"applied": 4, "no-response": 1} == answer.data["counts"]
+    assert answer.data["counts"] | {"success": 4, "no-response": 1} == answer.data["counts"]
     (silent,) = answer.data["failures"]
     assert silent["message"] == "no agent responded; the previous request is restored"
     assert rig.label("node-001") == LAYOUT
@@ -239,17 +239,17 @@ def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
 
     assert (answer.status, answer.data["state"]) == (1, "stalled")
     assert answer.data["unavailable"] == ["node-000", "node-001"]
-    assert answer.data["counts"] | {"applied": 0} == answer.data["counts"]
+    assert answer.data["counts"] | {"success": 0} == answer.data["counts"]
 
 
 def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(rig: Rig) -> None:
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
 
     assert answer.status == 0
-    assert ": in-progress" in answer.out
-    assert "node-003: applied" in answer.out
+    assert ": pending" in answer.out
+    assert "node-003: success" in answer.out
     assert answer.out.endswith(
-        "layout all-1g.5gb: 5 applied; 0 of at most 2 unavailable\nThe rollout is done.\n"
+        "layout all-1g.5gb: 5 success; 0 of at most 2 unavailable\nThe rollout is done.\n"
     )
     drawn = rig(FORMER, "-l", "gpu=yes", is_terminal=True)
     assert drawn.status == 0
@@ -264,9 +264,9 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
     assert answer.status == 0
-    marked = "node-003: applied without unreachable GPU 3 (GPU-3)"
+    marked = "node-003: success without unreachable GPU 3 (GPU-3)"
     assert answer.out.count(marked) == 2
-    assert "5 applied, 1 with unreachable GPUs;" in answer.out
+    assert "5 success, 1 with unreachable GPUs;" in answer.out
 
     nodes = {node["name"]: node["unreachable_gpus"] for node in rig.roll(LAYOUT).data["nodes"]}
     assert nodes == {name: [] for name in rig.names} | {"node-003": ["GPU 3 (GPU-3)"]}
@@ -474,7 +474,7 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     assert nodes["node-002"]["verdict"] == "unknown"
     assert not any(rig.labels().values())
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
-    assert "layout all-1g.5gb: 0 applied, 1 fits, 1 does not fit, 3 unknown." in text
+    assert "layout all-1g.5gb: 0 unchanged, 1 fits, 1 does not fit, 3 unknown." in text
     file = tmp_path / "config.yaml"
     file.write_text(scenes.CONFIG.replace(LAYOUT, "own"))
     own = rig.roll("own", "--dry-run", "-f", str(file))
@@ -544,4 +544,4 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
         agents.label_all(rig.server, ["other"], LAYOUT)
         waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
-    assert (again["verdict"], again["instances"]["kept"]) == ("applied", 7)
+    assert (again["verdict"], again["instances"]["kept"]) == ("unchanged", 7)

@@ -64,7 +64,7 @@ def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
 
         assert (status, nodes) == (
             1,
-            dict(zip(NODES, ("applied", "failed", "to-do"), strict=True)),
+            dict(zip(NODES, ("success", "failed", "to-do"), strict=True)),
         )
         assert cluster.status("node-b")["reason"] == "NoPermission"
         assert profiles(cluster) == before | {"node-a": ["1g.5gb"] * 7}
@@ -72,7 +72,7 @@ def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
 
         # The agent does not retry a failure of this kind by itself.
         cluster.withdraw("node-b")
-        assert roll_out(cluster, "all-1g.5gb") == (0, dict.fromkeys(NODES, "applied"))
+        assert roll_out(cluster, "all-1g.5gb") == (0, dict.fromkeys(NODES, "success"))
 
         assert watch.most_at_once(is_changing) == 1
         assert watch.most_at_once(lambda node: node.is_tainted) == 1

@@ -67,7 +67,7 @@ def test_kubectl_and_plugin_show_a_change_of_the_agent(
     assert waited == "node/sandbox condition met\n"
     assert line.split()[:2] == ["sandbox", "Ready"]
     assert line.split()[-2:] == ["success", LAYOUT]
-    assert drawn.startswith(f"sandbox · applied · requested {LAYOUT} · Applied · since ")
+    assert drawn.startswith(f"sandbox · success · requested {LAYOUT} · Applied · since ")
     assert "GPU 0-1 · NVIDIA A100-SXM4-40GB · MIG on · 2 alike" in drawn
     assert "  1g.5gb  14 free" in drawn.splitlines()
     assert "applied at least since" in past

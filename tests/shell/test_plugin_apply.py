@@ -289,7 +289,7 @@ def add_custom(
 @pytest.mark.slow
 def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) -> None:
     add_custom(user.server, MINE)
-    assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "applied"
+    assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "success"
 
     node = stored(user.server)
     node["metadata"]["annotations"][well_known.LAYOUT_ANNOTATION] = OTHER
@@ -309,7 +309,7 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer, 
     assert answer.status == 0, answer.err
     assert "custom of the node's annotation" in answer.out
     assert "3g.20gb" in answer.out
-    assert ("Evicts no pod." in answer.out) is (name == well_known.ON_DEMAND)
+    assert ("Pods: none evicted." in answer.out) is (name == well_known.ON_DEMAND)
 
 
 @pytest.mark.slow

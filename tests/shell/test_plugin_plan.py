@@ -30,11 +30,11 @@ def test_a_plan_is_drawn_with_the_affected_pods(viewer: rig.Viewer) -> None:
 
     assert (answer.status, answer.err) == (0, "")
     assert answer.out.startswith("gpu-1: all-1g.5gb of ConfigMap gpu-operator/default-mig-parted")
-    assert "goes" in answer.out
+    assert "destroy" in answer.out
     assert "16 instances destroyed, 40 created, 16 kept; no reset" in answer.out
-    assert "8 of 8 3g.20gb go: these pods are evicted: ml/train" in answer.out
+    assert "8 of 8 3g.20gb destroyed, which evicts ml/train" in answer.out
     assert "ml/serve" not in answer.out
-    assert "Evicts no pod" not in answer.out
+    assert "Pods: 1 evicted" in answer.out
     modes = viewer.alone("plan", "all-balanced", "gpu-4").out
     assert "The agent evicts the pods that use GPU 0" in modes
     assert "must be idle" not in modes
@@ -125,7 +125,7 @@ def test_both_previews_give_the_same_verdict(
             rolled = viewer.alone("rollout", *words, "--dry-run", *kubeconfig, command=main.main)
 
             (plan,), (preview,) = json.loads(planned.out)["nodes"], json.loads(rolled.out)["nodes"]
-            verdicts = {True: {"fits", "applied"}, False: {"does-not-fit"}, None: {"unknown"}}
+            verdicts = {True: {"fits", "unchanged"}, False: {"does-not-fit"}, None: {"unknown"}}
             assert plan["fits"] is fits
             assert preview["verdict"] in verdicts[fits]
             assert planned.status == rolled.status == (0 if fits else 1)

@@ -16,7 +16,7 @@ def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None
 
     assert (answer.status, answer.err) == (0, "")
     first, *_ = lines = answer.out.splitlines()
-    assert first.startswith("gpu-1 · applied · requested all-balanced · Applied · since 20")
+    assert first.startswith("gpu-1 · success · requested all-balanced · Applied · since 20")
     assert "GPU 0-7 · NVIDIA A100-SXM4-40GB · MIG on · 8 alike" in lines
     assert sum("3g.20gb" in line and "│" in line for line in lines) == 1
     assert "  1g.5gb   2 of 16 in use by ml/serve (2)" in lines
@@ -34,7 +34,7 @@ def test_many_nodes_are_a_line_each_with_explanations_below(viewer: rig.Viewer) 
     rows = [line.split()[:3] for line in table.splitlines()]
     assert rows == [
         ["NODE", "STATE", "REASON"],
-        ["gpu-1", "applied", "Applied"],
+        ["gpu-1", "success", "Applied"],
         ["gpu-2", "failed", "UnknownProfile"],
         ["gpu-3", "waiting,not-ready", "Applied"],
         ["gpu-4", "stale", "Drain"],
@@ -56,7 +56,7 @@ def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.V
     assert answer.status == 1
     assert "\x1b[31mfailed" in coloured.out
     assert "\x1b" not in answer.out
-    assert answer.out.startswith("gpu-1 · applied")
+    assert answer.out.startswith("gpu-1 · success")
     assert "NVIDIA H100 80GB HBM3" in answer.out
     assert "gpu-3" not in answer.out
 
@@ -89,7 +89,7 @@ def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status", "gpu-1", "gpu-9")
 
     assert answer.status == 1
-    assert "gpu-1 · applied" in answer.out
+    assert "gpu-1 · success" in answer.out
     assert 'nodes "gpu-9" not found' in answer.err
 
 
@@ -115,7 +115,7 @@ def test_json_has_everything(viewer: rig.Viewer) -> None:
 
     assert answer["is_good"] is False
     assert [node["status"] for node in answer["nodes"]] == [
-        "applied", "failed", "waiting", "stale", "no-agent",
+        "success", "failed", "waiting", "stale", "no-agent",
     ]  # fmt: skip
     first = answer["nodes"][0]
     assert len(first["gpus"]) == 8

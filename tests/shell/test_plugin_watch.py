@@ -69,7 +69,7 @@ def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> No
             "label", "node", "gpu-1", "nvidia.com/mig.config=all-balanced", "--overwrite"
         )
 
-    assert "gpu-1, applied, Applied, requested all-balanced" in first[0]
+    assert "gpu-1, success, Applied, requested all-balanced" in first[0]
     assert "gpu-1, waiting, Applied, requested other, applied all-balanced" in changed
 
 

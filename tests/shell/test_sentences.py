@@ -45,14 +45,14 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
 @pytest.mark.parametrize(
     ("ending", "asked", "may_evict", "text"),
     [
-        (4, 1, True, "4 of 4 1g.5gb go: these pods are evicted: ml/a"),
-        (4, 1, False, "4 of 4 1g.5gb go: 1 in use must go, used by ml/a"),
-        (3, 2, True, "3 of 4 1g.5gb go: 1 in use must go, used by ml/a (2)"),
+        (4, 1, True, "4 of 4 1g.5gb destroyed, which evicts ml/a"),
+        (4, 1, False, "4 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a"),
+        (3, 2, True, "3 of 4 1g.5gb destroyed, at least 1 of them in use by ml/a (2)"),
         (
             1,
             2,
             True,
-            "1 of 4 1g.5gb go: if possible, the agent keeps those in use by ml/a (2)",
+            "1 of 4 1g.5gb destroyed; if possible, the agent keeps those in use by ml/a (2)",
         ),
     ],
 )

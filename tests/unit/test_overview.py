@@ -143,14 +143,14 @@ def test_an_instance_in_use_is_filled_as_pods_request_it(
 @pytest.mark.parametrize(
     ("one", "line"),
     [
-        (node(BALANCED), "  a  applied     balanced"),
+        (node(BALANCED), "  a  success     balanced"),
         (
             node(BALANCED, applied="", state="pending", phase="Drain", message="1 pod to evict"),
-            "  a  changing    - → balanced  Drain: 1 pod to evict",
+            "  a  pending     - → balanced  Drain: 1 pod to evict",
         ),
         (
             node(BALANCED, applied="", before="halves", state="pending", phase="Execute"),
-            "  a  changing    halves → balanced  Execute",
+            "  a  pending     halves → balanced  Execute",
         ),
         (
             node(BALANCED, state="failed", reason="DrainTimeout", message="waiting " * 20),

@@ -158,11 +158,11 @@ def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> Non
 
     lines = planned(gpu, samples.want({"1g.5gb": 4, "3g.20gb": 1})).splitlines()
 
-    assert lines[1].count("goes") == 1
+    assert lines[1].count("destroy") == 1
     assert lines[2].startswith("  now │  1g.5gb  │  1g.5gb  │       2g.10gb       │")
     assert lines[3].startswith("      ├──────────┼──────────┼──────────┬──────────┼───")
     assert lines[4].startswith(" then │  1g.5gb  │  1g.5gb  │  1g.5gb  │  1g.5gb  │")
-    assert lines[5].count("new") == 2
+    assert lines[5].count("create") == 2
     assert "stays" not in "".join(lines)
 
 
@@ -187,7 +187,7 @@ def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> Non
         (
             samples.gpu(samples.A100, "4g.20gb@0"),
             samples.want({"1c.4g.20gb": 4}),
-            r"\n.*changes.*\n(?s:.*)│    1c    │    1c    │    1c    │    1c    │.*\n.*changes",
+            r"\n.*change.*\n(?s:.*)│    1c    │    1c    │    1c    │    1c    │.*\n.*change",
         ),
     ],
     ids=["enabled", "disabled", "enabled, profiles unknown", "new compute instances"],

@@ -38,7 +38,7 @@ def test_every_picture_fits_the_terminal_and_its_borders_meet(
     assert max(map(len, lines)) <= columns
     for above, below in itertools.pairwise(lines):
         for upper, lower in itertools.zip_longest(above, below, fillvalue=" "):
-            # A mark, such as "goes", stands over the outer border.
+            # A mark, such as "destroy", stands over the outer border.
             if upper in _BORDER | {"│"} and lower in _BORDER | {"│"}:
                 assert (upper in _DOWN) == (lower in _UP), f"{above}\n{below}"
 
@@ -58,7 +58,7 @@ def test_a_narrow_slice_drops_the_memory_from_its_title_and_keeps_its_mark() -> 
 
     assert "│ 1g+me " in shown or "│1g+me│" in shown
     assert "│  2g.20gb  │" in shown
-    assert "goes" in shown
+    assert "destroy" in shown
 
 
 def test_a_narrow_slice_that_nothing_fits_has_a_whole_word() -> None:
@@ -92,7 +92,7 @@ def test_a_table_fits_the_terminal_and_loses_no_character(
 @pytest.mark.parametrize(("columns", "fold"), [(80, 4), (120, 6)])
 def test_a_table_of_long_names_stays_a_table(columns: int, fold: int) -> None:
     head = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
-    facts = ("applied", "AlreadyApplied", "5m", *2 * ["all-balanced"], "16x 1g.10gb, 8x 2g.20gb")
+    facts = ("success", "AlreadyApplied", "5m", *2 * ["all-balanced"], "16x 1g.10gb, 8x 2g.20gb")
     rows = [(f"ip-10-0-12-{n}.eu-central-1.compute.internal", *facts) for n in range(10, 50)]
 
     lines = tables.columns(head, rows, style=bar.Style(columns=columns))

@@ -100,7 +100,7 @@ def test_a_layout_that_fits_costs_instances_and_pods(
 ) -> None:
     found = previewed(there, layout, *pods)
 
-    assert found.feasibility is (NodeFit.FITS if any(instances[1:]) else NodeFit.APPLIED)
+    assert found.feasibility is (NodeFit.FITS if any(instances[1:]) else NodeFit.UNCHANGED)
     assert counts(found) == dict(zip(("kept", "destroyed", "created"), instances, strict=True))
     assert (found.evicted, found.maybe_evicted) == (evicted, maybe_evicted)
 

@@ -102,7 +102,7 @@ def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
 
     decision = decided(requested, node("b"))
 
-    assert states(decision) == {"a": NodeState.IN_PROGRESS, "b": NodeState.TO_DO}
+    assert states(decision) == {"a": NodeState.PENDING, "b": NodeState.TO_DO}
     assert decision.start == ()
 
 
@@ -175,15 +175,15 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "all nodes have the layout": (
         {},
         [
-            (0, [asked("a"), done("b")], "rolling; a in-progress, b applied; unavailable a"),
-            (1, [done("a"), done("b")], "done; a applied, b applied"),
+            (0, [asked("a"), done("b")], "rolling; a pending, b success; unavailable a"),
+            (1, [done("a"), done("b")], "done; a success, b success"),
         ],
     ),
     "a requested node counts before its label shows it": (
         {"is_carried_out": True},
         [
             (0, [node("a"), node("b")], "rolling; a to-do, b to-do; start a"),
-            (1, [node("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (1, [node("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
         ],
     ),
     "a node that is not ready is skipped": (
@@ -206,42 +206,42 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
             (
                 0,
                 [busy("a"), busy("b"), node("c")],
-                "rolling; a in-progress, b in-progress, c to-do; unavailable a b",
+                "rolling; a pending, b pending, c to-do; unavailable a b",
             ),
             (
                 1,
                 [failed("a"), busy("b"), node("c")],
-                "pausing; a failed, b in-progress, c to-do; unavailable b; a: in use",
+                "pausing; a failed, b pending, c to-do; unavailable b; a: in use",
             ),
             (
                 2,
                 [failed("a"), done("b"), node("c")],
-                "paused; a failed, b applied, c to-do; a: in use",
+                "paused; a failed, b success, c to-do; a: in use",
             ),
         ],
     ),
     "a pause stays while the agent retries": (
         {"pauses": True},
         [
-            (0, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (1, [RETRIED, node("b")], "paused; a failed, b to-do; unavailable a; a: in use"),
             (
                 2,
                 [busy("a"), node("b")],
-                "paused; a in-progress, b to-do; unavailable a; a: in use",
+                "paused; a pending, b to-do; unavailable a; a: in use",
             ),
         ],
     ),
     "an agent that stopped during its run is awaited": (
         {"pauses": True},
         [
-            (0, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
-            (50, [STOPPED, done("b")], "rolling; a in-progress, b applied; unavailable a"),
+            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (50, [STOPPED, done("b")], "rolling; a pending, b success; unavailable a"),
             (
                 101,
                 [STOPPED, done("b")],
                 (
-                    "failed; a timed-out, b applied; unavailable a; "
+                    "failed; a timed-out, b success; unavailable a; "
                     "a: not applied 100 s after the start"
                 ),
             ),
@@ -254,14 +254,14 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a failure of the last node ends the rollout": (
         {"pauses": True},
         [
-            (0, [done("a"), busy("b")], "rolling; a applied, b in-progress; unavailable b"),
-            (1, [done("a"), failed("b")], "failed; a applied, b failed; b: in use"),
+            (0, [done("a"), busy("b")], "rolling; a success, b pending; unavailable b"),
+            (1, [done("a"), failed("b")], "failed; a success, b failed; b: in use"),
         ],
     ),
     "a retrying node is awaited until its time-out": (
         {},
         [
-            (0, [busy("a")], "rolling; a in-progress; unavailable a"),
+            (0, [busy("a")], "rolling; a pending; unavailable a"),
             (1, [RETRIED, node("b")], "rolling; a failed, b to-do; unavailable a; a: in use"),
             (101, [RETRIED], "failed; a failed; unavailable a; a: in use"),
         ],
@@ -269,8 +269,8 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a request without response is withdrawn and makes room": (
         {"is_carried_out": True},
         [
-            (0, [asked("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
-            (9, [asked("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (0, [asked("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (9, [asked("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (
                 10,
                 [asked("a"), node("b")],
@@ -292,7 +292,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a label without a rollout's mark is not withdrawn": (
         {},
         [
-            (0, [asked("a", mark=None)], "rolling; a in-progress; unavailable a"),
+            (0, [asked("a", mark=None)], "rolling; a pending; unavailable a"),
             (
                 10,
                 [asked("a", mark=None)],
@@ -303,7 +303,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a label that replaced one of an earlier rollout is not withdrawn": (
         {},
         [
-            (0, [REPLACED], "rolling; a in-progress; unavailable a"),
+            (0, [REPLACED], "rolling; a pending; unavailable a"),
             (
                 10,
                 [REPLACED],
@@ -346,16 +346,16 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a node registered again starts again": (
         {"pauses": True},
         [
-            (0, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (0, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (1, [renewed("a"), node("b")], "rolling; a to-do, b to-do; start a"),
         ],
     ),
     "a node times out, but not while it waits for a slot": (
         {},
         [
-            (0, [WAITING, node("b")], "rolling; a in-progress, b to-do; unavailable a"),
-            (500, [WAITING, node("b")], "rolling; a in-progress, b to-do; unavailable a"),
-            (599, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (0, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (500, [WAITING, node("b")], "rolling; a pending, b to-do; unavailable a"),
+            (599, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (
                 600,
                 [busy("a"), node("b")],
@@ -377,7 +377,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
     "a superseded node is left alone and a deleted one forgotten": (
         {},
         [
-            (0, [busy("a")], "rolling; a in-progress; unavailable a"),
+            (0, [busy("a")], "rolling; a pending; unavailable a"),
             (
                 1,
                 [node("a", requested="third")],
@@ -388,7 +388,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
                 [node("a", requested=None)],
                 "failed; a superseded; a: the label was removed meanwhile",
             ),
-            (2, [done("b")], "done; b applied"),
+            (2, [done("b")], "done; b success"),
         ],
     ),
     "the agent of a superseded node has the whole time for its response": (
@@ -399,7 +399,7 @@ COURSES: dict[str, tuple[dict[str, Any], list[Step]]] = {
                 [node("a", requested="second"), node("b")],
                 "rolling; a to-do, b to-do; unavailable a",
             ),
-            (1, [busy("a"), node("b")], "rolling; a in-progress, b to-do; unavailable a"),
+            (1, [busy("a"), node("b")], "rolling; a pending, b to-do; unavailable a"),
             (
                 11,
                 [node("a", requested="third"), node("b")],
@@ -450,7 +450,7 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     assert "…" not in "".join(wide)
     assert name in wide[1]
     assert [(len(line), line[-1]) for line in narrow] == [(43, "…")] * 2
-    assert "ip-10-0-12-34.eu-cent…  in-progress" in narrow[1]
+    assert "ip-10-0-12-34.eu-cent…  pending" in narrow[1]
 
 
 # Undo
@@ -475,7 +475,7 @@ def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
 
 def test_an_interrupted_undo_continues() -> None:
     decision = undo(node("a", mark=UNDONE), done("b"))
-    assert states(decision) == {"a": NodeState.APPLIED, "b": NodeState.TO_DO}
+    assert states(decision) == {"a": NodeState.SUCCESS, "b": NodeState.TO_DO}
     assert decision.start == ("b",)
 
 

@@ -120,6 +120,6 @@ def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> 
         goals.Goal(layout=None),
         rollout.RolloutLimits(node_timeout_s=100, silence_timeout_s=10),
     )
-    for reported, state in (("one", NodeState.IN_PROGRESS), ("two", NodeState.APPLIED)):
+    for reported, state in (("one", NodeState.PENDING), ("two", NodeState.SUCCESS)):
         there = dataclasses.replace(with_custom("two", reported=reported), mark=mark)
         assert states(undo.decide([there], 0.0)) == {"a": state}

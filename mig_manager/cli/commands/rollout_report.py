@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _MAX_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 
 _TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
-    rollout.NodeProgressState.APPLIED: bar.Tone.GOOD,
-    rollout.NodeProgressState.IN_PROGRESS: bar.Tone.CYAN,
+    rollout.NodeProgressState.SUCCESS: bar.Tone.GOOD,
+    rollout.NodeProgressState.PENDING: bar.Tone.CYAN,
     rollout.NodeProgressState.TO_DO: bar.Tone.FAINT,
     rollout.NodeProgressState.FAILED: bar.Tone.BAD,
     rollout.NodeProgressState.TIMED_OUT: bar.Tone.BAD,
@@ -23,7 +23,7 @@ _TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
     rollout.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
 }
 _VERDICTS: Mapping[preview.NodeFit, bar.Tone] = {
-    preview.NodeFit.APPLIED: bar.Tone.GOOD,
+    preview.NodeFit.UNCHANGED: bar.Tone.GOOD,
     preview.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
     preview.NodeFit.UNKNOWN: bar.Tone.WARN,
 }
@@ -33,7 +33,7 @@ _LISTED = (
     rollout.NodeProgressState.TIMED_OUT,
     rollout.NodeProgressState.NO_RESPONSE,
     rollout.NodeProgressState.SUPERSEDED,
-    rollout.NodeProgressState.IN_PROGRESS,
+    rollout.NodeProgressState.PENDING,
     rollout.NodeProgressState.SKIPPED,
 )
 _OUTCOMES: Mapping[rollout.RolloutPhase, str] = {

@@ -18,11 +18,11 @@ _FREE_ROOM, _NO_FIT, _NO_FIT_SHORT = "free", "no fit", "none"
 """Room that some profile can still take, and room between instances that none can."""
 FREE, _UNUSABLE = "·", " "
 _UNKNOWN_SLICES = 8  # drawn of a GPU whose driver lists no profiles yet
-_GOES, _NEW, _CHANGES, _STAYS = "goes", "new", "changes", "stays"
+_DESTROY, _CREATE, _CHANGE, _STAYS = "destroy", "create", "change", "stays"
 _TONE_OF_MARK = {
-    _GOES: bar.Tone.BAD,
-    _NEW: bar.Tone.GOOD,
-    _CHANGES: bar.Tone.WARN,
+    _DESTROY: bar.Tone.BAD,
+    _CREATE: bar.Tone.GOOD,
+    _CHANGE: bar.Tone.WARN,
     _STAYS: bar.Tone.PLAIN,
 }
 
@@ -227,7 +227,7 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> li
     else:
         cells: list[bar.Cell] = []
         for target in gpu_plan.target:
-            mark = marks.get(target.placement, _STAYS) if target.kept else _NEW
+            mark = marks.get(target.placement, _STAYS) if target.kept else _CREATE
             cells.append(_cell(target, mark))
         after = _with_free_room(cells, gpu, slices)
     now = bar.Row(label="now", cells=_cells_now(gpu, slices, marks=marks))
@@ -241,11 +241,11 @@ def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str
     for step in gpu_plan.steps:
         match step:
             case steps.DestroyComputeInstance() if step.gpu_instance_id in ids:
-                marks[ids[step.gpu_instance_id]] = _CHANGES
+                marks[ids[step.gpu_instance_id]] = _CHANGE
             case steps.CreateComputeInstance() if marks.get(step.gpu_instance_placement) is _STAYS:
-                marks[step.gpu_instance_placement] = _CHANGES
+                marks[step.gpu_instance_placement] = _CHANGE
             case steps.DestroyGpuInstance() if step.gpu_instance_id in ids:
-                marks[ids[step.gpu_instance_id]] = _GOES
+                marks[ids[step.gpu_instance_id]] = _DESTROY
             case _:
                 pass
     return marks

@@ -5,7 +5,6 @@ import datetime as dt
 import enum
 from collections.abc import Iterator
 
-from mig_manager import errors
 from mig_manager.core import model, timestamps
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import well_known
@@ -18,12 +17,15 @@ _OVERDUE = dt.timedelta(minutes=15)
 
 
 class NodeState(enum.Enum):
-    """Whether a node has the requested layout; the values are a public contract."""
+    """Whether a node has the requested layout; the values are a public contract.
 
-    APPLIED = "applied"
-    CHANGING = "changing"
-    FAILED = "failed"
-    DRIFTED = "drifted"  # the GPUs changed after the layout was applied
+    The first ones are those of the state label, where it is about the request.
+    """
+
+    SUCCESS = model.State.SUCCESS.value
+    PENDING = model.State.PENDING.value
+    REBOOTING = model.State.REBOOTING.value
+    FAILED = model.State.FAILED.value
     WAITING = "waiting"  # the agent has not reported on the requested layout
     STALE = "stale"  # a run started long ago and the agent has not reported its end
     UNREADABLE = "unreadable"  # the status is invalid
@@ -33,7 +35,7 @@ class NodeState(enum.Enum):
     @property
     def is_good(self) -> bool:
         """Whether the requested layout is applied, or none is requested."""
-        return self in (NodeState.APPLIED, NodeState.NO_REQUEST)
+        return self in (NodeState.SUCCESS, NodeState.NO_REQUEST)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +75,14 @@ def _state(node: nodes.FleetNode, now: dt.datetime) -> NodeState:
 
 
 def _state_of_run(published: run_status.PublishedStatus, now: dt.datetime) -> NodeState:
-    match published.state:
-        case model.State.SUCCESS:
-            return NodeState.APPLIED
-        case model.State.FAILED:
-            is_drift = published.reason == errors.Reason.DRIFTED.value
-            return NodeState.DRIFTED if is_drift else NodeState.FAILED
-        case model.State.PENDING | model.State.REBOOTING:
-            started_at = published.started_at
-            is_old = started_at is None or now - started_at > _MAX_RUN
-            # An agent can wait long for a slot.
-            has_slot = published.phase != model.Phase.WAIT.value
-            return NodeState.STALE if is_old and has_slot else NodeState.CHANGING
+    state = NodeState(published.state.value)
+    if state in (NodeState.SUCCESS, NodeState.FAILED):
+        return state
+    started_at = published.started_at
+    is_old = started_at is None or now - started_at > _MAX_RUN
+    # An agent can wait long for a slot.
+    has_slot = published.phase != model.Phase.WAIT.value
+    return NodeState.STALE if is_old and has_slot else state
 
 
 def _notes(node: nodes.FleetNode, state: NodeState, now: dt.datetime) -> Iterator[str]:
@@ -106,7 +104,7 @@ def _notes(node: nodes.FleetNode, state: NodeState, now: dt.datetime) -> Iterato
         case NodeState.STALE:
             since = timestamps.show(published.started_at) or "some time"
             yield f"no report since {since}: check that the agent runs"
-        case NodeState.APPLIED if node.applied != published.config:
+        case NodeState.SUCCESS if node.applied != published.config:
             yield f"label {well_known.APPLIED_LABEL} is {node.applied or 'missing'}"
         case _:
             pass

@@ -17,8 +17,9 @@ _PITCH = 4  # columns of a memory slice
 _IN_USE, _IDLE = "█", "░"
 LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {picture.FREE} free"
 TONES: Mapping[node_reports.NodeState, bar.Tone] = {
-    node_reports.NodeState.APPLIED: bar.Tone.GOOD,
-    node_reports.NodeState.CHANGING: bar.Tone.WARN,
+    node_reports.NodeState.SUCCESS: bar.Tone.GOOD,
+    node_reports.NodeState.PENDING: bar.Tone.WARN,
+    node_reports.NodeState.REBOOTING: bar.Tone.WARN,
     node_reports.NodeState.WAITING: bar.Tone.WARN,
     node_reports.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }

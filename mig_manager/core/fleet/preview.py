@@ -24,7 +24,7 @@ _NO_CONTENT = "only its agent has the content of this layout: name the agent's f
 class NodeFit(enum.Enum):
     """Whether a node can have a layout; the values are a public contract."""
 
-    APPLIED = "applied"
+    UNCHANGED = "unchanged"
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
     UNKNOWN = "unknown"  # its GPUs, their profiles, or the layout's content
@@ -130,7 +130,7 @@ def preview(
         feasibility, reason = NodeFit.UNKNOWN, "MigDisabled"
         message = "the profiles of its GPUs are unknown until MIG is enabled"
     elif planned.plan.is_empty:
-        feasibility = NodeFit.APPLIED
+        feasibility = NodeFit.UNCHANGED
     losses, claiming = (None, ()) if pods is None else _losses_and_claims(node, planned, pods)
     return Preview(
         name=node.name,

@@ -23,9 +23,9 @@ _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 class NodeProgressState(enum.Enum):
     """The progress of a node; the values are a public contract."""
 
-    APPLIED = "applied"
+    SUCCESS = "success"
     TO_DO = "to-do"
-    IN_PROGRESS = "in-progress"
+    PENDING = "pending"
     FAILED = "failed"  # as its agent reports; it retries only if ``NodeProgress.is_retried``
     TIMED_OUT = "timed-out"  # not applied within ``node_timeout_s``
     NO_RESPONSE = "no-response"  # its agent does not respond; the previous request is restored
@@ -85,7 +85,7 @@ class NodeProgress:
     is_reserved: bool = False
     """Whether another request must finish before this node starts."""
     unreachable: tuple[str, ...] = ()
-    """Unreachable GPUs of an ``APPLIED`` node: the layout is not active on them."""
+    """Unreachable GPUs of an ``SUCCESS`` node: the layout is not active on them."""
 
 
 class RolloutPhase(enum.Enum):
@@ -114,7 +114,7 @@ class RolloutDecision:
     most: int  # how many nodes may be unavailable
     start: tuple[str, ...] = ()  # nodes on which to request the layout now
     failures: tuple[NodeProgress, ...] = ()
-    """Last failures of nodes that are not ``APPLIED``, including nodes that retry now."""
+    """Last failures of nodes that are not ``SUCCESS``, including nodes that retry now."""
     withdraw: tuple[str, ...] = ()
     """Nodes on which to restore the previous request, because their agent does not respond."""
 
@@ -139,7 +139,7 @@ class RolloutDecision:
         return {state.value: counted[state] for state in NodeProgressState}
 
 
-_MOVING = (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
+_MOVING = (NodeProgressState.PENDING, NodeProgressState.TIMED_OUT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Rollout:
         track, progress = step
         if self._limits.pauses and track.has_failed:
             return False
-        return progress.state is NodeProgressState.IN_PROGRESS or (
+        return progress.state is NodeProgressState.PENDING or (
             progress.is_retried and progress.seconds < self._limits.node_timeout_s
         )
 
@@ -270,7 +270,7 @@ class Rollout:
         if is_moving:
             return RolloutPhase.ROLLING
         if not has_more:
-            is_done = all(p.state is NodeProgressState.APPLIED for p in progress)
+            is_done = all(p.state is NodeProgressState.SUCCESS for p in progress)
             return RolloutPhase.DONE if is_done else RolloutPhase.FAILED
         is_stalled = rest_s >= self._limits.silence_timeout_s
         return RolloutPhase.STALLED if is_stalled else RolloutPhase.ROLLING
@@ -288,13 +288,13 @@ class Rollout:
             track = dataclasses.replace(
                 track, is_requested=False, has_joined=True, target=node.requested
             )
-        if state in (NodeProgressState.APPLIED, NodeProgressState.TO_DO):
+        if state in (NodeProgressState.SUCCESS, NodeProgressState.TO_DO):
             since_s = None
-        elif state in (NodeProgressState.IN_PROGRESS, NodeProgressState.FAILED):
+        elif state in (NodeProgressState.PENDING, NodeProgressState.FAILED):
             waits = is_visible and reported and reported.phase == model.Phase.WAIT.value
             since_s = now_s if waits or since_s is None else since_s
         seconds = 0.0 if since_s is None else now_s - since_s
-        if state is NodeProgressState.IN_PROGRESS:
+        if state is NodeProgressState.PENDING:
             is_silent = is_visible and not node.has_responded
             state, late = self._state_in_time(seconds, is_silent=is_silent)
             message = messages.join(late, message)
@@ -314,7 +314,7 @@ class Rollout:
             seconds=seconds,
             before=node.mark.before if node.mark else None,
             unreachable=reported.unreachable
-            if reported and state is NodeProgressState.APPLIED
+            if reported and state is NodeProgressState.SUCCESS
             else (),
             is_unavailable=self._is_unavailable(track, node, state, is_awaited=is_awaited),
             is_reserved=state is NodeProgressState.TO_DO
@@ -326,7 +326,7 @@ class Rollout:
         failure, has_failed = track.failure, track.has_failed
         if state in BAD:
             failure, has_failed = progress, self._has_begun if has_failed is None else has_failed
-        elif state is NodeProgressState.APPLIED:
+        elif state is NodeProgressState.SUCCESS:
             failure = None
         track = dataclasses.replace(
             track,
@@ -370,7 +370,7 @@ class Rollout:
         if is_visible:
             return _state_of_requested(node, self._goal.content_hash)
         if track.is_requested:
-            return NodeProgressState.IN_PROGRESS, ""
+            return NodeProgressState.PENDING, ""
         if track.has_joined or self._goal.is_superseded(node):
             requested = node.requested and f"layout {node.requested} was requested"
             message = f"{requested or 'the label was removed'} meanwhile"
@@ -390,7 +390,7 @@ class Rollout:
         if elapsed_s >= self._limits.node_timeout_s:
             why = f"not applied {self._limits.node_timeout_s:g} s after the start"
             return NodeProgressState.TIMED_OUT, why
-        return NodeProgressState.IN_PROGRESS, ""
+        return NodeProgressState.PENDING, ""
 
 
 def _track_unfinished(
@@ -409,18 +409,18 @@ def _state_of_requested(
 ) -> tuple[NodeProgressState, str]:
     if node.requested is None:
         if node.is_changing:
-            return NodeProgressState.IN_PROGRESS, "its agent has not finished the former request"
+            return NodeProgressState.PENDING, "its agent has not finished the former request"
         why = "no layout is requested, as before the rollout; the GPUs stay unchanged"
-        return NodeProgressState.APPLIED, why
+        return NodeProgressState.SUCCESS, why
     is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
     if is_success and (node.status is None or node.is_finished):
         # A status of an older agent has no hash.
         status_hash = node.status.config_hash if node.status else ""
         if content_hash and status_hash and status_hash != content_hash:
-            return NodeProgressState.IN_PROGRESS, "its agent still has other content"
-        return NodeProgressState.APPLIED, ""
+            return NodeProgressState.PENDING, "its agent still has other content"
+        return NodeProgressState.SUCCESS, ""
     has_failed = node.answer and node.answer.state is model.State.FAILED
-    return NodeProgressState.FAILED if has_failed else NodeProgressState.IN_PROGRESS, ""
+    return NodeProgressState.FAILED if has_failed else NodeProgressState.PENDING, ""
 
 
 def _startable(decision: RolloutDecision) -> tuple[str, ...]:
