@@ -113,7 +113,7 @@ class ClusterReader:
                 f"the cluster has no node with {what}",
                 remedy="See all labels with 'kubectl get nodes --show-labels'.",
             )
-        ordered = sorted(nodes, key=lambda node: node.name)
+        ordered = sorted(nodes, key=lambda node: node.order)
         reports = tuple(node_reports.of(node, now) for node in ordered)
         return NodeSearch(reports=reports, missing=tuple(missing))
 

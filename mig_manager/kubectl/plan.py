@@ -17,13 +17,12 @@ from mig_manager.kubectl import cluster, plugin_settings, presumed_gpus, status
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_HEAD = ("NODE", "FITS", "CHANGE", "PODS")
+_HEAD = ("NODE", "VERDICT", "CHANGE", "PODS")
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
 """UUIDs are not published, and ``losses`` has the evicted pods."""
 _NO_EVICTION = (
     "an on-demand layout evicts no pod: it fails at once if a pod uses what it would destroy"
 )
-_FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", bar.Tone.WARN)}
 
 
 class Settings(
@@ -196,12 +195,12 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
     """Draw the change of every node."""
     blocks = []
     for node in plans.nodes:
-        result, fits = node.preview, node.preview.feasibility.fits
+        result = node.preview
         title = style.fit(f"{result.name}: {plans.layout} of {plans.source}")
         lines = [style.paint(title, bar.Tone.STRONG)]
         lines += [style.wrap(note, indent="  ! ") for note in node.notes]
         if result.planned is None:
-            verdict = "unknown" if fits is None else "does not fit"
+            verdict = result.feasibility.value.replace("-", " ")
             lines.append(style.wrap(f"{verdict}: {node.why_not}", indent="  "))
         else:
             evicts = node.may_evict and (
@@ -246,19 +245,15 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         if result.planned is not None:
             change = gpu_report.summary(result.planned) if node.is_changed else "nothing"
             pods = "?" if result.losses is None else _evictions([node])
-        rows.append((result.name, _FITS[result.feasibility.fits], change, pods))
+        verdict = result.feasibility.value, preview.TONES[result.feasibility]
+        rows.append((result.name, verdict, change, pods))
         if remarks := messages.join(node.why_not, *node.notes):
             notes.append(style.wrap(f"{result.name}: {remarks}"))
     notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
     lines = tables.columns(_HEAD, rows, style=style)
-    every = [(node.preview.feasibility.fits, node.is_changed) for node in plans.nodes]
-    fitting = [is_changed for fits, is_changed in every if fits]
-    without = [fits for fits, _ in every if not fits]
-    total = (
-        f"Layout {plans.layout} of {plans.source}: of {len(plans.nodes)} nodes "
-        f"{fitting.count(True)} would change, {fitting.count(False)} unchanged, "
-        f"{without.count(False)} cannot have it, {without.count(None)} unknown."
-    ) + ("" if plans.pods_not_known else f" Pods: {_evictions(plans.nodes)}.")
+    totals = preview.totals(node.preview for node in plans.nodes)
+    total = f"Layout {plans.layout} of {plans.source}: {totals}."
+    total += "" if plans.pods_not_known else f" Pods: {_evictions(plans.nodes)}."
     return "\n".join([*lines, "", *notes, style.wrap(total)])
 
 

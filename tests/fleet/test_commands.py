@@ -317,7 +317,10 @@ def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig, place: str) ->
     assert "all-1g.5bg" in answer.err
     assert not any(rig.labels().values())
     rig.server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
-    assert rig.roll(LAYOUT).status == 0
+    unread = "the agents' layout file is not read: "
+    assert unread in rig.roll(LAYOUT, "--dry-run").err
+    rolled = rig.roll(LAYOUT)
+    assert (rolled.status, rolled.err) == (0, "")
 
 
 def test_rollout_refuses_a_layout_that_no_node_lists(rig: Rig) -> None:
@@ -346,7 +349,7 @@ def test_rollout_labels_no_node_that_its_dry_run_refuses(rig: Rig, count: int) -
     assert answer.status == (2 if count == 5 else 1)
     reason = "UnknownProfile: ConfigMap mig-manager/mig-manager-config"
     assert " ".join((answer.out + answer.err).split()).count(reason) == min(count, 3)
-    undo = "\nUndo: mig-manager rollout undo -l gpu=yes\n"
+    undo = f"\nUndo: mig-manager rollout undo -l gpu=yes --kubeconfig {rig.kubeconfig}\n"
     assert "Nothing was changed" in answer.err if count == 5 else answer.out.endswith(undo)
 
 

@@ -93,7 +93,12 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
     ("layout", "words", "message", "requested"),
     [
         ("all-1g.5gb", (), "Requested all-1g.5gb of gpu-1", "all-1g.5gb"),
-        ("all-1g.5gb", ("--dry-run",), "no pod under the default drain policy.", "all-balanced"),
+        (
+            "all-1g.5gb",
+            ("--dry-run",),
+            "none evicted under the default drain policy.",
+            "all-balanced",
+        ),
         ("all-1g.5gb", ("--dry-run",), "Nothing was requested (--dry-run).", "all-balanced"),
         (
             "all-1g.5bg",

@@ -48,16 +48,14 @@ def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Vi
 
     assert answer.status == 1
     rows = {line.split()[0]: line for line in answer.out.splitlines()[1:6]}
-    assert "yes   nothing" in rows["gpu-1"]
-    assert rows["gpu-2"].split()[1] == "no"
+    assert "unchanged     nothing" in rows["gpu-1"]
+    assert rows["gpu-2"].split()[1] == "does-not-fit"
     assert "instances destroyed" in rows["gpu-3"]
     assert "1 GPU reset  1 evicted" in rows["gpu-4"]
     assert "config:8:" in answer.out
     assert "GPU 0 (NVIDIA A30" in answer.out
     assert "presumed not partitioned" in answer.out
-    assert "of 5 nodes 2 would change, 1 unchanged, 2 cannot have it, 0 unknown." in " ".join(
-        answer.out.split()
-    )
+    assert "1 unchanged, 2 fits, 2 does not fit, 0 unknown." in " ".join(answer.out.split())
     assert {each.verb for each in viewer.server.log.requests()} <= {"get", "list", ""}
 
 

@@ -84,7 +84,7 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
     assert result.nodes[0].preview.feasibility.fits is None
     assert not result.is_good
     assert "the instances are planned once MIG is enabled" in plan.pictures(result, style=PLAIN)
-    assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "?"
+    assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "unknown"
 
 
 def test_the_sum_of_a_plan_counts_each_node_once() -> None:
@@ -100,8 +100,8 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
 
     total = plan.table(result, style=PLAIN).splitlines()[-1]
     assert total == (
-        "Layout all-balanced of f: of 4 nodes 1 would change, 0 unchanged, 1 cannot have it, "
-        "2 unknown."
+        "Layout all-balanced of f: 0 unchanged, 1 fits, 1 does not fit, 2 unknown. "
+        "Pods: none evicted."
     )
 
 

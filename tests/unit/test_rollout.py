@@ -47,6 +47,7 @@ NO_GPUS: dict[str, Any] = {"requested": None, "applied": "", "state": None, "sta
     ("there", "most", "start"),
     [
         pytest.param([*map(node, "edcba")], "2", ("a", "b"), id="as many as may be unavailable"),
+        pytest.param([node("n10"), node("n9")], "1", ("n9",), id="in the order of numbers"),
         pytest.param(
             [node("a"), node("z", is_cordoned=True)],
             "1",
@@ -432,7 +433,7 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     partial = dataclasses.replace(whole, unreachable=("GPU 3",))
     decision = decided(done("a"), done("b", status=partial))
 
-    shown = rollout_report.table(decision, "t", style=bar.Style(), size=(100, 24))
+    shown = rollout_report.table(decision, "title", style=bar.Style(), size=(100, 24))
 
     assert [line.split()[0] for line in shown.splitlines()] == ["t:", "b"]
     assert "without unreachable GPU 3" in shown
@@ -443,7 +444,7 @@ def test_the_live_table_marks_where_it_cuts_a_line() -> None:
     decision = decided(busy(name))
 
     wide, narrow = (
-        rollout_report.table(decision, "t", style=bar.Style(), size=(columns, 24)).splitlines()
+        rollout_report.table(decision, "title", style=bar.Style(), size=(columns, 24)).splitlines()
         for columns in (120, 44)
     )
 

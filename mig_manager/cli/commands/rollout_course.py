@@ -7,7 +7,6 @@ table or a line for each change, then the outcome.
 import contextlib
 import dataclasses
 import datetime as dt
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -76,7 +75,7 @@ def _preview(
     reader: cluster_reader.ClusterReader,
     nodes: Sequence[fleet_nodes.FleetNode],
 ) -> int:
-    nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.name)
+    nodes = sorted(filter(goal.includes, nodes), key=lambda node: node.order)
     pods = reader.gpu_pods([node.name for node in nodes])
     previews = [preview.of_rollout(goal, node, pods.get(node.name, ())) for node in nodes]
     return terminal.answer(
@@ -107,10 +106,12 @@ def _document(
             default=listed_layouts.NO_FILE,
             is_lenient=settings.is_lenient,
         )
-    except errors.ClusterError:
+    except errors.ClusterError as error:
         # A rollout needs no right to read the agents' layout file.
         if settings.config_map:
             raise
+        if settings.is_dry_run:
+            terminal.note(f"the agents' layout file is not read: {error.message}")
         return listed_layouts.NO_FILE
 
 
@@ -151,7 +152,7 @@ def _roll_out(
             decision,
             _title(settings),
             style=terminal.style(settings.colour),
-            undo="" if goal.layout is None else f"-l {shlex.quote(settings.selector)}",
+            undo="" if goal.layout is None else settings.undo,
         ),
         is_good=decision.phase is rollout.RolloutPhase.DONE,
     )

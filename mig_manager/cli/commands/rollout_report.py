@@ -22,11 +22,6 @@ _TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
     rollout.NodeProgressState.SKIPPED: bar.Tone.WARN,
     rollout.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
 }
-_VERDICTS: Mapping[preview.NodeFit, bar.Tone] = {
-    preview.NodeFit.UNCHANGED: bar.Tone.GOOD,
-    preview.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
-    preview.NodeFit.UNKNOWN: bar.Tone.WARN,
-}
 _COSTS = ("KEPT", "DESTROYED", "CREATED", "RESET", "EVICTED")
 _LISTED = (
     rollout.NodeProgressState.FAILED,
@@ -85,7 +80,7 @@ def event(node: rollout.NodeProgress, message: str = "") -> str:
 def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, undo: str) -> str:
     """Return the outcome, and the nodes where the layout is not active on all GPUs.
 
-    ``undo`` are the arguments that undo the rollout; empty for an undo.
+    ``undo`` are the arguments of the command that undoes it; empty for an undo.
     """
     lines = [
         style.wrap(event(node, node.message), indent="  ")
@@ -98,7 +93,7 @@ def outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style, 
     if decision.phase is rollout.RolloutPhase.STALLED:
         lines.append(style.fit(f"  unavailable: {_list_names(decision.unavailable)}"))
     if undo and decision.phase is not rollout.RolloutPhase.DONE:
-        lines.append(f"Undo: mig-manager rollout undo {undo}")
+        lines.append(f"Undo: mig-manager rollout {undo}")
     head = (_counts(decision, title), f"The rollout {_OUTCOMES[decision.phase]}.")
     return "\n".join([*map(style.fit, head), *lines])
 
@@ -147,7 +142,7 @@ def preview_table(previews: Sequence[preview.Preview], title: str, *, style: bar
             (
                 node.name,
                 *((node.layout or "-",) if is_undo else ()),
-                (node.feasibility.value, _VERDICTS.get(node.feasibility, bar.Tone.PLAIN)),
+                (node.feasibility.value, preview.TONES[node.feasibility]),
                 *(str(count) if node.planned else "-" for count in plain["instances"].values()),
                 ",".join(map(str, plain["resets"])) or "-",
                 "; ".join(evicted) or "-",
@@ -158,11 +153,7 @@ def preview_table(previews: Sequence[preview.Preview], title: str, *, style: bar
             notes.append(style.wrap(f"{node.name}: {why}"))
     head = ("NODE", *(("LAYOUT",) if is_undo else ()), "VERDICT", *_COSTS)
     lines = tables.columns(head, rows, style=style)
-    totals = [
-        f"{sum(node.feasibility is each for node in previews)} {each.value.replace('-', ' ')}"
-        for each in preview.NodeFit
-    ]
-    total = style.fit(f"{title}: {', '.join(totals)}. Nothing was changed.")
+    total = style.fit(f"{title}: {preview.totals(previews)}. Nothing was changed.")
     return "\n".join([*lines, "", *notes, total])
 
 

@@ -1,6 +1,7 @@
 """What people can set for a rollout."""
 
 import pathlib
+import shlex
 from typing import Any
 
 from mig_manager import errors
@@ -55,6 +56,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         "show for every node whether the layout fits and what it would cost; change nothing",
         name="dry-run",
     )
+    undo: str  # the arguments of the command that undoes it
     goal: goals.Goal
     limits: rollout.RolloutLimits
 
@@ -73,7 +75,11 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
             if not source.environ.get("HOME"):
                 raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
             values["kubeconfig"] = pathlib.Path(source.environ["HOME"]) / ".kube" / "config"
+        undo = ["undo", "-l", values["selector"]]
+        if source.parsed.get("kubeconfig"):
+            undo += ["--kubeconfig", str(values["kubeconfig"])]
         return values | {
+            "undo": shlex.join(undo),
             "goal": _goal(values["layout_operand"]),
             "limits": rollout.RolloutLimits(
                 max_unavailable=values["max_unavailable"],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,6 +41,12 @@ class FleetNode:
     def name(self) -> str:
         """The node's name."""
         return self.view.name
+
+    @property
+    def order(self) -> tuple[str | int, ...]:
+        """Sorts nodes as people count them: ``gpu-2`` before ``gpu-10``."""
+        parts = re.split("([0-9]+)", self.name)
+        return tuple(int(part) if at % 2 else part for at, part in enumerate(parts))
 
     @property
     def requested(self) -> str | None:

@@ -4,13 +4,15 @@ It uses the agent's planner. The preview does not know which devices are in use.
 them, so it can destroy other instances of the same kind.
 """
 
+import collections
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
+from mig_manager.core.display import bar
 from mig_manager.core.fleet import goals, listed_layouts, nodes
 from mig_manager.core.layout import layouts, plans
 from mig_manager.core.node import clients, pod_object, resources, well_known
@@ -35,6 +37,14 @@ class NodeFit(enum.Enum):
         if self is NodeFit.UNKNOWN:
             return None
         return self is not NodeFit.DOES_NOT_FIT
+
+
+TONES: Mapping[NodeFit, bar.Tone] = {
+    NodeFit.UNCHANGED: bar.Tone.GOOD,
+    NodeFit.FITS: bar.Tone.PLAIN,
+    NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
+    NodeFit.UNKNOWN: bar.Tone.WARN,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,12 @@ class Preview:
             "maybe_evicted_pods": list(self.maybe_evicted),
             "is_provisional": bool(planned and planned.plan.is_provisional),
         }
+
+
+def totals(previews: Iterable[Preview]) -> str:
+    """Count the verdicts, for a sentence."""
+    counts = collections.Counter(each.feasibility for each in previews)
+    return ", ".join(f"{counts[each]} {each.value.replace('-', ' ')}" for each in NodeFit)
 
 
 def preview(

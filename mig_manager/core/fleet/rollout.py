@@ -110,7 +110,7 @@ class RolloutDecision:
     """The state of all nodes, and the next actions."""
 
     phase: RolloutPhase
-    nodes: tuple[NodeProgress, ...]  # ascending by name
+    nodes: tuple[NodeProgress, ...]  # in their order
     most: int  # how many nodes may be unavailable
     start: tuple[str, ...] = ()  # nodes on which to request the layout now
     failures: tuple[NodeProgress, ...] = ()
@@ -201,7 +201,7 @@ class Rollout:
         included = (
             node for node in nodes if self._goal.includes(node) or self._track(node).has_joined
         )
-        ordered = sorted(included, key=lambda node: node.name)
+        ordered = sorted(included, key=lambda node: node.order)
         steps = [self._step(self._track(node), node, now_s) for node in ordered]
         progress = [each for _, each in steps]
         self._tracks.update((each.name, track) for track, each in steps)
