@@ -96,7 +96,7 @@ def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: r
         (
             "all-1g.5gb",
             ("--dry-run",),
-            "none evicted under the default drain policy.",
+            "evicted under the default drain policy.",
             "all-balanced",
         ),
         ("all-1g.5gb", ("--dry-run",), "Nothing was requested (--dry-run).", "all-balanced"),

@@ -435,7 +435,7 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
 
     shown = rollout_report.table(decision, "title", style=bar.Style(), size=(100, 24))
 
-    assert [line.split()[0] for line in shown.splitlines()] == ["t:", "b"]
+    assert [line.split()[0] for line in shown.splitlines()] == ["title:", "b"]
     assert "without unreachable GPU 3" in shown
 
 
