@@ -35,6 +35,9 @@ from mig_manager.core.records import requests
 
 _log = structlog.get_logger()
 
+_OF_API = (errors.Reason.FORBIDDEN, errors.Reason.API_ERROR)
+"""The API refused: this may pass, and without the taint evicted pods would return meanwhile."""
+
 _MID_CHANGE = (
     model.Phase.EXECUTE,
     model.Phase.ROLL_BACK,
@@ -80,7 +83,9 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
             raise
         if isinstance(error, errors.DrainError):
             job.journal.note(draining=error.keeps_taint)
-        elif job.status.phase is not model.Phase.DRAIN and not _is_outage(error):
+        elif not _is_outage(error) and (
+            job.status.phase is model.Phase.PAUSE or error.reason not in _OF_API
+        ):
             # What keeps a begun drain from going on, such as a foreign manager, may last.
             job.journal.note(draining=False)
         _count_failure(job, error)

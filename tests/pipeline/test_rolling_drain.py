@@ -273,6 +273,10 @@ def silence_api(rig: fakes.NodeRig) -> None:
     rig.refusing["workloads.list"] = scenes.BROKEN["node"]
 
 
+def refuse_the_list(rig: fakes.NodeRig) -> None:
+    rig.refusing["workloads.list"] = drains.FORBIDDEN
+
+
 def refuse_evictions(rig: fakes.NodeRig) -> None:
     rig.disruptions.budgets[0].max_unavailable = 4
     why = errors.ClusterError("webhook", reason=Reason.API_ERROR, status=500)
@@ -287,9 +291,10 @@ def refuse_evictions(rig: fakes.NodeRig) -> None:
         (unload_driver, Reason.DRIVER_NOT_LOADED),
         (silence_kubelet, Reason.POD_RESOURCES_UNAVAILABLE),
         (silence_api, Reason.API_UNAVAILABLE),
+        (refuse_the_list, Reason.FORBIDDEN),
     ],
 )
-def test_only_a_failure_of_the_drain_itself_keeps_the_node_closed(
+def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     disturb: Callable[[fakes.NodeRig], None], reason: Reason
 ) -> None:
     rig, serving = node_with(room_elsewhere=1)
@@ -301,8 +306,9 @@ def test_only_a_failure_of_the_drain_itself_keeps_the_node_closed(
 
     assert {outcome.reason for outcome in ended} == {reason}
     assert all(outcome.should_retry for outcome in ended)
-    # A silent API would not even remove the taint.
-    assert is_closed(rig) is (reason in {Reason.API_ERROR, Reason.API_UNAVAILABLE})
+    of_api = {Reason.API_ERROR, Reason.API_UNAVAILABLE, Reason.FORBIDDEN}
+    assert is_closed(rig) is (reason in of_api)
+    assert serving.killed == 2
     rig.refusing.clear()
     rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "nvidias"}
     serving.room_elsewhere = 3
@@ -310,20 +316,24 @@ def test_only_a_failure_of_the_drain_itself_keeps_the_node_closed(
     scenes.assert_restored(rig)
 
 
-def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails() -> None:
+@pytest.mark.parametrize("reason", [Reason.IN_USE, Reason.HOST_SERVICE_FAILED])
+def test_a_late_rolling_drain_leaves_no_taint_after_a_change_that_fails(reason: Reason) -> None:
     rig = scenes.node(layout="all-1g.5gb")
     late: list[Deployment] = []
+    rig.host.services["dcgm.service"] = True
 
     def bind() -> None:
         if not late and rig.labels[well_known.PLUGIN_DEPLOY_LABEL] == well_known.PAUSED_VALUE:
             late.append(Deployment(rig, list(rig.gpus[0].mig_uuids)[:2], room_elsewhere=2))
+            if reason is Reason.HOST_SERVICE_FAILED:
+                rig.refusing["host.running"] = scenes.BROKEN["host"]
 
     rig.on_call = bind
     rig.driver.clients = "a process"
 
     outcome = Agent(rig).try_once()
 
-    assert outcome.reason is Reason.IN_USE
+    assert outcome.reason is reason
     assert outcome.should_retry
     assert late[0].killed == 2
     scenes.assert_restored(rig)

@@ -7,7 +7,7 @@ operator's rights, a drain waits for the pods as if that were the policy, and re
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import structlog
@@ -168,7 +168,9 @@ class Drain:
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
         is_forced = self.job.limits.policy.is_forced
         may_force = is_forced and isinstance(self.order.rights, orders.Evict)
-        return may_force and bool(remaining) and _are_evictable(remaining)
+        return (
+            may_force and bool(remaining) and not any(map(eviction.why_not_evictable, remaining))
+        )
 
     def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:
         """Return the usage now; None: the drain can only wait, or the API does not answer yet.
@@ -240,7 +242,3 @@ class Drain:
                 has_evicted and eviction.are_evictable_or_ending(remaining) and not lacks_driver
             ),
         )
-
-
-def _are_evictable(pods: Iterable[pod_object.Pod]) -> bool:
-    return not any(map(eviction.why_not_evictable, pods))
