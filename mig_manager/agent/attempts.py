@@ -12,7 +12,6 @@ from mig_manager.agent.steps import host, recovery
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_repair, journals, requests, status
 
 _FOLLOWED = (errors.SupersededBy.OTHER_LAYOUT, errors.SupersededBy.SAME_LAYOUT)
@@ -221,7 +220,7 @@ def _new_job(
         view = shared.publisher.read()
         recovery.resume_unlisted(shared, view)
         # Without an interrupted run, a copy on the host is outdated.
-        has_any = not journal.is_empty or well_known.JOURNAL_ANNOTATION in view.annotations
+        has_any = not journal.is_empty or recovery.shows_change(view)
         return resume(recovery.find_journal(shared, view) if has_any else journal)
 
     return jobs.Job(

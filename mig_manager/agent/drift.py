@@ -142,11 +142,11 @@ def act(
     memory: DriftMemory,
     outcome: outcomes.Outcome,
     observation: Observation,
-    node: node_object.NodeView | None,
+    node: node_object.NodeView,
 ) -> tuple[Action, DriftMemory]:
     """Publish changes since the last run; return the action and the new memory.
 
-    ``node`` is the Node as last watched; None: not yet.
+    ``node`` is the Node as last reported.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -171,10 +171,8 @@ def act(
     is_active = observation.is_active
     if is_active is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
         return Action.REST, _count_failure(job, memory, observation, is_success=is_success)
-    was_drifted = memory.is_drifted
-    was_unknown = memory.is_unknown
-    was_reloaded = memory.was_driver_away and not was_drifted and _is_empty(observation)
-    published = memory.description
+    was_reloaded = memory.was_driver_away and not memory.is_drifted and _is_empty(observation)
+    before = memory
     memory = dataclasses.replace(
         memory,
         is_drifted=not is_active,
@@ -185,10 +183,7 @@ def act(
     )
     if memory.is_drifted:
         # After a reload the layout is restored as after a reboot.
-        by_run = published == outcome.description
-        description = (
-            "" if was_reloaded else _handle_drift(job, observation, published, is_by_run=by_run)
-        )
+        description = "" if was_reloaded else _handle_drift(job, observation, before, outcome)
         memory = dataclasses.replace(memory, description=description)
         return (Action.REST if description else Action.HEAL), memory
     # The same instances may have another place.
@@ -199,16 +194,16 @@ def act(
     has_others = device_ids.expected_ids(observation.gpus) != device_ids.expected_ids(
         outcome.verified_gpus
     )
-    lacks_devices = node is not None and schedulable.has_too_few(observation.gpus, node)
+    lacks_devices = schedulable.has_too_few(observation.gpus, node)
     # Without a plan, a run can verify only what the last one did.
     may_run = observation.plan is not None or (observation.is_file_unusable and not differs)
-    is_suspect = was_drifted or (is_success and (differs or has_others or lacks_devices))
+    is_suspect = before.is_drifted or (is_success and (differs or has_others or lacks_devices))
     if (may_run and is_suspect) and advertising.find_stale(
         job, job.deps.workloads.present(), observation.gpus
     ):
         # The plugin or driver has other devices, and a run restarts it.
         return Action.HEAL, memory
-    if was_drifted or was_unknown:
+    if before.is_drifted or before.is_unknown:
         # The layout is active again, and this agent did not apply it.
         job.deps.telemetry.drift_found(is_drifted=False)
         _finish_active_again(job, observation)
@@ -260,9 +255,12 @@ def _count_failure(
 
 
 def _handle_drift(
-    job: jobs.Job, observation: Observation, published: str, *, is_by_run: bool
+    job: jobs.Job, observation: Observation, before: DriftMemory, outcome: outcomes.Outcome
 ) -> str:
-    """Describe the drift, and publish the description if it is new; empty: restore the layout."""
+    """Describe the drift, and publish the description if it is new; empty: restore the layout.
+
+    ``before`` is as of the last check, or of the run with the ``outcome``.
+    """
     affected, plan, missing = "", observation.plan, observation.missing
     if job.limits.heals_drift and plan is not None and not missing:
         try:
@@ -280,7 +278,10 @@ def _handle_drift(
     )
     # A run may describe the same drift in more words.
     start = message if missing else outcomes.drift_message(job.status.title, "")
-    is_same = published.startswith(start) if is_by_run else published == message
+    published = before.description
+    is_same = (
+        published.startswith(start) if published == outcome.description else published == message
+    )
     if not is_same:
         job.deps.telemetry.drift_found(is_drifted=True)
         _log.warning("drift_found", config=job.request.config, pods=affected)
@@ -289,7 +290,7 @@ def _handle_drift(
 
 
 def _withdraw_phantoms(
-    job: jobs.Job, memory: DriftMemory, observation: Observation, node: node_object.NodeView | None
+    job: jobs.Job, memory: DriftMemory, observation: Observation, node: node_object.NodeView
 ) -> bool:
     """Remove phantom devices from the node; return whether the API refuses."""
     refused = device_plugin.withdraw_phantoms(job, observation.gpus, node)

@@ -179,10 +179,11 @@ class Agent:
         """Check whether the GPUs have the layout, act, and return the outcome of the last run."""
         try:
             if not request.layout.config:
-                self._reconciler.check_without_request()
-            if not request.layout.config or outcome is None:
+                action = self._reconciler.check_without_request()
+            elif outcome is None:
                 return outcome
-            action = self._reconciler.check_drift(request.layout, outcome)
+            else:
+                action = self._reconciler.check_drift(request.layout, outcome)
         except errors.MigManagerError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return outcome

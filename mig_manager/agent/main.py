@@ -170,7 +170,6 @@ class AgentService:
     def _take(self, view: node_object.NodeView) -> None:
         name = view.labels.get(well_known.CONFIG_LABEL) or None
         is_on_demand = view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
-        self.reconciler.note_node(view)
         self._inbox.put_on_demand(is_on_demand=is_on_demand)
         custom = custom_layouts.of_request(view) if self._settings.has_custom_layouts else None
         self._inbox.put_label(name, node_uid=view.uid, custom=custom)

@@ -43,8 +43,6 @@ class Reconciler:
             memory=jobs.AttemptMemory(),
         )
         self._layouts = served_layouts.LayoutList(deps, limits)
-        self._watched_node: node_object.NodeView | None = None
-        """The Node as last watched."""
         self._drift = drift.DriftMemory()
         self.node = deps.node
         self.capacity = capacity.CapacityReport(self._shared)
@@ -72,7 +70,7 @@ class Reconciler:
 
         Raises:
             ClusterError: No outcome was published; the journal is still there.
-            LockedError: Another manager is at work, and a repair comes first.
+            LockedError: Another manager is at work, and a repair of an active layout's GPU waits.
             Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
@@ -84,14 +82,9 @@ class Reconciler:
                 # The document does not show that this layout evicts no pod. Publish it before the
                 # owner can remove the node's label during a wait of this run.
                 self._attempts.publish_record()
-        try:
-            repairing.repair(self._attempts, request, cancel)
-        except errors.LockedError:
-            # Only the layout's run publishes why a new request waits, or ends an open run's state.
-            if not (request.is_new or self._is_run_open(self._deps.node.latest())):
-                raise
+        locked = repairing.repair(self._attempts, request, cancel)
         with self._attempts.begin(request, cancel) as job:
-            outcome = run.run(job)
+            outcome = locked or run.run(job)
             outcome, decision = repairing.follow_up(job, outcome)
             self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
             fitting = self._layouts.fitting(job.status.gpus)
@@ -123,7 +116,8 @@ class Reconciler:
             except errors.LockedError:
                 # The next check shows the other manager's change.
                 return drift.Action.REST
-            if self._is_change_put_back(self._observe_node()):
+            view = self._observe_node()
+            if self._is_change_put_back(view):
                 return drift.Action.HEAL
             # Before a drift is published, with the GPUs and without their use.
             is_news = not resting.is_published(self._shared, observation.gpus)
@@ -134,9 +128,7 @@ class Reconciler:
                 is_drifted = observation.is_active is False and not may_differ
                 why = repairing.DRIFTED if is_drifted else ""
                 repair = self._publish_faults(observation.gpus, why=why)
-            action, self._drift = drift.act(
-                job, self._drift, outcome, observation, self._watched_node
-            )
+            action, self._drift = drift.act(job, self._drift, outcome, observation, view)
             if repair.gpus and action in (drift.Action.REST, drift.Action.RUN):
                 repairing.begin(job, repair)
                 return drift.Action.RUN
@@ -146,17 +138,14 @@ class Reconciler:
         return action
 
     def _observe_node(self) -> node_object.NodeView:
-        view = self._watched_node or self._deps.node.latest()
+        view = self._deps.node.latest(is_at_rest=True)
         self._shared.publisher.note(view)
         recovery.resume_unlisted(self._shared, view)
         return view
 
-    def _is_change_put_back(self, watched: node_object.NodeView) -> bool:
+    def _is_change_put_back(self, view: node_object.NodeView) -> bool:
         """Check whether another program put back a change that this agent has ended."""
-        if not (self._attempts.journal.is_empty and _shows_change(watched)):
-            return False
-        # The watch may lag behind the end of our own run.
-        return _shows_change(self._shared.publisher.read())
+        return self._attempts.journal.is_empty and recovery.shows_change(view)
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
@@ -179,9 +168,10 @@ class Reconciler:
         """
         self._attempts.forget_request()
         self._drift = drift.DriftMemory()
-        if not self._attempts.journal.is_empty:
-            self._attempts.undo()
         view = self._shared.publisher.read()
+        if recovery.shows_change(view) or not self._attempts.journal.is_empty:
+            self._attempts.undo()
+            view = self._shared.publisher.read()
         if self._is_run_open(view):
             self._attempts.end_pending("the label was removed")
         are_resumed = recovery.resume_unlisted(self._shared, view)
@@ -194,16 +184,22 @@ class Reconciler:
         self._deps.telemetry.nothing_requested()
         return must_retry or not (are_resumed and self._attempts.journal.is_empty)
 
-    def check_without_request(self) -> None:
+    def check_without_request(self) -> drift.Action:
         """Observe the GPUs of a node without a request; publish changes and faults.
+
+        Returns:
+            RUN: ``rest`` is to be called again.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        self._observe_node()
+        view = self._observe_node()
+        if self._is_change_put_back(view):
+            return drift.Action.RUN
         gpus, _ = resting.observe(self._shared, self.faults)
         is_news = not resting.is_published(self._shared, gpus)
-        self._publish_without_request(gpus, self._shared.publisher.read() if is_news else None)
+        self._publish_without_request(gpus, view if is_news else None)
+        return drift.Action.REST
 
     def _publish_without_request(
         self, gpus: model.ObservedGpus, view: node_object.NodeView | None
@@ -241,17 +237,8 @@ class Reconciler:
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
         return is_under_way or self._attempts.journal.keeps_pods_away
 
-    def note_node(self, view: node_object.NodeView) -> None:
-        """Record the Node from the watch; for any thread."""
-        self._watched_node = view
-
     def forget_node(self) -> None:
         """Publish everything again; call after the Node was deleted and registered again."""
         self._shared.publisher.forget()
         self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
         self.capacity.forget_node()
-
-
-def _shows_change(view: node_object.NodeView) -> bool:
-    has_journal = well_known.JOURNAL_ANNOTATION in view.annotations
-    return has_journal or well_known.HOLD_TAINT in view.taint_keys

@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.agent import attempts, jobs, outcomes, run, settings
 from mig_manager.agent.pods import remembering
 from mig_manager.core import messages, model, ports
-from mig_manager.core.node import claims
+from mig_manager.core.node import claims, well_known
 from mig_manager.core.records import gpu_recovery, gpu_repair, requests
 
 DRIFTED = "the GPUs do not have the requested layout"
@@ -48,31 +48,37 @@ NOTHING = Decision()
 
 def repair(
     served: attempts.Attempts, request: jobs.LayoutRequest, cancel: ports.Cancellation
-) -> None:
+) -> outcomes.Outcome | None:
     """Run the repairs that have begun, before the run of the requested layout.
 
     They are postponed if the owner forbids them meanwhile, or leaves the node to another program.
 
+    Returns:
+        The outcome of the layout, if its run would only meet the same lock.
+
     Raises:
         ClusterError: No outcome was published; the journal is still there.
-        LockedError: Another manager is at work; the repairs stay open.
+        LockedError: Another manager is at work; the layout stays a success, and the repairs open.
         Superseded: Another layout is requested, or the agent stops; all is restored.
     """
     repairs = gpu_repair.open_gpus(served.record.repairs)
     if not repairs:
-        return
+        return None
     with served.begin(dataclasses.replace(request, repairs=repairs), cancel) as job:
         # An earlier agent may have begun it, with other settings.
         if why := _why_forbidden(job):
             # The layout's run takes over the journal, and restores the node.
             _postpone(job, why)
-            return
+            return None
         outcome = run.run(job)
         if outcome.reason is errors.Reason.LOCKED:
-            # A run of the layout would only meet the same lock.
+            labels = job.deps.node.latest().labels
+            if labels.get(well_known.STATE_LABEL) != model.State.SUCCESS.value:
+                return outcome
             raise errors.LockedError(outcome.description)
         _end(job, outcome)
         job.journal.abandon()
+        return None
 
 
 def follow_up(job: jobs.Job, outcome: outcomes.Outcome) -> tuple[outcomes.Outcome, Decision]:

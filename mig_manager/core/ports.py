@@ -64,10 +64,11 @@ class Node(Protocol):
     def read(self) -> node_object.NodeView:
         """Return the node as the API has it now."""
 
-    def latest(self) -> node_object.NodeView:
-        """Return the node from the watch if it runs, without a request.
+    def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
+        """Return the node from the watch if it runs, without a request; never as before our write.
 
-        Good enough to poll, and for decisions that ``update`` repeats.
+        Good enough to poll, and for decisions that ``update`` repeats. At rest a watch that has
+        long been silent is enough.
         """
 
     def patch(self, change: node_object.NodePatch) -> node_object.NodeView:

@@ -117,6 +117,16 @@ def test_a_read_returns_the_node_view(rig: Rig) -> None:
     )
 
 
+def test_a_watch_that_lags_behind_our_write_is_not_believed(rig: Rig) -> None:
+    outdated = rig.stored()
+    own = node.KubeNode(rig.kube, name="n1", clock=rig.clock, watched=lambda: outdated)
+    own.patch(node_object.NodePatch(annotations={"a": "c"}))
+    rig.clock.wait(3600)
+
+    assert own.latest(is_at_rest=True).annotations["a"] == "c"
+    assert rig.server.log.count("get", "nodes") == 0
+
+
 @pytest.mark.parametrize(
     "thing",
     [

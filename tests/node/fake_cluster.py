@@ -28,9 +28,9 @@ class FakeNode(Port):
         self._rig.called("node.read")
         return self._view()
 
-    def latest(self) -> node_object.NodeView:
-        # As over HTTP without a watch.
-        return self.read()
+    def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
+        # As over HTTP with a watch that was silent for long.
+        return self._view() if is_at_rest else self.read()
 
     def _view(self) -> node_object.NodeView:
         rig = self._rig

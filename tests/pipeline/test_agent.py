@@ -103,8 +103,9 @@ class Pipeline(reconcile.Reconciler):
     def awaits_driver(self) -> bool:
         return self.is_driver_away
 
-    def check_without_request(self) -> None:
+    def check_without_request(self) -> drift.Action:
         self.looks += 1
+        return drift.Action.REST
 
     def forget_node(self) -> None:
         self.forgotten += 1

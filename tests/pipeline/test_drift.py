@@ -110,11 +110,9 @@ def test_a_plugin_is_restarted_whenever_instances_were_recreated_in_place() -> N
 def test_a_plugin_that_missed_a_gpu_between_two_checks_is_restarted() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
     served = rig.schedulable
-    agent.note_node(rig.node.read())
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     # It restarted while GPU 1 did not answer, and kubelet has forgotten the former devices.
     rig.schedulable = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus[:1])[0]}
-    agent.note_node(rig.node.read())
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
     assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=agent, may_evict=False)

@@ -249,16 +249,25 @@ def test_a_repair_that_could_not_begin_is_neither_failed_nor_delayed(obstacle: s
     assert [each["attempts"] for each in record["repairs"]] == [1]
 
 
-def test_a_new_request_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -> None:
+def test_each_attempt_says_that_the_lock_keeps_it_and_an_open_repair_waiting() -> None:
     rig = repairs.faulty_node()
     lock = fakes.FakeExclusion()
-    agent = repairs.begun(rig, lock=lock)
+    agent = repairs.agent_of(rig, lock=lock)
+    assert repairs.request_other(rig, agent).reason is errors.Reason.GPU_NEEDS_RESET
     lock.refusals = 1000
 
-    outcome = scenes.run(rig, "all-balanced", by=agent, is_new=True)
+    for attempt in (2, 3):
+        began_s = rig.clock.now_s
+        outcome = repairs.request_other(rig, agent, attempt=attempt)
 
-    assert outcome.reason is errors.Reason.LOCKED
-    assert rig.labels[well_known.STATE_LABEL] == "failed"
+        assert outcome.reason is errors.Reason.LOCKED
+        assert json.loads(rig.annotations[well_known.STATUS_ANNOTATION])["attempt"] == attempt
+        # It has waited for the lock once.
+        assert rig.clock.now_s - began_s < 2 * scenes.TIMEOUTS["lock_timeout_s"]
+
+    lock.refusals = 0
+    assert repairs.request_other(rig, agent, attempt=4).state is model.State.SUCCESS
+    assert repairs.resets(rig) == 1
 
 
 def test_a_reset_that_cures_nothing_is_tried_once_and_then_pauses_longer() -> None:

@@ -106,15 +106,13 @@ def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     assert rig.clock.monotonic() < 300
 
 
-@pytest.mark.parametrize("last", ["watched", "read", "without a request"])
+@pytest.mark.parametrize("last", ["requested", "without a request"])
 def test_phantom_devices_are_counted_until_they_are_gone(last: str) -> None:
     counts = metrics.AgentMetrics(contact_age_s=lambda: 0.0)
     rig, agent, ended = node_at_rest(telemetry=counts)
     rig.refusing = {"node.remove": FORBIDDEN}
     seen = []
     for is_last in (False, True):
-        if last == "watched":
-            agent.note_node(rig.node.read())
         if is_last and last == "without a request":
             agent.rest()
         else:
@@ -186,8 +184,6 @@ def test_a_drift_check_without_phantoms_asks_neither_kubelet_nor_the_api() -> No
     rig, agent, ended = node_at_rest()
     rig.kubelet.phantoms = {}
     rig.labels["nvidia.com/mig.strategy"] = "single"
-    # As the watch does.
-    agent.note_node(rig.node.read())
     rig.log.clear()
 
     agent.check_drift(LAYOUT, ended)

@@ -188,7 +188,11 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwh
     assert written_back > 5
 
 
-def test_a_change_that_a_backup_of_the_node_puts_back_is_ended() -> None:
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(
+    *, is_requested: bool, is_whole: bool
+) -> None:
     rig, backup = scenes.node(layout="all-balanced"), dict[str, dict[str, str]]()
 
     def save() -> None:
@@ -199,13 +203,29 @@ def test_a_change_that_a_backup_of_the_node_puts_back_is_ended() -> None:
     agent = scenes.reconciler(rig)
     ended = scenes.run(rig, by=agent)
     rig.on_call = lambda: None
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
-    rig.labels, rig.annotations, rig.has_hold_taint = *backup.values(), True
 
-    assert agent.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    assert scenes.run(rig, by=agent, may_evict=False).state is model.State.SUCCESS
+    def check() -> drift.Action:
+        if is_requested:
+            return agent.check_drift(LAYOUT, ended)
+        return agent.check_without_request()
+
+    if not is_requested:
+        agent.rest()
+    assert check() is drift.Action.REST
+    rig.has_hold_taint = True
+    if is_whole:
+        rig.labels, rig.annotations = backup.values()
+
+    assert check() is not drift.Action.REST
+    if is_requested:
+        ended = scenes.run(rig, by=agent, may_evict=False)
+        assert ended.state is model.State.SUCCESS
+    else:
+        assert not agent.rest()
     scenes.assert_restored(rig)
-    assert scenes.has_layout(rig, LAYOUT)
+    assert check() is drift.Action.REST
+    # Without a request, what the journal has is undone.
+    assert scenes.has_layout(rig, "all-balanced" if is_whole and not is_requested else LAYOUT)
 
 
 @pytest.mark.parametrize("wanted", [None, "too-much"])
@@ -521,6 +541,21 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
     assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
     assert scenes.is_as_before(rig, [before])
     assert pending(rig) == ()
+
+
+def test_a_process_on_a_gpu_outside_the_layout_does_not_fail_the_layout() -> None:
+    rig, before = node_with_lost_gpu()
+    rig.driver.lost.clear()
+    user = steps.GpuProcess(
+        pid=7, name="python", owner="unit a.service", gpu_instances=(), is_running=True
+    )
+    agent = scenes.reconciler(rig, ONE_OF_THEM, processes=lambda: {before.uuid: (user,)})
+    agent.recover("second-alone")
+
+    outcome = scenes.run(rig, "second-alone", by=agent)
+
+    assert outcome.state is model.State.SUCCESS, outcome.message
+    assert not scenes.is_as_before(rig, [before])
 
 
 def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:

@@ -88,9 +88,10 @@ class KubeNode:
         self._join_announcement()
         return self._get().view
 
-    def latest(self) -> node_object.NodeView:
+    def latest(self, *, is_at_rest: bool = False) -> node_object.NodeView:
         self._join_announcement()
-        is_trusted = self._take_watched() and self._clock.monotonic() - self._last_s < _TRUSTED_S
+        trusted_s = math.inf if is_at_rest else _TRUSTED_S
+        is_trusted = self._take_watched() and self._clock.monotonic() - self._last_s < trusted_s
         return (self._last if is_trusted and self._last else self._get()).view
 
     def patch(self, change: node_object.NodePatch) -> node_object.NodeView:

@@ -118,16 +118,13 @@ class DevicePlugin(advertisers.Advertiser):
 
 
 def withdraw_phantoms(
-    job: jobs.Job, gpus: Sequence[model.Gpu], node: node_object.NodeView | None
+    job: jobs.Job, gpus: Sequence[model.Gpu], node: node_object.NodeView
 ) -> errors.NotReadyError | None:
     """Remove phantom devices from the node; return why that failed.
 
-    If the last known state of the ``node`` has no phantom devices, no request is sent. None:
-    unknown.
+    If the last known state of the ``node`` has no phantom devices, no request is sent.
     """
-    if node is not None and not phantoms.is_possible(
-        gpus, node, strategies.from_labels(node.labels)
-    ):
+    if not phantoms.is_possible(gpus, node, strategies.from_labels(node.labels)):
         job.deps.telemetry.phantoms_found({}, are_removed=False)
         return None
     return without_phantoms(job, gpus, job.deps.workloads.present())[1]
