@@ -167,6 +167,11 @@ def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
     assert series(heard, "instances_in_use") == {"1g.5gb": 1, "3g.20gb": 1}
     assert series(heard, "use_timestamp_seconds") == {"": NOW}
 
+    heard.gpus_observed(model.NO_GPUS)
+
+    for name in ("free_memory_slices", "room", "instances_in_use"):
+        assert series(heard, name) == {}
+
 
 def test_every_reason_is_counted_from_zero(heard: metrics.AgentMetrics) -> None:
     before = series(heard, "runs_total")
@@ -257,6 +262,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Age
 
 def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.AgentMetrics) -> None:
     times = iter(range(100))
+    heard.gpus_observed(partitioned({"1g.5gb": 7}))
     gpus = nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],
         timeout_s=0.2,

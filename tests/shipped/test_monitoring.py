@@ -268,9 +268,17 @@ PODS = AVAILABLE + '{deployment="mig-manager-partitioner"}'
 FAILURES = 'mig_manager_gpu_repairs_total{node="n",result="failure"}'
 
 
+OUTCOME = 'mig_manager_last_outcome_info{{node="n",state="failed",reason="{}"}}'
+
+
 @pytest.mark.parametrize(
     ("series", "fired"),
     [
+        ({OUTCOME.format("Drifted"): "1x20"}, None),
+        (
+            {OUTCOME.format("InUse"): "1x11 stale", OUTCOME.format("Locked"): "_x12 1x9"},
+            "MigManagerFailed",
+        ),
         ({FAILURES: "0x20"}, None),
         ({FAILURES: "0x10 1x10"}, "MigManagerGpuRepairFailed"),
         ({"mig_manager_partitioner_stopped": "0x20"}, None),
@@ -288,10 +296,12 @@ def test_an_alert_fires_for_its_series_alone(
     tmp_path: pathlib.Path, series: Mapping[str, str], fired: str | None
 ) -> None:
     names = {
-        rule["alert"]: rule for rule in ALERTS if re.search("Partitioner|Repair", rule["alert"])
+        rule["alert"]: rule
+        for rule in ALERTS
+        if re.search("Partitioner|Repair|Failed$", rule["alert"])
     }
     (tmp_path / "rules.yaml").write_text(json.dumps(manifest("alerts.yaml")["spec"]), "utf-8")
-    labels = {"node": "n"} if fired == "MigManagerGpuRepairFailed" else {}
+    labels = {"node": "n"} if 'node="n"' in next(iter(series)) else {}
     played = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

@@ -140,11 +140,13 @@ class WorkerGpus(standbys.Standby):
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index."""
-        with self._timed("observe"):
-            gpus = self._identify_lost(self._ask(("observe",)))
-        self._observed = gpus
-        self.telemetry.gpus_observed(gpus)
-        return gpus
+        self._observed = model.NO_GPUS
+        try:
+            with self._timed("observe"):
+                self._observed = self._identify_lost(self._ask(("observe",)))
+        finally:
+            self.telemetry.gpus_observed(self._observed)
+        return self._observed
 
     def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute a plan; if the worker did not answer, it is unknown which steps were done."""

@@ -90,7 +90,7 @@ class UseMetrics:
         self._in_use = gauge("instances_in_use", "GPU instances in use.", ("profile",))
         self._time = gauge(
             "use_timestamp_seconds",
-            "When the GPU instances in use were last determined; 0: not yet.",
+            "When the GPU instances in use were last determined; 0: they are not known.",
         )
 
     def set_use(

@@ -179,6 +179,8 @@ class AgentMetrics(ports.Telemetry):
 
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
         self._gpus.set_gpus(gpus)
+        if not gpus:
+            self._use.set_use(gpus, {}, at_s=0)
 
     def xid_reported(self, uuid: str, xid: int) -> None:
         self._gpus.count_xid(uuid, xid)

@@ -241,7 +241,7 @@ def _lock(facts: Facts) -> Iterator[Finding]:
     except OSError as error:
         yield warn(f"{path}: {error.strerror or error}")
     else:
-        yield warn(f"in use by {owner}") if owner else _file(path, "free")
+        yield warn(f"in use by {owner}") if owner else _file(path, "free", is_replaced=False)
 
 
 @_check("config-file", "Correct the file at this place.")
@@ -287,9 +287,10 @@ def _journal_file(facts: Facts) -> Iterator[Finding]:
         yield warn(f"{path}: the change to layout {journal.config!r} has not finished")
 
 
-def _file(path: pathlib.Path, content: str) -> Finding:
-    """Return the finding about a file that 'apply' writes, or makes in its folder."""
-    existing = next(each for each in (path, *path.parents) if os.access(each, os.F_OK))
+def _file(path: pathlib.Path, content: str, *, is_replaced: bool = True) -> Finding:
+    """Return the finding about a file that 'apply' replaces in its folder, or else opens."""
+    candidates = (path, *path.parents)[is_replaced:]
+    existing = next(each for each in candidates if os.access(each, os.F_OK))
     if os.access(existing, os.W_OK):
         return ok(f"{path}: {content}")
     return warn(f"{path}: {content}; user id {os.geteuid()} may not write it", "Run as root.")
