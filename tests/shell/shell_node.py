@@ -100,6 +100,20 @@ class Node:
     def shape(self) -> list[object]:
         return [*simulated_rig.geometry(self.state)]
 
+    def devices_of(self, profile: str, *, gpu: int = 0) -> list[str]:
+        """Return the UUIDs of a GPU's MIG devices of a profile."""
+        return [
+            compute["uuid"]
+            for instance in self.run("status", "-o", "json").data["gpus"][gpu]["gpu_instances"]
+            for compute in instance["compute_instances"]
+            if compute["profile"] == profile
+        ]
+
+    def use(self, profile: str, *, gpu: int = 0) -> states.Client:
+        """Have a program use the MIG device of a profile."""
+        (device,) = self.devices_of(profile, gpu=gpu)
+        return self.state.add_client(device, name="/usr/bin/train", pid=4242)
+
     def kill(self, *argv: str, function: str, first: int = 1) -> None:
         """Run a command, and kill it in the middle of a call."""
         self.hang_in(function, first=first)

@@ -108,26 +108,6 @@ def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     assert has(full, "balanced")
 
 
-@pytest.mark.parametrize(
-    ("start", "has_empty"), [("before", False), ("before", True), ("off", False)]
-)
-def test_mode_only_cancels_a_pending_change_to_the_other_mode(
-    start: str, *, has_empty: bool
-) -> None:
-    node = Node(start)
-    if has_empty:
-        first, *others = node.gpus
-        empty, *full = first.gpu_instances
-        instances = (dataclasses.replace(empty, compute_instances=()), *full)
-        node.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
-    before, mode = node.shape, node.gpus[0].current_mode
-    (other,) = {*model.MigMode} - {mode}
-    node.gpus = tuple(dataclasses.replace(gpu, pending_mode=other) for gpu in node.gpus)
-
-    assert node.change_to(start, is_mode_only=True, may_reset=False).is_changed
-    assert node.shape == before
-
-
 def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
     node = with_layout("balanced", count=1)
     by_profile = {str(gi.profile): gi for gi in node.gpus[0].gpu_instances}

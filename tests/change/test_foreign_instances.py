@@ -10,11 +10,6 @@ from tests.node.applying_rig import Node, is_creation, once
 from tests.unit import samples
 
 
-@pytest.fixture
-def node() -> Node:
-    return Node()
-
-
 def with_foreign(node: Node, start: int) -> model.Placement:
     """Create an instance of one slice on the first GPU, as another program does."""
     first, *others = node.gpus

@@ -1,8 +1,10 @@
 """Changes of GPUs in memory that are killed, or fail, at each of their steps."""
 
 import contextlib
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -61,23 +63,38 @@ RESTORED = [restored("off"), restored("before")]
 BOOTED = [booted(product, is_faulty=faulty) for product in PROFILES for faulty in (False, True)]
 
 
-def steps_of(change: Change) -> range:
-    """Return the steps of a change, counted from 1."""
+def fork(node: Node) -> Node:
+    """Copy a node, but not its immutable values."""
+    return copy.deepcopy(node, {id(each): each for each in (node.gpus, node.layouts)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Played:
+    """A change that was played once."""
+
+    before: Node
+    kills: Sequence[Node]
+    """As a kill before each of its steps leaves the node."""
+    after: Node
+
+
+@functools.cache
+def played(change: Change) -> Played:
     node = change.start()
-    node.steps = 0
+    before, kills = fork(node), list[Node]()
+    node.on_step = lambda _step: kills.append(fork(node))
     change.run(node)
-    return range(1, node.steps + 1)
+    for at, killed in enumerate(kills, 1):
+        assert killed.journal.text is not None, at
+        killed.on_step = lambda _step: None
+        # The kernel releases the lock of a dead process.
+        killed.exclusion.is_locked = False
+    return Played(before, kills, node)
 
 
 def kills(change: Change) -> Iterator[Node]:
     """Yield nodes on which a change was killed, before each of its steps."""
-    for at in steps_of(change):
-        node = change.start()
-        with node.killed(at=at):
-            change.run(node)
-            pytest.fail("the change has fewer steps")
-        assert node.journal.text is not None, at
-        yield node
+    return map(fork, played(change).kills)
 
 
 CHANGES = [*APPLIED.values(), *RESTORED]
@@ -85,12 +102,10 @@ CHANGES = [*APPLIED.values(), *RESTORED]
 
 @pytest.mark.parametrize("change", [*CHANGES, *BOOTED], ids=str)
 def test_a_killed_change_is_finished_by_the_same_one(change: Change) -> None:
-    whole = change.start()
-    change.run(whole)
     for node in kills(change):
         change.run(node)
 
-        assert node.shape == whole.shape
+        assert node.shape == played(change).after.shape
         assert node.journal.text is None
         assert not node.exclusion.is_locked
 
@@ -111,7 +126,7 @@ def test_after_a_kill_any_layout_can_be_applied(change: Change, again: str) -> N
 def test_after_a_kill_an_impossible_layout_restores_what_was(
     name: str, killed_rollbacks: int
 ) -> None:
-    before = APPLIED[name].start().shape
+    before = played(APPLIED[name]).before.shape
     for node in kills(APPLIED[name]):
         is_changed = node.shape != before
         for again in range(1, 1 + killed_rollbacks):
@@ -140,14 +155,14 @@ def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: Change) -> None:
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_a_change_that_fails_at_any_step_is_undone(change: Change) -> None:
-    for at in steps_of(change):
-        node = change.start()
-        before = node.shape
+    before = played(change).before
+    for at in range(1, 1 + len(played(change).kills)):
+        node = fork(before)
         node.steps = 0
         node.fails = lambda _step: node.steps == at  # noqa: B023 - only in this round
 
         with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
             change.run(node)
 
-        assert node.shape == before
+        assert node.shape == before.shape
         assert node.journal.text is None

@@ -30,10 +30,13 @@ class Notes(list[str]):
         self._act(remark)
 
 
-@pytest.fixture(params=applying_rig.PROFILES)
+EACH_PRODUCT = pytest.mark.parametrize("node", applying_rig.PROFILES, indirect=True)
+
+
+@pytest.fixture
 def node(request: pytest.FixtureRequest) -> Node:
     """A node that was rebooted; a Hopper GPU loses its MIG mode in that too."""
-    node = Node(request.param)
+    node = Node(getattr(request, "param", "H100-SXM5-80GB"))
     node.reboot()
     return node
 
@@ -74,6 +77,7 @@ def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     assert node.exclusion.descriptions[-1] == "restore the layout of this node"
 
 
+@EACH_PRODUCT
 def test_a_reset_that_ends_no_fault_is_tried_once_and_the_layout_restored(node: Node) -> None:
     node.gpus = gpu_values.with_action(node.gpus, model.RecoveryAction.GPU_RESET, 0, 1)
     node.resets.action_after = model.RecoveryAction.GPU_RESET
@@ -183,6 +187,7 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: Node) -> 
 # -- GPUs, drivers and signals --------------------------------------------------------------------
 
 
+@EACH_PRODUCT
 def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node) -> None:
     first, second = node.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
@@ -222,6 +227,7 @@ def test_a_new_gpu_without_mig_is_nobodys_problem(node: Node) -> None:
     assert node.shape[:2] == node.before
 
 
+@EACH_PRODUCT
 def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None:
     empty = node.shape
     bad = node.gpus[1].uuid
@@ -238,6 +244,7 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
     assert node.notes[-1].endswith("trying one GPU after the other")
 
 
+@EACH_PRODUCT
 def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None:
     bad = node.gpus[1].uuid
     node.fails = lambda step: (
@@ -257,6 +264,7 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
     assert node.is_restored()
 
 
+@EACH_PRODUCT
 def test_a_boot_that_leaves_every_gpu_in_between_has_changed_them(node: Node) -> None:
     node.fails = lambda step: isinstance(
         step, steps.CreateComputeInstance | steps.DestroyGpuInstance
@@ -374,6 +382,7 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(ampere:
     assert kept.snapshot == journal.snapshot
 
 
+@EACH_PRODUCT
 def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Node) -> None:
     refreshed = node.host.refreshes
 

@@ -1,0 +1,11 @@
+"""The node of most tests."""
+
+import pytest
+
+from tests.node import applying_rig
+
+
+@pytest.fixture
+def node() -> applying_rig.Node:
+    """Return a node with an active layout."""
+    return applying_rig.Node()

@@ -1,0 +1,245 @@
+"""What ``apply`` makes of a change that was cut off; over GPUs in memory."""
+
+import dataclasses
+import re
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.change import apply as applying
+from mig_manager.change import boot_layouts, local, pod_use
+from mig_manager.core import model, profile_name
+from mig_manager.core.records import journals
+from tests.node import gpu_values
+from tests.node.applying_rig import Node, is_creation, once
+
+OFF = model.MigMode.DISABLED
+
+
+LAST_OF_OFF = 10
+"""The number of the last step to the layout ``off``."""
+
+
+def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("off", at=LAST_OF_OFF)
+    node.gpus = (
+        node.gpus[0],
+        gpu_values.brought_to(node.gpus[1:], model.DesiredGpu(mode=OFF))[0],
+    )
+
+    node.change_to("first-only")
+
+    assert node.has("first-only")
+    assert node.shape[1] == before[1]
+    assert node.journal.text is None
+
+
+@pytest.mark.parametrize("is_rebooted", [False, True])
+def test_a_layout_of_other_gpus_spares_pods_on_a_cut_off_change(
+    node: Node, *, is_rebooted: bool
+) -> None:
+    node.change_to("before")
+    before = node.shape
+    assert node.cut_off("wanted", at=12)
+    killed = node.shape[1]
+    node.add_pod("train", devices=frozenset(node.gpus[1].mig_uuids))
+
+    for is_changed in (True, False):
+        assert node.change_to("first-only").is_changed is is_changed
+        assert (node.has("first-only"), node.shape[1]) == (True, killed)
+        assert re.search(r"unfinished; GPU 1 .* while it is in use", node.notes[0])
+        node.notes.clear()
+
+    node.pods.clear()
+    if is_rebooted:
+        node.lose_instances()
+        node.host.boot_id += "+"
+        node.boot()
+    else:
+        node.change_to("first-only")
+    assert (node.has("first-only"), node.shape[1]) == (True, before[1])
+    assert node.journal.text is None
+
+
+def test_a_silent_kubelet_spares_no_cut_off_change_of_other_gpus(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=12)
+    node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
+    killed = node.shape
+    node.refusing["allocations.assigned_devices"] = errors.ClusterError(
+        "no answer", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE
+    )
+
+    with pytest.raises(errors.GpuInUseError, match="no answer"):
+        node.change_to("first-only")
+
+    assert node.shape == killed
+    assert not any("in use" in note for note in node.notes)
+
+    pods = pod_use.PodUse(kubelet=lambda: node.allocations, is_ignored=True)
+    deps = dataclasses.replace(node.deps, pods=pods)
+    applying.apply(deps, lambda: node.layouts.layout("first-only"))
+    assert (node.has("first-only"), node.shape[1]) == (True, before[1])
+
+
+def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=3)
+    node.fails = lambda step: is_creation(step) and node.steps == 3
+    node.steps = 0
+
+    with pytest.raises(errors.HardwareError):
+        node.change_to("other")
+
+    (note,) = node.notes
+    assert note == (
+        "the change to layout 'wanted' was left unfinished; if this one fails, the GPUs "
+        "are rolled back to their state before that one"
+    )
+    assert (node.shape, node.journal.text, node.host.refreshes) == (before, None, 1)
+
+
+def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> None:
+    before = node.shape
+    node.fails = is_creation
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.change_to("wanted")
+
+    assert "; still to do: GPU 0: create" in caught.value.message
+    assert caught.value.message.endswith("the next 'apply' tries again")
+    assert node.journal.text is not None
+
+    with pytest.raises(
+        errors.LayoutError,
+        match=r"was left unfinished; .*: in use; still to do: GPU 0: ",
+    ):
+        node.change_to("too-much")
+    assert node.journal.text is not None
+
+    node.fails = lambda _step: False
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much")
+    assert node.shape == before
+    assert node.journal.text is None
+
+
+def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: Node) -> None:
+    """A 'boot' that was killed left a journal of the first GPU alone."""
+    second = node.gpus[1].uuid
+    node.change_to("mixed")
+    before = node.shape
+    node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
+    empty = node.shape[0]
+    with node.killed(at=2):
+        node.boot()
+    journal = journals.Journal.from_json(node.journal.text or "")
+    assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus[0].uuid]
+    node.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
+
+    with pytest.raises(errors.HardwareError, match="the former instances are restored"):
+        node.change_to("wanted")
+
+    assert node.shape == [empty, before[1]]
+    assert node.journal.text is None
+
+
+@pytest.mark.parametrize(("since", "is_undone"), [("other", False), ("off", True)])
+def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
+    node: Node, since: str, *, is_undone: bool
+) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=3)
+    node.host.boot_id = "boot-2"
+    node.set_up(since)
+    rebooted = node.shape
+
+    with pytest.raises(errors.LayoutError) as caught:
+        node.change_to("too-much")
+
+    assert node.shape == (before if is_undone else rebooted)
+    assert ("is undone now" in caught.value.message) is is_undone
+    assert is_undone or "was left unfinished when the node was rebooted" in node.notes[0]
+    assert node.journal.text is None
+
+
+def test_after_a_reboot_instances_on_another_gpu_do_not_prevent_the_undo(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("first-only", at=3)
+    node.host.boot_id = "boot-2"
+    node.lose_instances()
+    whole = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("7g.40gb"): 1})
+    node.gpus = (node.gpus[0], *gpu_values.brought_to(node.gpus[1:], whole))
+    other = node.shape[1]
+
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much")
+
+    assert node.shape == [before[0], other]
+
+
+def test_a_verified_layout_of_other_gpus_does_not_end_a_killed_change(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=9)
+    assert node.shape[1] != before[1]
+    killed = journals.Journal.from_json(node.journal.text or "")
+    # Another program has its own journal.
+    node.journal.text = None
+    node.change_to("first-only")
+    snapshot = tuple(gpu for gpu in killed.snapshot if gpu.uuid == node.gpus[1].uuid)
+    node.journal.text = dataclasses.replace(killed, snapshot=snapshot).to_json()
+
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much")
+
+    assert node.shape[1] == before[1]
+    assert node.has("first-only")
+
+
+def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Node) -> None:
+    assert node.cut_off("wanted", at=3)
+    node.set_up("other")
+    saved = boot_layouts.BootLayout(node.boot_layout, "boot-1")
+    saved.save(node.hardware.observe(), config="other", config_hash="h")
+    verified = node.shape
+
+    assert local.undone(node.deps, node.hardware.observe(), node.gpus[0]) == node.gpus[0]
+    with pytest.raises(errors.LayoutError):
+        node.change_to("too-much")
+
+    assert node.shape == verified
+    assert "layout 'other' was verified since" in node.notes[0]
+    assert node.journal.text is None
+
+
+def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(node: Node) -> None:
+    assert node.cut_off("wanted", at=3)
+    left, journal = node.shape, node.journal.text
+    node.steps, node.exclusion.refusals = 0, 10_000
+    unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
+
+    with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):
+        node.apply(unknown)
+
+    assert node.clock.now_s == 0
+    assert (node.steps, node.shape, node.journal.text) == (0, left, journal)
+
+
+@pytest.mark.parametrize(
+    ("layout", "at", "is_undone"), [("off", LAST_OF_OFF, False), ("wanted", 3, True)]
+)
+def test_where_resets_are_forbidden_a_rollback_with_one_is_not_taken(
+    node: Node, layout: str, at: int, *, is_undone: bool
+) -> None:
+    before = node.shape
+    assert node.cut_off(layout, at=at)
+    now = node.shape
+    assert now != before
+
+    message = "is undone now" if is_undone else "is not undone, because that resets a GPU"
+    with pytest.raises(errors.LayoutError, match=message):
+        node.change_to("too-much", may_reset=False)
+
+    assert node.shape == (before if is_undone else now)
+    assert (node.journal.text is None) is is_undone

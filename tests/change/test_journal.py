@@ -1,0 +1,138 @@
+"""The journal of ``apply``, and disks that refuse it; over GPUs in memory."""
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.change import local
+from mig_manager.core import steps
+from mig_manager.core.planner import planner
+from mig_manager.core.records import journals
+from tests.node import gpu_values, scenes
+from tests.node.applying_rig import Node, is_creation, once
+
+
+def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
+    seen: list[str | None] = []
+
+    def is_refused(_step: steps.Step) -> bool:
+        seen.append(node.journal.text)
+        assert node.exclusion.is_locked
+        return False
+
+    node.fails = is_refused
+    snapshot = tuple(gpu.snapshot for gpu in node.gpus)
+    node.change_to("wanted")
+
+    journal = journals.Journal.from_json(seen[0] or "")
+    assert (journal.config, journal.boot_id) == ("wanted", "boot-1")
+    assert planner.restore(node.gpus, journal.snapshot) == planner.restore(node.gpus, snapshot)
+    assert len(set(seen)) == 1
+    assert node.journal.read() is None
+    assert node.exclusion.descriptions == ["apply wanted"]
+
+
+def test_journal_of_a_complete_change_is_cleared(node: Node) -> None:
+    written = journals.Journal(
+        config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus)
+    )
+    node.set_up("wanted")
+    node.journal.text = written.to_json()
+
+    assert not node.change_to("wanted").is_changed
+    assert node.journal.text is None
+
+
+def test_a_change_is_not_undone_because_its_journal_stays(node: Node) -> None:
+    node.journal.refused = {"clear"}
+
+    node.change_to("wanted")
+
+    assert node.has("wanted")
+    assert node.notes == ["cannot clear the journal; remove it, because it is outdated"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 2}', None])
+def test_a_journal_that_makes_no_sense_or_cannot_be_read_is_set_aside(
+    node: Node, text: str | None
+) -> None:
+    node.journal.text = text or ""
+    node.journal.refused = {"read"} if text is None else set()
+
+    node.change_to("wanted")
+
+    assert node.has("wanted")
+    assert node.journal.aside == (text or "")
+    assert node.journal.read() is None
+    assert "it is kept as journal.unreadable and otherwise ignored" in node.notes[0]
+
+
+@pytest.mark.parametrize("refused", [{"write"}, {"read", "set_aside"}])
+def test_without_a_journal_nothing_is_changed(node: Node, refused: set[str]) -> None:
+    before = node.shape
+    node.journal.refused = refused
+
+    with pytest.raises(errors.UsageError, match="name another file with --journal-file") as caught:
+        node.change_to("wanted")
+
+    assert local.RETRIED_LATER not in caught.value.message
+    assert node.shape == before
+    assert node.steps == 0
+
+
+def test_a_disk_that_fills_during_a_change_hides_no_failure(node: Node) -> None:
+    node.on_step = lambda _step: node.journal.refused.add("write")
+    node.fails = is_creation
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.change_to("wanted")
+
+    assert caught.value.message.startswith("in use; the rollback failed as well: in use; ")
+    assert caught.value.message.count("cannot write the journal") == 1
+    assert journals.Journal.from_json(node.journal.text or "").snapshot
+
+
+def test_a_reset_whose_journal_cannot_be_written_is_reported(node: Node) -> None:
+    before = tuple(gpu.snapshot for gpu in node.gpus)
+    journal = local.LocalJournal(node.deps, journals.Journal(config="wanted", snapshot=before))
+    node.journal.refused = {"write"}
+
+    journal.announce(persistent_gpus=(before[0].uuid,))
+
+    (note,) = node.notes
+    assert note.startswith("cannot write the journal")
+
+
+def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(node: Node) -> None:
+    lost = node.gpus[1]
+    node.journal.text = journals.Journal(config="wanted", snapshot=(lost.snapshot,)).to_json()
+    node.driver.lost = {lost.uuid}
+
+    node.change_to("first-only")
+
+    kept = journals.Journal.from_json(node.journal.text or "").snapshot
+    assert gpu_values.geometry(kept) == gpu_values.geometry([lost])
+
+
+def no_files() -> Exception:
+    return errors.HostError("nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED)
+
+
+@pytest.mark.parametrize("failure", [no_files(), scenes.Killed()])
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_outdated_device_files_are_refreshed_by_the_next_apply(
+    node: Node, failure: Exception, *, is_undone: bool
+) -> None:
+    if is_undone:
+        node.fails = once(is_creation)
+    node.refusing["host.refresh"] = failure
+    with pytest.raises((errors.MigManagerError, scenes.Killed)):
+        node.change_to("wanted")
+    changed = node.shape
+
+    node.refusing["host.refresh"] = no_files()
+    with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed$"):
+        node.change_to("before" if is_undone else "wanted")
+    node.refusing.clear()
+    assert not node.change_to("before" if is_undone else "wanted").is_changed
+
+    assert (node.shape, node.host.refreshes, node.journal.text) == (changed, 1, None)

@@ -1,0 +1,160 @@
+"""MIG modes alone, modes that wait for a reset, and persistence mode."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model, steps
+from mig_manager.core.layout import config, layouts
+from mig_manager.core.records import journals
+from tests.node.applying_rig import Node
+
+
+def test_apply_resets_no_gpu_where_resets_are_forbidden() -> None:
+    node = Node("off")
+    node.driver.mode_waits = True
+
+    with pytest.raises(errors.HardwareError, match="only the new mode stays pending"):
+        node.change_to("wanted", may_reset=False)
+    assert "host.reset" not in node.log
+
+    node.change_to("wanted")
+    assert node.has("wanted")
+
+
+def mode_of_first(node: Node) -> layouts.Layout:
+    """Return the layout of GPU 0 alone, and interrupt a change of GPU 1."""
+    text = """
+version: v1
+mig-configs:
+  first: [{devices: [0], mig-enabled: true, mig-devices: {}}]
+  second: [{devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}]
+"""
+    node.layouts = config.parse(text, source="two.yaml")
+    assert node.cut_off("second", at=5)
+    return node.layouts.layout("first")
+
+
+@pytest.mark.parametrize("has_interrupted", [False, True])
+@pytest.mark.parametrize("reason", ["waits", "in-use"])
+def test_mode_only_without_resets_leaves_the_mode_pending(
+    reason: str, *, has_interrupted: bool
+) -> None:
+    """A persistence daemon uses the GPU, so the driver answers IN_USE."""
+    node = Node("one-off" if has_interrupted else "off")
+    before = node.shape[1]
+    layout = mode_of_first(node) if has_interrupted else node.layouts.layout("bare")
+    node.driver.mode_waits = reason == "waits"
+
+    def put_off(step: steps.Step) -> None:
+        if reason == "in-use" and isinstance(step, steps.SetMode):
+            node.gpus = tuple(
+                dataclasses.replace(gpu, pending_mode=step.mode)
+                if gpu.uuid == step.gpu_uuid
+                else gpu
+                for gpu in node.gpus
+            )
+
+    node.on_step = put_off
+    node.fails = lambda step: reason == "in-use" and isinstance(step, steps.SetMode)
+
+    assert node.apply(layout, is_mode_only=True, may_reset=False).is_changed
+
+    assert {gpu.pending_mode for gpu in node.gpus} == {model.MigMode.ENABLED}
+    assert node.journal.text is None
+    assert (node.shape[1] == before) is has_interrupted
+
+
+def test_mode_only_reports_a_failure_on_another_gpu_as_such() -> None:
+    node = Node("one-off")
+    layout = mode_of_first(node)
+    node.driver.mode_waits = True
+    node.fails = lambda step: not isinstance(step, steps.SetMode)
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.apply(layout, is_mode_only=True, may_reset=False)
+
+    assert caught.value.reason is errors.Reason.RESET_REQUIRED
+
+
+def test_mode_only_without_resets_reports_instances_in_use_of_other_gpus(node: Node) -> None:
+    assert node.cut_off("wanted", at=9)
+    node.fails = lambda _step: True
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.change_to("first-only", is_mode_only=True, may_reset=False)
+
+    assert caught.value.reason is errors.Reason.IN_USE
+
+
+@pytest.mark.parametrize(
+    ("start", "has_empty"), [("before", False), ("before", True), ("off", False)]
+)
+def test_mode_only_cancels_a_pending_change_to_the_other_mode(
+    start: str, *, has_empty: bool
+) -> None:
+    node = Node(start)
+    if has_empty:
+        first, *others = node.gpus
+        empty, *full = first.gpu_instances
+        instances = (dataclasses.replace(empty, compute_instances=()), *full)
+        node.gpus = (dataclasses.replace(first, gpu_instances=instances), *others)
+    before, mode = node.shape, node.gpus[0].current_mode
+    (other,) = {*model.MigMode} - {mode}
+    node.gpus = tuple(dataclasses.replace(gpu, pending_mode=other) for gpu in node.gpus)
+
+    assert node.change_to(start, is_mode_only=True, may_reset=False).is_changed
+    assert node.shape == before
+
+
+@pytest.mark.parametrize("is_same_boot", [True, False])
+def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
+    node: Node, *, is_same_boot: bool
+) -> None:
+    uuid = node.gpus[0].uuid
+    node.journal.text = journals.Journal(
+        config="wanted",
+        boot_id=node.host.boot_id if is_same_boot else "boot-0",
+        snapshot=tuple(gpu.snapshot for gpu in node.gpus),
+        persistent_gpus=(uuid, "GPU-of-another-node"),
+    ).to_json()
+    node.resets.without_persistence = {uuid}
+
+    node.change_to("before")
+
+    assert node.resets.without_persistence == (set() if is_same_boot else {uuid})
+    assert node.journal.text is None
+
+
+def lose_first(node: Node) -> None:
+    node.driver.lost = {node.gpus[0].uuid}
+
+
+def keep_off(node: Node) -> None:
+    node.resets.keep_persistence_off = True
+
+
+def lose_program(node: Node) -> None:
+    node.has_reset = False
+
+
+@pytest.mark.parametrize("obstruct", [lose_first, keep_off, lose_program])
+def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
+    node: Node, obstruct: Callable[[Node], None]
+) -> None:
+    uuid = node.gpus[0].uuid
+    journal = journals.Journal(config="wanted", boot_id="boot-1", persistent_gpus=(uuid,))
+    node.journal.text = journal.to_json()
+    node.resets.without_persistence = {uuid}
+
+    obstruct(node)
+    for _ in range(2):
+        node.change_to("before")
+    assert node.resets.without_persistence == {uuid}
+    node.driver.lost, node.resets.keep_persistence_off, node.has_reset = set(), False, True
+    node.change_to("before")
+
+    assert node.resets.without_persistence == set()
+    assert node.journal.text is None

@@ -1,0 +1,57 @@
+"""Which pods of kubelet's answer keep a change from beginning."""
+
+import contextlib
+from collections.abc import Mapping
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.change import pod_use
+from mig_manager.core.node import pod_object
+from tests.unit import machine
+
+DEVICE, OTHER = machine.mig_uuid("1"), machine.mig_uuid("2")
+PLACE = "nvidia0/gi1"
+"""What a device plugin calls a device that it does not name by its UUID."""
+
+
+class Kubelet:
+    """Has one pod."""
+
+    def __init__(self, device: str, resource: str, claim: str) -> None:
+        self.pod = pod_object.PodDevices(
+            namespace="ns",
+            name="train",
+            device_ids=frozenset(filter(None, [device])),
+            claim_drivers=frozenset(filter(None, [claim])),
+            gpu_resources=frozenset(filter(None, [resource])),
+        )
+
+    def assigned_devices(self) -> tuple[pod_object.PodDevices, ...]:
+        return (self.pod,)
+
+    def allocatable(self) -> Mapping[str, frozenset[str]]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("device", "resource", "claim", "named"),
+    [
+        (DEVICE, "nvidia.com/mig-2g.10gb", "", f"ns/train ({DEVICE})"),
+        (OTHER, "nvidia.com/mig-2g.10gb", "", ""),
+        (PLACE, "nvidia.com/gpu", "", f"ns/train ({PLACE})"),
+        (PLACE, "", "", ""),
+        ("", "", "gpu.nvidia.com", "ns/train (ResourceClaim: kubelet does not list its GPU)"),
+        ("", "", "vendor.com", ""),
+    ],
+    ids=["its device", "another", "by another id", "not of a GPU", "a claim", "another claim"],
+)
+def test_a_pod_counts_if_it_has_or_may_have_a_device(
+    device: str, resource: str, claim: str, named: str
+) -> None:
+    pods = pod_use.PodUse(kubelet=lambda: Kubelet(device, resource, claim))
+
+    with pytest.raises(errors.GpuInUseError) if named else contextlib.nullcontext() as caught:
+        pods.require_unused({DEVICE})
+
+    assert not caught or caught.value.message.endswith(f"or resets: {named}")

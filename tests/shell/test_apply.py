@@ -1,0 +1,200 @@
+"""``apply`` beside programs and pods that use what it must destroy, and a rollback."""
+
+import os
+import pathlib
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from mig_manager.cli.commands import gpu_access
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
+from tests.adapters import kubelet_rig
+from tests.shell.shell_node import Node
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> Node:
+    return Node(tmp_path, "1xA100-SXM4-40GB", active="before")
+
+
+@pytest.fixture
+def pair(tmp_path: pathlib.Path) -> Node:
+    """Two GPUs with 2g.10gb and 3g.20gb each."""
+    return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+
+
+@pytest.mark.slow
+def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: Node) -> None:
+    pair.use("2g.10gb", gpu=1)
+    before = pair.shape
+    pair.state.log_calls()
+
+    done = pair.run("apply", "wanted", "--wait-for-idle", "0.1")
+
+    assert done.status == 1
+    assert "GPU 1 (GPU-" in done.err
+    assert "is in use by train (pid 4242, GPU instance " in done.err
+    assert "waited 0.1 s" in done.err
+    assert "nothing was changed" in done.err
+    assert pair.shape == before
+    assert not pair.journal.exists()
+    called = {call.function for call in nvml_faults.read_calls(pair.path)}
+    assert called
+    assert not {name for name in called if "Destroy" in name or "Create" in name}
+
+
+@pytest.fixture
+def kubelet() -> Iterator[kubelet_rig.Kubelet]:
+    with kubelet_rig.a_kubelet() as kubelet:
+        yield kubelet
+
+
+def verified_wanted(node: Node) -> Node:
+    """Have a node keep for its next boot what another one has applied, and return that one."""
+    folder = node.path.parent / "wanted"
+    folder.mkdir()
+    wanted = Node(folder, "1xA100-SXM4-40GB", active="wanted")
+    shutil.copy(*(each.state.beside("verified-layout") for each in (wanted, node)))
+    return wanted
+
+
+def pod_with(device: str) -> Any:
+    return kubelet_rig.pod("train", kubelet_rig.devices("nvidia.com/mig-2g.10gb", device))
+
+
+TWO_OR_ONE = """
+version: v1
+mig-configs:
+  two: [{devices: all, mig-enabled: true, mig-devices: {2g.10gb: 2}}]
+  one: [{devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1}}]
+"""
+
+
+@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("has_pod", [False, True])
+def test_of_two_instances_the_idle_one_is_destroyed(
+    tmp_path: pathlib.Path, kubelet: kubelet_rig.Kubelet, used: int, *, has_pod: bool
+) -> None:
+    node = Node(tmp_path, "A100-SXM4-40GB", layouts=TWO_OR_ONE, active="two")
+    name = node.devices_of("2g.10gb")[used]
+    if has_pod:
+        kubelet.pods = [pod_with(name)]
+    else:
+        node.state.add_client(name, name="/usr/bin/train", pid=4242)
+    kubelet.start()
+
+    answer = node.run("apply", "one", "--pod-resources-socket", str(kubelet.path))
+
+    assert answer.status == 0, answer.err
+    assert node.devices_of("2g.10gb") == [name]
+
+
+BOOT = ("boot", "--in-use-timeout-s", "0.1")
+CHANGES = [("apply", "wanted"), ("restore", "-f", "FILE"), BOOT]
+
+
+@pytest.mark.parametrize("argv", CHANGES)
+def test_a_device_of_an_idle_pod_is_kept_and_the_pod_named(
+    node: Node, kubelet: kubelet_rig.Kubelet, argv: Sequence[str]
+) -> None:
+    checkpoint = node.path.with_name("wanted.json")
+    before = node.shape
+    if argv[0] != "apply":
+        verified_wanted(node).run("checkpoint", "-f", str(checkpoint))
+    (device,) = node.devices_of("2g.10gb")
+    kubelet.pods = [pod_with(device)]
+    kubelet.start()
+    line = [*(str(checkpoint) if word == "FILE" else word for word in argv)]
+    line += ["--pod-resources-socket", str(kubelet.path)]
+
+    refused = node.run(*line)
+    shape = node.shape
+    forced = node.run(*line, "--ignore-pods")
+
+    words = " ".join(refused.err.split())
+    assert refused.status == 1
+    assert f"pods have devices that the change destroys or resets: ns/train ({device})" in words
+    assert "nothing was changed" in words
+    assert "label nvidia.com/mig.config" in words
+    assert shape == before
+    assert not node.journal.exists()
+    assert forced.status == 0, forced.err
+    assert node.shape != before
+
+
+def test_a_plan_says_that_apply_would_refuse(node: Node, kubelet: kubelet_rig.Kubelet) -> None:
+    (device,) = node.devices_of("2g.10gb")
+    kubelet.pods = [pod_with(device)]
+    kubelet.start()
+    at = ("wanted", "--pod-resources-socket", str(kubelet.path))
+
+    planned = node.run("plan", *at)
+    dry = node.run("apply", "--dry-run", *at)
+
+    assert planned.status == 0
+    assert dry == planned
+    refusal = (
+        "'apply' would refuse: pods have devices that the change destroys or resets: ns/train"
+    )
+    assert refusal in " ".join(planned.err.split())
+
+
+@pytest.mark.parametrize(
+    ("argv", "state"),
+    [
+        (("apply", "wanted"), "silent"),
+        (("apply", "wanted"), "absent"),
+        (BOOT, "silent"),
+        (BOOT, "older"),
+    ],
+)
+def test_a_silent_kubelet_is_a_refusal_and_a_missing_one_none_at_boot(
+    node: Node,
+    kubelet: kubelet_rig.Kubelet,
+    argv: Sequence[str],
+    state: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_access, "_KUBELET_TIMEOUT_S", 0.2)
+    verified_wanted(node)
+    before = node.shape
+    with socket.socket(socket.AF_UNIX) as listener:
+        if state != "absent":
+            listener.bind(str(kubelet.path))
+        if state == "silent":
+            listener.listen()
+        if state == "older":
+            os.utime(kubelet.path, (0, 0))  # of a kubelet before this boot
+        refused = node.run(*argv, "--pod-resources-socket", str(kubelet.path))
+
+    words = " ".join(refused.err.split())
+    is_refused = argv != BOOT or state == "silent"
+    assert refused.status == is_refused, refused.err
+    assert (node.shape == before) == is_refused
+    assert ("kubelet does not report which pods" in words) == is_refused
+    assert ("remedy: Start kubelet, or name its socket" in words) == is_refused
+
+
+@pytest.mark.slow
+def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Path) -> None:
+    node = Node(tmp_path, "2xA100-SXM4-40GB", active="small")
+    absent = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
+    node.set_options(states.Options(absent_functions=absent))
+    before = node.shape
+    node.state.add_fault(
+        nvml_faults.Fault(
+            function="nvmlGpuInstanceCreateComputeInstance*",
+            gpu=1,
+            code=states.Code.INSUFFICIENT_RESOURCES,
+        )
+    )
+
+    answer = node.run("apply", "before")
+
+    assert answer.status == 1
+    assert "the former instances are restored" in answer.err
+    assert node.shape == before
