@@ -127,6 +127,11 @@ def job(
 class Agent(reconcile.Reconciler):
     """A reconciler that also takes a request as the layout's name, and its other members."""
 
+    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
+        super().__init__(deps, limits)
+        self.ended: list[outcomes.Outcome] = []
+        """Of its runs, those that ended."""
+
     def recover(
         self,
         request: jobs.LayoutRequest | str | None,
@@ -137,7 +142,9 @@ class Agent(reconcile.Reconciler):
     def run(
         self, request: jobs.LayoutRequest | str, cancel: ports.Cancellation, **members: Any
     ) -> outcomes.Outcome:
-        return super().run(_requested(request, **members), cancel)
+        outcome = super().run(_requested(request, **members), cancel)
+        self.ended.append(outcome)
+        return outcome
 
     def check_drift(
         self,

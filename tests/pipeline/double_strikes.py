@@ -20,7 +20,7 @@ from tests.pipeline.played_changes import Change, End, Play
 
 
 def _request_another(play: Play) -> None:
-    play.layout, play.custom = play.change.other.applied or "", None
+    play.request(play.change.other.applied or "")
     play.may_go |= {"affected", "spared", "newcomer"}
 
 
@@ -115,7 +115,7 @@ def _change_file(play: Play) -> None:
         f"  {other}:\n", f"  {layout}:\n"
     )
     play.config.text = lines.replace("  *:\n", f"  {other}:\n")
-    if play.custom is None:
+    if play.change.custom is None:
         play.may_go |= {"affected", "spared", "newcomer"}
 
 
@@ -285,7 +285,7 @@ class _Explorer:
         # The next request works, despite what was written before.
         following = play.fork()
         following.config.text = scenes.CONFIG
-        following.layout, following.custom = played_changes.NEXT.applied or "", None
+        following.request(played_changes.NEXT.applied or "")
         following.may_go |= {"affected", "spared", "newcomer"}
         outcome = following.serve(_nothing_happens)
         self.problems += (

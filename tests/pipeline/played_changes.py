@@ -3,6 +3,7 @@
 What must hold in the end is written here as data; neither the planner nor the journal is asked.
 """
 
+import collections
 import copy
 import dataclasses
 import json
@@ -10,18 +11,15 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes, settings
+from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import fakes, gpu_values, scenes
-from tests.pipeline import custom_requests
+from tests.node import fakes, scenes
+from tests.pipeline import custom_requests, lives, repairs
 
-_MAX_ATTEMPTS = 8
-_PAUSE_S = 5.0
-_CHECK_PAUSE_S = 60.0
-"""Between drift checks; longer than kubelet restarts, and shorter than any pause of repairs."""
+_MAX_PAUSES = 16
 _REPAIR_PAUSE_S = 1000.0
 """Longer than the first pause after a failed repair."""
 _LIMITS = {
@@ -82,29 +80,6 @@ NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 """How the request after a change ends."""
 
 
-def silent_node() -> fakes.NodeRig:
-    """Return a node whose GPU 0 answers nothing before a reset."""
-    rig = faulty_node()
-    gpus = rig.gpus
-    rig.gpus = gpu_values.with_action(gpus, model.RecoveryAction.NONE, 0)
-    scenes.run(rig, "all-balanced", by=scenes.reconciler(rig, limits=_LIMITS))
-    rig.gpus = gpus
-    rig.driver.lost.add(gpus[0].uuid)
-    return rig
-
-
-def faulty_node() -> fakes.NodeRig:
-    """The first GPU of a busy node awaits a reset."""
-    rig = scenes.busy_node()
-    rig.resets.are_available = True
-    first, *others = rig.gpus
-    rig.gpus = (
-        dataclasses.replace(first, recovery_action=model.RecoveryAction.GPU_RESET),
-        *others,
-    )
-    return rig
-
-
 CHANGES: Mapping[str, Change] = {
     "first layout": Change(scenes.node, "all-1g.5gb", was=None),
     "one slice": Change(
@@ -139,14 +114,14 @@ CHANGES: Mapping[str, Change] = {
         custom=custom_requests.ON_DEMAND,
     ),
     "repair": Change(
-        faulty_node,
+        repairs.faulty_node,
         "all-balanced",
         was="all-balanced",
         evicted=frozenset({"affected"}),
         is_repair=True,
     ),
     "repair of a silent GPU": Change(
-        silent_node,
+        repairs.stuck_node,
         "all-balanced",
         was="all-balanced",
         evicted=frozenset({"affected"}),
@@ -162,8 +137,6 @@ class Play:
     change: Change
     rig: fakes.NodeRig
     config: fakes.FakeConfig
-    layout: str
-    custom: custom_layouts.Custom | None
     moment: int = 0
     """How many moments the present agent has lived through."""
     path: tuple[str, ...] = ()
@@ -180,7 +153,8 @@ class Play:
     def of(cls, change: Change) -> "Play":
         """Return the change at its start."""
         rig = change.make()
-        play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG), change.layout, change.custom)
+        play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG))
+        play.request(change.layout, change.custom)
         assert changes.described(rig.gpus) == change.before
         play.pods = {uid: pod.name for uid, pod in rig.pods.items() if uid in rig.kubelet.assigned}
         return play
@@ -224,62 +198,34 @@ class Play:
 
     def _serve(self) -> outcomes.Outcome | None:
         agent = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
-        is_recovered = False
-        for attempt in range(1, _MAX_ATTEMPTS + 1):
-            request = fakes.FakeRequest(self.rig.clock, replaced=True)
-            asked = self.requested
-            request.ends_when = lambda asked=asked: asked != self.requested  # type: ignore[misc]
-            try:
-                if not is_recovered:
-                    agent.recover(self.layout, self.custom)
-                    is_recovered = True
-                outcome = agent.run(self.layout, request, custom=self.custom, attempt=attempt)
-            except errors.Superseded:
-                continue
-            except errors.ClusterError:
-                is_recovered = False
-            else:
-                is_refused = outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-                is_over = is_refused or not outcome.should_retry
-                if is_over and self._begins_repair(agent, outcome, asked):
-                    continue
-                if is_over and asked == self.requested:
-                    # What comes back by itself, such as the plugin of a failed change, does.
-                    away_s = self.rig.daemons.controller_away_until_s - self.rig.clock.now_s
-                    self.rig.clock.wait(max(_PAUSE_S, away_s))
-                    return outcome
-            self.rig.clock.wait(_PAUSE_S)
-        return None
+        pauses = _Pauses(self, agent)
+        outcome = lives.live(self.rig, agent, self.config, pauses)
+        if not pauses.is_over:
+            return None
+        # What comes back by itself, such as the plugin of a failed change, does.
+        away_s = self.rig.daemons.controller_away_until_s - self.rig.clock.now_s
+        self.rig.clock.wait(max(lives.RETRY_S, away_s))
+        return outcome
 
-    def _begins_repair(
-        self, agent: scenes.Agent, outcome: outcomes.Outcome, asked: Hashable
-    ) -> bool:
-        if not self.change.is_repair:
-            return False
-        is_silent = bool(self.rig.driver.lost)
-        for pause_s in (0.0, *([_CHECK_PAUSE_S] if is_silent else []), _REPAIR_PAUSE_S):
-            is_faulty = any(gpu.awaits_reset for gpu in self.rig.gpus)
-            if not is_faulty or asked != self.requested:
-                break
-            if pause_s:
-                self.rig.clock.wait(pause_s)
-            if agent.check_drift(self.layout, outcome, self.custom) is drift.Action.RUN:
-                return True
-            present = {name for uid, name in self.pods.items() if uid in self.rig.pods}
-            # Which pods use a silent GPU may be known only at the next check.
-            is_early = is_silent and not pause_s
-            if "affected" in present and asked == self.requested and not is_early:
-                self.problems.append("a repair that evicted no pod pauses")
-        return False
+    def request(self, layout: str, custom: custom_layouts.Custom | None = None) -> None:
+        """Set what is requested on the Node."""
+        lives.request(self.rig, layout, custom)
 
     @property
-    def requested(self) -> tuple[object, ...]:
+    def requested(self) -> tuple[str | None, ...]:
         """What a newer request differs from."""
-        return self.layout, self.custom, self.config.text
+        return *lives.requested_of(self.rig), self.config.text
+
+    @property
+    def is_as_begun(self) -> bool:
+        """Whether the change itself is requested."""
+        is_same_file = self.config.text == scenes.CONFIG
+        return is_same_file and self.requested[0] == self.change.layout
 
     def _refuse(self, step: steps.Step) -> Exception | None:
         is_ours = isinstance(step, steps.CreateGpuInstance) and step.placement.start == 1
-        if self.change.is_refused and self.layout == self.change.layout and is_ours:
+        is_requested = self.requested[0] == self.change.layout
+        if self.change.is_refused and is_requested and is_ours:
             return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
         return None
 
@@ -333,7 +279,7 @@ class Play:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if outcome is None:
-            return [f"no end after {_MAX_ATTEMPTS} attempts"]
+            return [f"no end after {_MAX_PAUSES} pauses"]
         labels, gpus = rig.labels, changes.described(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
@@ -347,8 +293,7 @@ class Play:
         except AssertionError:
             journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
             problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
-        is_same = (self.layout, self.config.text) == (self.change.layout, scenes.CONFIG)
-        if is_same and any(gpu.awaits_reset for gpu in rig.gpus):
+        if self.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):
             problems.append(f"not repaired: {rig.recovery_condition}")
         if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":
             problems.append(f"plugin {labels.get(well_known.PLUGIN_DEPLOY_LABEL)}")
@@ -364,6 +309,48 @@ class Play:
         for uid, name in self.pods.items():
             if uid not in self.rig.pods and name not in may_go:
                 yield f"{name} was evicted"
+
+
+class _Pauses:
+    """Lets time pass in an agent's pauses, and ends the agent where nothing is left to do."""
+
+    def __init__(self, play: Play, agent: scenes.Agent) -> None:
+        self._play = play
+        self._agent = agent
+        self._pauses = 0
+        self._checks: collections.Counter[int] = collections.Counter()
+        """Drift checks after each run."""
+        self.is_over = False
+        """Whether the last run was the last one."""
+
+    def __call__(self, pause: lives.Pause) -> None:
+        ended = self._agent.ended
+        is_refused = ended and ended[-1].reason is errors.Reason.INSUFFICIENT_RESOURCES
+        self._pauses += 1
+        self.is_over = (pause.is_at_rest or bool(is_refused)) and self._pauses <= _MAX_PAUSES
+        if self._pauses > _MAX_PAUSES:
+            raise lives.Rested
+        self._play.rig.clock.wait(self._repair_check_s() if self.is_over else pause.seconds)
+
+    def _repair_check_s(self) -> float:
+        """Return the pause before the next check that may begin a repair.
+
+        Raises:
+            Rested: None is awaited.
+        """
+        play, rig = self._play, self._play.rig
+        if not (play.change.is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
+            raise lives.Rested
+        checks = self._checks[len(self._agent.ended)]
+        self._checks[len(self._agent.ended)] += 1
+        # Which pods use a silent GPU may be known only at the second check.
+        enough = 2 if rig.driver.lost else 1
+        present = {name for uid, name in play.pods.items() if uid in rig.pods}
+        if checks >= enough and "affected" in present:
+            play.problems.append("a repair that evicted no pod pauses")
+        if checks > enough:
+            raise lives.Rested
+        return lives.CHECK_S if checks < enough else _REPAIR_PAUSE_S
 
 
 def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Any
 from mig_manager.agent import drift, outcomes, settings
 from mig_manager.core import model
 from tests.node import fakes, gpu_values, scenes
+from tests.pipeline import lives
 
 LAYOUT, OTHER = "all-balanced", "all-1g.5gb"
 RESET = {"repair": settings.RepairPolicy.RESET}
@@ -47,13 +48,20 @@ def begun(rig: fakes.NodeRig, **options: Any) -> scenes.Agent:
 
 
 def serve(rig: fakes.NodeRig, by: scenes.Agent | None = None) -> outcomes.Outcome:
-    """Let an agent take over, and repair what it finds at the next drift check, as the loop."""
-    agent = by or agent_of(rig)
-    if by is None:
-        agent.recover(LAYOUT)
-    outcome = scenes.run(rig, LAYOUT, by=agent)
-    if agent.check_drift(LAYOUT, outcome) is drift.Action.RUN:
-        return scenes.run(rig, LAYOUT, by=agent)
+    """Let an agent take over, and repair what it finds at the next drift check."""
+    configs = fakes.FakeConfig(scenes.CONFIG)
+    agent = by or agent_of(rig, configs=configs)
+    lives.request(rig, LAYOUT)
+    pauses_s: list[float] = []
+
+    def check(pause: lives.Pause) -> None:
+        if pauses_s or not pause.is_at_rest:
+            raise lives.Rested
+        pauses_s.append(pause.seconds)
+        rig.clock.wait(pause.seconds)
+
+    outcome = lives.live(rig, agent, configs, check)
+    assert outcome is not None
     return outcome
 
 

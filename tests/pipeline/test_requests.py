@@ -1,24 +1,23 @@
 """Nodes whose agent is killed at any point: no pod is evicted without a request for it."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import intake, jobs, loop, outcomes, settings
-from mig_manager.core import ports, steps
-from mig_manager.core.layout import custom_layouts
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core import steps
+from mig_manager.core.node import well_known
 from mig_manager.errors import Reason
 from tests import contract
 from tests.node import fake_cluster, fakes, scenes
-from tests.pipeline import gpu_processes
+from tests.pipeline import gpu_processes, lives
 from tests.pipeline.custom_requests import CHANGED
 
 LAYOUT = "all-balanced"
-Act = Callable[[intake.Inbox], None]
+Act = Callable[[], object]
 
 
 class Story:
@@ -58,69 +57,34 @@ class Story:
                 return
 
     def _serve(self, acts: list[Act]) -> None:
-        box = intake.Inbox()
-        reconciler = scenes.reconciler(
+        agent = scenes.reconciler(
             self.rig,
             configs=self.source,
             limits={"has_custom_layouts": True},
             processes=lambda: self.usage,
         )
-        run, rest = reconciler.run, reconciler.rest
 
-        def go_on() -> None:
-            if acts:
-                acts.pop(0)(box)
-            else:
-                box.stop()
+        def go_on(pause: lives.Pause) -> None:
+            (acts.pop(0) if acts else pause.stop)()
 
-        def run_and_go_on(request: jobs.LayoutRequest, _: ports.Cancellation) -> outcomes.Outcome:
-            # The request's time is real, and that of the node is not.
-            outcome = run(request, fakes.FakeRequest(self.rig.clock))
-            self.ended.append(outcome.reason)
-            go_on()
-            return outcome
-
-        def rest_and_go_on() -> bool:
-            must_retry = rest()
-            go_on()
-            return must_retry
-
-        reconciler.run = run_and_go_on  # type: ignore[method-assign, assignment]
-        reconciler.rest = rest_and_go_on  # type: ignore[method-assign]
-        self.watch(box)
-        times = settings.Limits(retry_initial_s=0.001, retry_max_s=0.002)
-        loop.Agent(reconciler, box, times).serve()
-
-    def watch(self, box: intake.Inbox) -> None:
-        """Report the node to the agent, as its watch does."""
-        view = node_object.NodeView(
-            name="node-a",
-            labels=dict(self.rig.labels),
-            annotations=dict(self.rig.annotations),
-            allocatable={},
-        )
-        name = view.labels.get(well_known.CONFIG_LABEL)
-        box.put_label(name, node_uid="u1", custom=custom_layouts.of_request(view))
+        try:
+            lives.live(self.rig, agent, self.source, go_on)
+        finally:
+            self.ended += (outcome.reason for outcome in agent.ended)
 
     def label(self, value: str | None) -> Act:
         """Return an act: set the label that requests a layout, or remove it."""
 
-        def act(box: intake.Inbox) -> None:
+        def act() -> None:
             self.rig.labels.pop(well_known.CONFIG_LABEL, None)
             if value:
                 self.rig.labels[well_known.CONFIG_LABEL] = value
-            self.watch(box)
 
         return act
 
     def file(self, text: str) -> Act:
         """Return an act: write the layout file."""
-
-        def act(box: intake.Inbox) -> None:
-            self.source.text = text
-            box.put_file_change()
-
-        return act
+        return functools.partial(setattr, self.source, "text", text)
 
 
 def as_before(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
