@@ -14,17 +14,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from testkit import apiserver
 
 TOKEN = "a-secret-token"  # noqa: S105 - of a server in this file
-
-CONFLICT_WHEN_DONE = {"409-when-done": apiserver.Fault(status=409, is_carried_out=True)}
-"""As where another writer was quicker after us."""
-
-
-def timeout_s(fault: apiserver.Fault) -> float:
-    """Return how long to wait for an answer: short only where there is none."""
-    return 1.0 if fault.stall else 60.0
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

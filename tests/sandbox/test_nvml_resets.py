@@ -1,8 +1,6 @@
 """Resets of simulated GPUs: by the driver itself, by the stand-in ``nvidia-smi``, by a reboot."""
 
-import pathlib
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -32,36 +30,6 @@ def smi(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def gpus_in(text: str) -> list[ET.Element]:
-    return ET.fromstring(text).findall("gpu")  # noqa: S314 - of our own making
-
-
-@pytest.mark.parametrize("name", ["0", FIRST, FIRST.lower(), FIRST.removeprefix("0000")])
-def test_a_gpu_goes_by_index_or_address(name: str, start: nvml_rig.Start, smi: Run) -> None:
-    library = start("2xA100")
-    status, text = smi(library, "-q", "-x", "-i", name)
-    assert status == 0
-    (element,) = gpus_in(text)
-    assert element.findtext("uuid") == pynvml.nvmlDeviceGetUUID(nvml_rig.gpu())
-
-
-def test_xml_lists_what_is_on_a_gpu(start: nvml_rig.Start, smi: Run) -> None:
-    library = start("A100+T4")
-    device = nvml_rig.enabled()
-    nvml_rig.filled(device)
-    uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0))
-    library.state.add_client(uuid, name="train", pid=4711)
-    library.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-
-    first, second = gpus_in(smi(library, "-q", "-x")[1])
-
-    assert first.findtext("mig_mode/current_mig") == "Enabled"
-    assert [each.text for each in first.iterfind("mig_devices/mig_device/index")] == ["0"]
-    assert [each.text for each in first.iterfind("processes/*/process_name")] == ["train"]
-    assert second.findtext("mig_mode/pending_mig") == "N/A"
-    assert second.findtext("mig_devices") == "None"
-
-
 @pytest.mark.parametrize(
     ("options", "status", "text"),
     [
@@ -86,14 +54,6 @@ def test_a_reset_is_refused_for_all_named_gpus_as_on_a_real_machine(
 
     assert (ended, text in output) == (status, True)
     assert library.state.read() == before
-
-
-def test_an_unknown_gpu_and_a_missing_driver_have_their_own_statuses(
-    tmp_path: pathlib.Path, start: nvml_rig.Start, smi: Run
-) -> None:
-    library = start()
-    assert smi(library, "-r", "-i", "7") == (6, "No devices were found\n")
-    assert nvidia_smi.main([str(tmp_path / "none"), "-q", "-x"]) == 9
 
 
 def test_a_handle_and_a_minor_number_last_until_the_gpu_is_attached_again(
