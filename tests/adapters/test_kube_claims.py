@@ -12,8 +12,8 @@ from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
 from tests.adapters import kube_rig
-from tests.adapters.kube_pods import make_pod
 from tests.adapters.kube_rig import answer, refuse
+from tests.api_objects import a_pod
 from tests.unit.samples import a_device
 
 DRIVER = well_known.GPU_CLAIM_DRIVER
@@ -27,9 +27,8 @@ def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
 
 def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return a pod and its claims, with an allocation each."""
-    thing = make_pod(
-        name, resourceClaims=[{"name": str(number)} for number, _ in enumerate(results)]
-    )
+    named = [{"name": str(number)} for number, _ in enumerate(results)]
+    thing = a_pod(name, spec={"resourceClaims": named})
     thing["status"]["resourceClaimStatuses"] = [
         {"name": str(number), "resourceClaimName": f"{name}-{number}"}
         for number, _ in enumerate(results)
@@ -38,7 +37,7 @@ def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
-            "metadata": {"name": f"{name}-{number}", "namespace": "ns"},
+            "metadata": {"name": f"{name}-{number}", "namespace": "default"},
             "status": {"allocation": {"devices": {"results": [result]}}} if result else {},
         }
         for number, result in enumerate(results)
@@ -102,7 +101,7 @@ def test_a_claim_that_was_not_necessary_is_no_claim(
 ) -> None:
     one, claim = claiming("p1", on("d0"))
     one["spec"]["resourceClaims"].append({"name": "1", "resourceClaimTemplateName": "t"})
-    none = make_pod("p2", resourceClaims=[{"name": "1", "resourceClaimTemplateName": "t"}])
+    none = a_pod("p2", spec={"resourceClaims": [{"name": "1", "resourceClaimTemplateName": "t"}]})
     for thing in (one, none):
         thing["status"].setdefault("resourceClaimStatuses", []).append({"name": "1"})
     server.create(one, none, claim, a_slice(a_device("d0", uuid="MIG-0")))
@@ -135,7 +134,7 @@ def test_an_extended_resource_has_the_device_of_the_schedulers_claim(
 
     # Kubelet shows the driver, and no device.
     by_kubelet = pod_object.PodDevices(
-        namespace="ns", name="p1", device_ids=frozenset(), claim_drivers=frozenset({DRIVER})
+        namespace="default", name="p1", device_ids=frozenset(), claim_drivers=frozenset({DRIVER})
     )
     usage = gpu_use.Usage(pods=listed, assigned=(by_kubelet,))
     assert usage.users(ONE) == listed
@@ -161,7 +160,7 @@ def test_a_claim_for_a_gpu_is_remembered_when_it_is_gone(
 ) -> None:
     server.create(*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0")))
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
-    server.delete(resources.CLAIMS, "p1-0", "ns")
+    server.delete(resources.CLAIMS, "p1-0", "default")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
 
 
@@ -189,7 +188,10 @@ def test_a_pod_has_the_device_of_the_newest_slice_until_it_has_started(
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
     server.create(a_slice(a_device("d0", uuid="MIG-new")))
     server.modify(
-        resources.PODS, "p1", lambda pod: pod["status"].update(phase=later_phase), namespace="ns"
+        resources.PODS,
+        "p1",
+        lambda pod: pod["status"].update(phase=later_phase),
+        namespace="default",
     )
     for _ in range(2):
         assert [pod.claimed_ids for pod in workloads.list()] == [frozenset({now})]
@@ -228,7 +230,7 @@ def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
 def test_without_claims_the_api_is_not_asked_about_them(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
-    server.create(make_pod())
+    server.create(a_pod())
     workloads.list()
     assert server.log.count("list", "resourceslices") == 0
     assert server.log.count("get", "resourceclaims") == 0

@@ -12,9 +12,9 @@ from mig_manager.adapters.kubernetes import leader, leases
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
+from tests import api_objects
 from tests.node import fakes, scenes
 from tests.partitioner.rig import MortalApi
-from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-partitioner"
@@ -173,7 +173,10 @@ class Slot(leases.LeaseSlots):
         return False
 
 
-FAULTS = apiserver.FAULTS | {"409-when-done": apiserver.Fault(status=409, is_carried_out=True)}
+FAULTS = {
+    **apiserver.FAULTS,
+    "409-when-done": apiserver.Fault(status=409, is_carried_out=True),
+}
 """The last one: as where another writer was quicker after us."""
 BY_DEFAULT = (
     *("403", "409", "409-when-done", "429-retry-after", "500"),
@@ -196,10 +199,10 @@ def test_a_failed_request_loses_no_lease_and_makes_no_second_holder(
     holder, reads, steps_s = (
         (rig.slot, "list", [10] * 13) if is_slot else (rig.replica, "get", [5] * 6)
     )
-    for skip, verb in ONCE:
+    for skip, what in ONCE:
         first, second = holder("a"), holder("b")
-        fault = {"verb": reads if verb == "read" else verb, "resource": "leases", "skip": skip}
-        rig.server.inject(dataclasses.replace(FAULTS[name], **fault))
+        fault = dataclasses.replace(FAULTS[name], resource="leases", skip=skip)
+        rig.server.inject(dataclasses.replace(fault, verb=reads if what == "read" else what))
 
         with structlog.testing.capture_logs():
             for step_s in steps_s:
@@ -242,7 +245,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: Rig, status: 
 def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(rig: Rig) -> None:
     second = rig.replica("b")
     endless = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
-    rig.server.create(apirig.a_lease(LEASE, **endless))
+    rig.server.create(api_objects.a_lease(LEASE, **endless))
 
     with structlog.testing.capture_logs() as logs:
         second.campaign()

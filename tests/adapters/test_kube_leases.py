@@ -12,9 +12,8 @@ from mig_manager.core import timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import waiting
+from tests import api_objects, waiting
 from tests.node import fakes
-from tests.stage import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-slot-0"
@@ -77,7 +76,7 @@ class Rig:
 
 @pytest.fixture
 def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
-    server.create(*(apirig.a_node(name) for name in "abc"))
+    server.create(*(api_objects.a_node(name) for name in "abc"))
     rig = Rig(server)
     yield rig
     server.clear_faults()
@@ -98,7 +97,7 @@ def test_slots_are_limited_and_a_denial_names_the_holders(rig: Rig) -> None:
 
 def test_a_slot_leased_without_end_is_free_after_an_hour(rig: Rig) -> None:
     endless = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
-    rig.server.create(apirig.a_lease(LEASE, **endless))
+    rig.server.create(api_objects.a_lease(LEASE, **endless))
     own = rig.of("a")
 
     with structlog.testing.capture_logs() as logs:
@@ -113,7 +112,7 @@ def test_a_slot_leased_without_end_is_free_after_an_hour(rig: Rig) -> None:
 
 
 def test_node_takes_and_releases_one_slot_among_foreign_leases(rig: Rig) -> None:
-    rig.server.create(apirig.a_lease("leader", holderIdentity="operator"))
+    rig.server.create(api_objects.a_lease("leader", holderIdentity="operator"))
     first, second = rig.of("a", limit=2), rig.of("b")
     assert (first.take(), first.take()) == (None, None)
     assert rig.holders() == {"leader": "operator", LEASE: "a"}

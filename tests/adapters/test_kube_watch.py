@@ -16,8 +16,8 @@ from mig_manager.agent.pods import drain, orders
 from mig_manager.core.node import gpu_use
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import waiting
-from tests.adapters import kube_pods, watch_rig
+from tests import api_objects, waiting
+from tests.adapters import watch_rig
 from tests.adapters.watch_rig import (
     BRISK,
     SOON_S,
@@ -26,7 +26,6 @@ from tests.adapters.watch_rig import (
     wait_for_watch,
 )
 from tests.node import fakes, knobs, scenes
-from tests.stage import apirig
 from tests.unit import machine
 
 server, kube = watch_rig.server, watch_rig.kube
@@ -76,7 +75,7 @@ def test_an_unexpected_error_does_not_end_a_watch(
         while heard.acquire(blocking=False):
             pass
         label(server, "two")
-        server.create(apirig.a_pod())
+        server.create(api_objects.a_pod())
         assert heard.acquire(timeout=SOON_S)
 
     assert kube.faults == 0
@@ -144,7 +143,7 @@ def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
     assert of_pods.watch.first_list() is None
     assert of_pods.hears()
     wait_for_watch(server)
-    server.create(apirig.a_pod("elsewhere", node="n2"), apirig.a_pod("here"))
+    server.create(api_objects.a_pod("elsewhere", node="n2"), api_objects.a_pod("here"))
     assert of_pods.hears()
     assert not of_pods.heard.acquire(blocking=False)
     assert server.watch_count == 1
@@ -173,12 +172,12 @@ def test_pods_are_returned_only_while_the_watch_is_up_to_date(
     server: apiserver.ApiServer, of_pods: PodFollower, how: apiserver.Break
 ) -> None:
     for name, node in (("old", "n1"), ("elsewhere", "n2")):
-        server.create(apirig.a_pod(name, node=node))
+        server.create(api_objects.a_pod(name, node=node))
     assert of_pods.names() is None
     of_pods.watch.expect_change()
     assert [pod.name for pod in of_pods.watch.first_list() or ()] == ["old"]
     waiting.until(lambda: of_pods.names() == {"old"})
-    server.create(apirig.a_pod("new"))
+    server.create(api_objects.a_pod("new"))
     server.delete(resources.PODS, "old", "default")
     waiting.until(lambda: of_pods.names() == {"new"})
 
@@ -199,7 +198,7 @@ def test_kept_watch_outlives_a_run_until_it_is_released(
     of_pods.watch.expect_change()
     wait_for_watch(server)
     of_pods.watch.dismiss()
-    server.create(apirig.a_pod("here"))
+    server.create(api_objects.a_pod("here"))
     waiting.until(lambda: of_pods.names() == {"here"})
     assert server.watch_count == 1
 
@@ -214,19 +213,19 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
     used = threading.Semaphore(0)
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None, on_use=used.release)
     follower = PodFollower(pod_watch, used)
-    with_gpu = kube_pods.make_pod("a", containers=[kube_pods.container(gpus=1)])
+    with_gpu = api_objects.a_pod("a", limits={"nvidia.com/gpu": 1})
 
     pod_watch.keep()
     assert follower.hears()
-    server.create(kube_pods.make_pod("plain"))
+    server.create(api_objects.a_pod("plain"))
     waiting.until(lambda: follower.names() == {"plain"})
     assert not used.acquire(blocking=False)
     server.create(with_gpu)
     assert follower.hears()
-    server.delete(resources.PODS, "plain", "ns")
+    server.delete(resources.PODS, "plain", "default")
     waiting.until(lambda: follower.names() == {"a"})
     assert not used.acquire(blocking=False)
-    server.delete(resources.PODS, "a", "ns")
+    server.delete(resources.PODS, "a", "default")
     assert follower.hears()
 
     pod_watch.release()
@@ -237,7 +236,7 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
     server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
 ) -> None:
     workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
-    server.create(apirig.a_pod("here"))
+    server.create(api_objects.a_pod("here"))
 
     assert [pod.name for pod in workloads.present()] == ["here"]
     assert server.log.count("list", "pods") == 1
@@ -247,7 +246,7 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
     assert [pod.name for pod in workloads.present()] == ["here"]
     assert server.log.count("list", "pods") == lists
     # Which devices a claim stands for is not in the pod.
-    server.create(kube_pods.make_pod("claiming", resourceClaims=[{"name": "gpu"}]))
+    server.create(api_objects.a_pod("claiming", spec={"resourceClaims": [{"name": "gpu"}]}))
     waiting.until(lambda: of_pods.names() == {"here", "claiming"})
     assert {pod.name for pod in workloads.present()} == {"here", "claiming"}
     assert server.log.count("list", "pods") == lists + 1
@@ -258,7 +257,7 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
 def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     server: apiserver.ApiServer, kube: api.KubeApi, how: apiserver.Break | None
 ) -> None:
-    server.store.create(kube_pods.make_pod("a", containers=[kube_pods.container(gpus=1)]))
+    server.store.create(api_objects.a_pod("a", limits={"nvidia.com/gpu": 1}))
     rig = fakes.NodeRig(gpus=(), kubelet=knobs.Kubelet(is_silent=True))
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None)
     clock = rig.clock
@@ -272,7 +271,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
             server.inject(apiserver.Fault(verb="watch", status=500, times=None))
             server.break_watches(how)
         if clock.now_s >= 6 and not gone_at:
-            server.delete(resources.PODS, "a", "ns")
+            server.delete(resources.PODS, "a", "default")
             gone_at.append(clock.now_s)
 
     clock.on_wait.append(act)
@@ -302,7 +301,7 @@ def test_one_list_serves_the_caller_and_the_watch(
     server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
 ) -> None:
     workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
-    server.create(apirig.a_pod("here"))
+    server.create(api_objects.a_pod("here"))
     of_pods.watch.expect_change()
 
     assert [pod.name for pod in workloads.list()] == ["here"]

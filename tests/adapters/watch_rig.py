@@ -11,8 +11,7 @@ from mig_manager.core import timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import waiting
-from tests.stage import apirig
+from tests import api_objects, waiting
 
 SOON_S = 20.0
 
@@ -35,7 +34,7 @@ class FaultyApi(api.KubeApi):
 
 
 def a_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
-    return apirig.a_node(name, **{well_known.CONFIG_LABEL: layout})
+    return api_objects.a_node(name, {well_known.CONFIG_LABEL: layout})
 
 
 def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:

@@ -17,8 +17,9 @@ from mig_manager.core import model, timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
+from tests import api_objects
 from tests.node import fakes, scenes
-from tests.stage import apirig, in_process
+from tests.stage import in_process
 
 NAMESPACE = "mig-manager"
 DEADLINE_S = 120.0
@@ -31,7 +32,7 @@ def names(count: int) -> list[str]:
 
 def populate(server: apiserver.ApiServer, count: int, **labels: str) -> list[str]:
     for name in names(count):
-        server.store.create(apirig.a_node(name, **labels))
+        server.store.create(api_objects.a_node(name, labels))
     return names(count)
 
 

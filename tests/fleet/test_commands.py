@@ -15,12 +15,11 @@ from mig_manager.core.node import well_known
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import waiting
+from tests import api_objects, waiting
 from tests.fleet import agents, census, standins
 from tests.node import scenes
 from tests.shell import commandline
 from tests.shell.commandline import Answer
-from tests.stage import apirig
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
@@ -89,22 +88,14 @@ class Rig:
     def serve_config(
         self, place: str = "mig-manager/mig-manager-config", text: str = scenes.CONFIG
     ) -> None:
-        namespace, _, name = place.partition("/")
-        self.server.store.create(
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": name, "namespace": namespace},
-                "data": {"config.yaml": text},
-            }
-        )
+        self.server.store.create(api_objects.a_config_map(text, place))
 
 
 @pytest.fixture
 def rig(tmp_path: pathlib.Path) -> Iterator[Rig]:
     with apiserver.serve() as server:
         names = agents.populate(server, 5, gpu="yes")
-        server.store.create(apirig.a_node("other"))
+        server.store.create(api_objects.a_node("other"))
         played = standins.StandIns(server, names, work_s=0.02)
         with standins.playing(played):
             yield Rig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
@@ -461,9 +452,8 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     rig.publish_gpus("node-001", "A30")
     for name in rig.names[2:]:
         rig.change(name, lambda thing: thing["metadata"]["annotations"].clear())
-    pod = apirig.a_pod("train", node="node-000")
-    pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-    rig.server.store.create(pod)
+    gpu = {"nvidia.com/gpu": 1}
+    rig.server.store.create(api_objects.a_pod("train", node="node-000", limits=gpu))
 
     answer = rig.roll(LAYOUT, "--dry-run")
 

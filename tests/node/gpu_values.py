@@ -1,10 +1,11 @@
 """GPUs as values: steps, layouts and losses applied to them."""
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from mig_manager import errors
-from mig_manager.core import model, steps
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
 from tests.unit import machine
 
@@ -72,6 +73,15 @@ def geometry(gpus: Iterable[model.Gpu | model.GpuSnapshot]) -> dict[str, tuple[o
         )
         for gpu in gpus
     }
+
+
+def with_devices(spec: str, devices: Mapping[str, int] | None = None) -> tuple[model.Gpu, ...]:
+    """Return the GPUs of a simulated node, with MIG off or each with these devices."""
+    bare = tuple(hardware.template(p, index) for index, p in enumerate(hardware.parse_node(spec)))
+    if devices is None:
+        return bare
+    wanted = {profile_name.parse(name): count for name, count in devices.items()}
+    return brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
 
 
 def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[model.Gpu, ...]:

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, watch
-from mig_manager.catalogue import hardware
-from mig_manager.core import model, timing
+from mig_manager.adapters.kubernetes import api
+from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, layouts
 from mig_manager.core.node import device_classes, resources, well_known
 from mig_manager.core.partitioning import demand
@@ -21,15 +20,12 @@ from mig_manager.partitioner import main, settings
 from mig_manager.sandbox.apiserver import resources as kinds
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
-from tests import dra_driver, waiting
+from tests import api_objects, dra_driver, waiting
+from tests.adapters import watch_rig
 from tests.node import fakes, gpu_values, scenes
 from tests.shell import commandline
-from tests.stage import apirig
 from tests.unit import samples
 
-BRISK = watch.WatchTimes(
-    watch_s=300, steady_s=0.0, pauses=timing.Backoff(first_s=0.01, max_s=0.05, factor=2.0)
-)
 BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TERM_S = 70.0
 """After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""
@@ -115,30 +111,21 @@ class Rig:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         """Add an opted-in node at rest, each of whose GPUs has one idle instance."""
-        mig = [self._gpu(index, layout) for index in range(gpus)]
-        self.gpus[name] = tuple(mig)
+        mig = gpu_values.with_devices(f"{gpus}xA100-SXM4-40GB", {layout: 1})
+        self.gpus[name] = mig
         self.in_use[name] = {gpu.uuid: frozenset() for gpu in mig}
-        node = apirig.a_node(name)
-        node["metadata"]["labels"] |= {
+        on_demand = {
             well_known.PARTITIONING_LABEL: well_known.ON_DEMAND,
             well_known.CONFIG_LABEL: "all-7g.40gb",
             well_known.STATE_LABEL: "success",
             "nvidia.com/mig.strategy": "mixed",
-            **(labels or {}),
         }
-        node["metadata"]["annotations"] = self._published(name, "all-7g.40gb", "", ago_s=3600)
+        published = self._published(name, "all-7g.40gb", "", ago_s=3600)
+        node = api_objects.a_node(name, {**on_demand, **(labels or {})}, annotations=published)
         node["status"] |= self._status(name)
         # As many providers taint GPU nodes.
         node["spec"] = {"taints": [{"key": resources.GPU, "effect": "NoSchedule"}]}
         self.server.store.create(node)
-
-    def _gpu(self, index: int, layout: str) -> model.Gpu:
-        bare = hardware.template(hardware.find("A100-SXM4-40GB"), index)
-        on = dataclasses.replace(
-            bare, current_mode=model.MigMode.ENABLED, pending_mode=model.MigMode.ENABLED
-        )
-        (gpu,) = gpu_values.brought_to((on,), samples.want({layout: 1}))
-        return gpu
 
     def _published(
         self,
@@ -193,17 +180,10 @@ class Rig:
     def add_pods(self, *names: str, profile: str = "1g.5gb", **labels: str) -> None:
         """Add pods that the scheduler has found no node for."""
         for name in names:
-            pod = apirig.a_pod(name, node="", phase="Pending", **labels)
             # As the admission plugin ExtendedResourceToleration does.
-            pod["spec"]["tolerations"] = [{"key": resources.GPU, "operator": "Exists"}]
-            (container,) = pod["spec"]["containers"]
-            container["resources"] = {"limits": {f"nvidia.com/mig-{profile}": "1"}}
-            pod["status"] = {
-                "phase": "Pending",
-                "conditions": [
-                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-                ],
-            }
+            spec = {"tolerations": [{"key": resources.GPU, "operator": "Exists"}]}
+            limits = {f"nvidia.com/mig-{profile}": 1}
+            pod = api_objects.a_pod(name, labels, node="", limits=limits, spec=spec)
             self.server.store.create(pod)
 
     def publish_devices(self, name: str) -> None:
@@ -293,7 +273,9 @@ class Rig:
         chosen = settings.PartitionerSettings.read(
             {"command": "partitioner", "mode": "act", "quiet_s": str(QUIET_S)} | options, {}
         )
-        service = main.Replica(chosen, kube, identity=name, clock=self.clock, watch_times=BRISK)
+        service = main.Replica(
+            chosen, kube, identity=name, clock=self.clock, watch_times=watch_rig.BRISK
+        )
         service.cluster.start()
         replica = Replica(service=service, kube=kube)
         self.replicas.append(replica)

@@ -4,6 +4,7 @@ import pytest
 
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
+from tests import api_objects
 from tests.stage import apirig
 
 
@@ -27,9 +28,9 @@ def test_label_selectors_have_the_grammar_of_the_real_server(
     ask: apirig.Client, server: apiserver.ApiServer, selector: str, names: str | None
 ) -> None:
     server.create(
-        apirig.a_node("a", app="x"),
-        apirig.a_node("b", app="y", tier="web"),
-        apirig.a_node("c", **{"nvidia.com/mig.config": ""}),
+        api_objects.a_node("a", {"app": "x"}),
+        api_objects.a_node("b", {"app": "y", "tier": "web"}),
+        api_objects.a_node("c", {"nvidia.com/mig.config": ""}),
     )
 
     answer = ask("GET", f"{apirig.NODES}?labelSelector={selector.replace(' ', '%20')}")
@@ -53,10 +54,10 @@ def test_field_selectors_reach_the_fields_of_the_real_server(
     ask: apirig.Client, server: apiserver.ApiServer, path: str, selector: str, names: list[str]
 ) -> None:
     server.create(
-        apirig.a_node("n1"),
-        apirig.a_node("n2") | {"spec": {"unschedulable": True}},
-        apirig.a_pod("p1"),
-        apirig.a_pod("p2", phase="Failed"),
+        api_objects.a_node("n1"),
+        api_objects.a_node("n2") | {"spec": {"unschedulable": True}},
+        api_objects.a_pod("p1"),
+        api_objects.a_pod("p2", phase="Failed"),
     )
     event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}}
     server.create(event | {"involvedObject": {"kind": "Node", "name": "n1"}})
@@ -74,14 +75,14 @@ def test_field_selectors_reach_the_fields_of_the_real_server(
 def test_pages_of_a_list_show_one_moment_until_it_is_forgotten(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:
-    server.create(*(apirig.a_node(name) for name in "abcde"))
+    server.create(*(api_objects.a_node(name) for name in "abcde"))
 
     def page(after: apirig.Object) -> apirig.Answer:
         return ask("GET", f"{apirig.NODES}?limit=2&continue={after['metadata']['continue']}")
 
     first = ask("GET", f"{apirig.NODES}?limit=2").body
     server.delete(resources.NODES, "d")
-    server.create(apirig.a_node("bb"))
+    server.create(api_objects.a_node("bb"))
     second = page(first).body
     third = page(second).body
 
@@ -96,7 +97,7 @@ def test_pages_of_a_list_show_one_moment_until_it_is_forgotten(
 
 
 def test_items_of_a_list_carry_no_kind(ask: apirig.Client, server: apiserver.ApiServer) -> None:
-    server.create(apirig.a_node())
+    server.create(api_objects.a_node())
 
     whole = ask("GET", apirig.NODES).body
 

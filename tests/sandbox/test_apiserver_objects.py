@@ -4,6 +4,7 @@ import pytest
 
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
+from tests import api_objects
 from tests.stage import apirig
 
 NODE = f"{apirig.NODES}/n1"
@@ -26,20 +27,20 @@ def test_a_created_object_gets_identity_and_version_from_the_server(ask: apirig.
 
 
 def test_update_needs_no_version_except_for_a_lease(ask: apirig.Client) -> None:
-    ask("POST", apirig.NODES, apirig.a_node())
+    ask("POST", apirig.NODES, api_objects.a_node())
     seen = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}}).body
 
     def update(lease: apirig.Object) -> apirig.Answer:
         return ask("PUT", f"{apirig.LEASES}/l", lease)
 
-    assert ask("PUT", NODE, apirig.a_node(more="labels")).code == 200
+    assert ask("PUT", NODE, api_objects.a_node(labels={"more": "labels"})).code == 200
     assert "must be specified for an update" in update({"spec": {}}).body["message"]
     assert update(seen | {"spec": {"holderIdentity": "a"}}).code == 200
     assert update(seen | {"spec": {"holderIdentity": "b"}}).code == 409
 
 
 def test_spec_and_status_have_their_own_paths_and_specs_are_counted(ask: apirig.Client) -> None:
-    ask("POST", apirig.NODES, apirig.a_node())
+    ask("POST", apirig.NODES, api_objects.a_node())
     both = {"spec": {"unschedulable": True}, "status": {"phase": "x"}}
     daemons = "/apis/apps/v1/namespaces/default/daemonsets"
     ask("POST", daemons, {"metadata": {"name": "d"}, "spec": {"minReadySeconds": 1}})
@@ -56,7 +57,7 @@ def test_spec_and_status_have_their_own_paths_and_specs_are_counted(ask: apirig.
 
 
 def test_pod_is_bound_once_and_only_its_image_can_change(ask: apirig.Client) -> None:
-    ask("POST", apirig.PODS, apirig.a_pod(node=""))
+    ask("POST", apirig.PODS, api_objects.a_pod(node=""))
     image = {"spec": {"containers": [{"name": "main", "image": "app:2"}]}}
 
     assert ask.strategic(POD, image).body["spec"]["containers"] == image["spec"]["containers"]
@@ -80,7 +81,7 @@ def test_bodies_and_answers_are_json(ask: apirig.Client, server: apiserver.ApiSe
 def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:
-    uid = server.store.create(apirig.a_pod())["metadata"]["uid"]
+    uid = server.store.create(api_objects.a_pod())["metadata"]["uid"]
 
     foreign = ask("DELETE", POD, {"preconditions": {"uid": "another"}})
     asked = ask("DELETE", POD, {"preconditions": {"uid": uid}}).body["metadata"]
@@ -97,7 +98,12 @@ def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
 
 
 @pytest.mark.parametrize(
-    "pod", [apirig.a_pod(node=""), apirig.a_pod(phase="Succeeded"), apirig.a_pod(phase="Failed")]
+    "pod",
+    [
+        api_objects.a_pod(node=""),
+        api_objects.a_pod(phase="Succeeded"),
+        api_objects.a_pod(phase="Failed"),
+    ],
 )
 def test_a_pod_that_runs_nowhere_is_gone_at_once(
     ask: apirig.Client, server: apiserver.ApiServer, pod: apirig.Object
@@ -117,7 +123,8 @@ def test_labels_merge_null_removes_and_all_taints_are_replaced(
     ask: apirig.Client, content_type: str
 ) -> None:
     old, new = ({"key": key, "effect": "NoSchedule"} for key in ("old", "new"))
-    ask("POST", apirig.NODES, apirig.a_node(old="x", kept="y") | {"spec": {"taints": [old]}})
+    made = api_objects.a_node(labels={"old": "x", "kept": "y"})
+    ask("POST", apirig.NODES, made | {"spec": {"taints": [old]}})
     labels = {"old": None, "new": "z", "never": None}
     patch = {"metadata": {"labels": labels}, "spec": {"taints": [new]}}
 
@@ -131,7 +138,7 @@ def test_labels_merge_null_removes_and_all_taints_are_replaced(
 def test_a_merge_patch_replaces_lists_and_a_strategic_one_merges_by_key(
     ask: apirig.Client,
 ) -> None:
-    ask("POST", apirig.NODES, apirig.a_node())
+    ask("POST", apirig.NODES, api_objects.a_node())
     pressure = {"type": "MemoryPressure", "status": "False"}
 
     def types(conditions: list[apirig.Object], patch: str) -> list[str]:
@@ -168,10 +175,10 @@ def test_the_status_of_a_budget_counts_the_healthy(
     desired: int,
     allowed: int,
 ) -> None:
-    server.create(*(apirig.a_pod(name, app="x") for name in "abc"))
+    server.create(*(api_objects.a_pod(name, {"app": "x"}) for name in "abc"))
     server.create(
-        apirig.a_pod("d", app="other"),
-        apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, **spec),
+        api_objects.a_pod("d", {"app": "other"}),
+        api_objects.a_budget("guard", {"matchLabels": {"app": "x"}}, **spec),
     )
 
     status = ask("GET", BUDGET).body["status"]
@@ -184,9 +191,9 @@ def test_an_unready_pod_may_go_while_enough_others_are_healthy(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:
     server.create(
-        apirig.a_pod("p1") | {"status": {"phase": "Running"}},
-        apirig.a_pod("p2"),
-        apirig.a_budget("guard", {}, minAvailable=1),
+        api_objects.a_pod("p1") | {"status": {"phase": "Running"}},
+        api_objects.a_pod("p2"),
+        api_objects.a_budget("guard", {}, minAvailable=1),
     )
 
     blocked = ask.evict("p2")

@@ -15,7 +15,7 @@ import pytest
 from mig_manager.sandbox.apiserver import resources
 from mig_manager.sandbox.apiserver import server as sandbox_server
 from testkit import apiserver
-from tests import waiting
+from tests import api_objects, waiting
 from tests.stage import apirig
 
 DEADLINE_S = 60
@@ -76,10 +76,10 @@ def label(server: apiserver.ApiServer, name: str, **labels: str) -> None:
 def test_a_watch_from_nowhere_begins_with_what_is_there(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
-    server.create(apirig.a_node("n1"))
+    server.create(api_objects.a_node("n1"))
     unset, zero, table = watch(), watch("resourceVersion=0"), watch(accept=apirig.TABLE)
 
-    server.create(apirig.a_node("n2"))
+    server.create(api_objects.a_node("n2"))
     label(server, "n1", a="b")
     server.delete(resources.NODES, "n2")
 
@@ -93,7 +93,7 @@ def test_a_watch_from_nowhere_begins_with_what_is_there(
 def test_what_enters_or_leaves_a_selection_is_added_or_deleted(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
-    server.create(apirig.a_node("n1"))
+    server.create(api_objects.a_node("n1"))
     events = watch("labelSelector=mode%3Don")
 
     label(server, "n1", mode="on")
@@ -116,8 +116,8 @@ def test_a_watch_sees_its_own_namespace_and_node_only(
     one_space = watch(path="/api/v1/namespaces/gpu/pods")
     on_node = watch("fieldSelector=spec.nodeName%3Dn2", path="/api/v1/pods")
 
-    server.create(apirig.a_pod("p1", node="n1"), apirig.a_pod("p2", node="n2"))
-    gpu = apirig.a_pod("p3", node="n1")
+    server.create(api_objects.a_pod("p1", node="n1"), api_objects.a_pod("p2", node="n2"))
+    gpu = api_objects.a_pod("p3", node="n1")
     gpu["metadata"]["namespace"] = "gpu"
     server.create(gpu)
 
@@ -130,7 +130,7 @@ def test_what_a_controller_writes_in_answer_to_a_change_comes_after_it(
 ) -> None:
     events = watch(path="/apis/policy/v1/poddisruptionbudgets")
 
-    server.create(apirig.a_budget("guard", {}, minAvailable=1))
+    server.create(api_objects.a_budget("guard", {}, minAvailable=1))
 
     assert events.names(2) == ["ADDED guard", "MODIFIED guard"]
 
@@ -153,7 +153,7 @@ def test_history_is_bounded_but_an_open_watch_never_falls_out_of_it(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
     idle = watch("labelSelector=rare")
-    server.create(apirig.a_node("n1"))
+    server.create(api_objects.a_node("n1"))
     version = server.store.version
     for value in range(60):
         label(server, "n1", a=str(value))
@@ -173,7 +173,7 @@ def test_hundred_watchers_need_no_thread_and_are_forgotten(
     watches = [watch(f"fieldSelector=metadata.name%3Dn{index}") for index in range(100)]
     # Threads of earlier tests may end meanwhile.
     assert threading.active_count() <= threads_before
-    server.create(*(apirig.a_node(f"n{index}") for index in range(100)))
+    server.create(*(api_objects.a_node(f"n{index}") for index in range(100)))
 
     assert [each.names(1) for each in watches] == [[f"ADDED n{i}"] for i in range(100)]
     for each in watches:

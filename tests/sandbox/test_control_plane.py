@@ -9,6 +9,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import cluster_view, control_plane, objects
 from testkit import apiserver
+from tests import api_objects
 from tests.stage import apirig
 
 _SMALL = "nvidia.com/mig-1g.5gb"
@@ -117,7 +118,7 @@ def test_ready_node_loses_the_taint_of_new_nodes_and_no_other(
     server: apiserver.ApiServer, expected: list[apirig.Object], *, is_ready: bool
 ) -> None:
     status = {"conditions": [{"type": "Ready", "status": str(is_ready)}]}
-    server.create(apirig.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status})
+    server.create(api_objects.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status})
 
     with cluster_view.ClusterView(server.url) as view:
         control_plane.sync_nodes(view)

@@ -9,8 +9,7 @@ import pytest
 
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import programs
-from tests.stage import apirig
+from tests import api_objects, programs
 
 KUBECTL = shutil.which("kubectl")
 
@@ -23,7 +22,7 @@ def server() -> Iterator[apiserver.ApiServer]:
     if KUBECTL is None:
         pytest.skip("kubectl is not installed")
     with apiserver.serve() as running:
-        running.create(apirig.a_node("n1"), apirig.a_pod("p1", app="x"))
+        running.create(api_objects.a_node("n1"), api_objects.a_pod("p1", {"app": "x"}))
 
         def follow(record: store.Record) -> None:
             if record.key[0] == "pods" and "deletionTimestamp" in record.obj["metadata"]:
@@ -62,7 +61,7 @@ def test_a_pod_is_created_and_deleted(
     kubectl: Kubectl, server: apiserver.ApiServer, tmp_path: pathlib.Path
 ) -> None:
     manifest = tmp_path / "pod.json"
-    manifest.write_text(json.dumps(apirig.a_pod("p2")))
+    manifest.write_text(json.dumps(api_objects.a_pod("p2")))
 
     assert kubectl("create", "-f", str(manifest)) == "pod/p2 created\n"
     assert "AlreadyExists" in kubectl("create", "-f", str(manifest), fails=True)

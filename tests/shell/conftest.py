@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from testkit import apiserver
-from tests import programs
+from tests import api_objects, programs
 from tests.shell import commandline, doctor_rig
 from tests.shell import plugin_rig as rig
 
@@ -105,11 +105,13 @@ def others() -> list[rig.Object]:
         rig.pod("train", "gpu-1", mig_3g_20gb=1),
         rig.pod("serve", "gpu-1", mig_1g_5gb=2),
         rig.pod("elsewhere", "gpu-4", gpu=1),
-        rig.config_map("gpu-operator", "default-mig-parted-config", **{"config.yaml": rig.CONFIG}),
-        rig.event("gpu-1", "Recovered", "resumed", at=rig.ago(hours=4)),
-        rig.event("gpu-1", "Applied", "Layout all-balanced is applied", at=rig.ago(hours=3)),
-        rig.event("gpu-1", "AlreadyApplied", "it was applied", at=rig.ago(minutes=4)),
-        rig.event(
+        api_objects.a_config_map(rig.CONFIG, "gpu-operator/default-mig-parted-config"),
+        api_objects.an_event("gpu-1", "Recovered", "resumed", at=rig.ago(hours=4)),
+        api_objects.an_event(
+            "gpu-1", "Applied", "Layout all-balanced is applied", at=rig.ago(hours=3)
+        ),
+        api_objects.an_event("gpu-1", "AlreadyApplied", "it was applied", at=rig.ago(minutes=4)),
+        api_objects.an_event(
             "gpu-1",
             "NodeReady",
             "of kubelet",

@@ -15,14 +15,12 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import kubectl
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.layout import config, layouts
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import status
 from mig_manager.kubectl import __main__ as plugin
 from testkit import apiserver
-from tests import programs
-from tests.node import gpu_values
+from tests import api_objects, programs
+from tests.node import gpu_values, scenes
 from tests.shell import commandline
 
 BIN = pathlib.Path(sys.executable).parent
@@ -40,6 +38,7 @@ mig-configs:
     - {device-filter: "0x233010DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}
 """
 
+_DEVICES = {"all-disabled": None, "all-1g.5gb": {"1g.5gb": 7}, "all-balanced": scenes.BALANCED}
 Object = dict[str, Any]
 
 
@@ -50,18 +49,8 @@ def ago(**span: float) -> str:
 
 
 def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
-    """Return GPUs of a simulated node, with a layout of ``CONFIG`` if one is named."""
-    idle = tuple(
-        hardware.template(product, index)
-        for index, product in enumerate(hardware.parse_node(spec))
-    )
-    if layout is None:
-        return idle
-    wanted = layouts.select(config.parse(CONFIG, source="config.yaml").layout(layout), idle)
-    return tuple(
-        gpu_values.brought_to((gpu,), wanted[gpu.uuid])[0] if gpu.uuid in wanted else gpu
-        for gpu in idle
-    )
+    """Return GPUs of a simulated node, with a layout for A100s if one is named."""
+    return gpu_values.with_devices(spec, _DEVICES[layout] if layout else None)
 
 
 def node(  # noqa: PLR0913 - each is named where it is called
@@ -89,8 +78,6 @@ def node(  # noqa: PLR0913 - each is named where it is called
         **(labels or {}),
     }
     annotations: dict[str, str] = {}
-    if gpus is not None:
-        annotations["mig-manager.io/gpus"] = gpu_codec.to_json(gpus)
     if requested is not None:
         labels["nvidia.com/mig.config"] = requested
     if requested is not None and state is not None:
@@ -111,58 +98,16 @@ def node(  # noqa: PLR0913 - each is named where it is called
         if state is model.State.SUCCESS:
             labels["mig-manager.io/applied"] = reported or requested
     ready = "True" if is_ready else "Unknown"
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": annotations},
-        "status": {"conditions": [{"type": "Ready", "status": ready}]},
-    }
+    return api_objects.a_node(name, labels, gpus=gpus, annotations=annotations, ready=ready)
 
 
 def pod(name: str, node: str, **asks: int) -> Object:
     """Return a running pod that requests devices, such as ``mig_1g_5gb=2`` or ``gpu=1``."""
     limits = {
-        f"nvidia.com/{what.replace('_', '-', 1).replace('_', '.')}": str(count)
+        f"nvidia.com/{what.replace('_', '-', 1).replace('_', '.')}": count
         for what, count in asks.items()
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ml"},
-        "spec": {
-            "nodeName": node,
-            "containers": [{"name": "main", "image": "app", "resources": {"limits": limits}}],
-        },
-        "status": {"phase": "Running"},
-    }
-
-
-def event(node: str, reason: str, message: str, *, at: str, **members: object) -> Object:
-    """Return an Event as the agent publishes it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{node}.{reason}.{at}".lower().replace(":", "-")},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
-        "reason": reason,
-        "message": message,
-        "type": "Normal",
-        "source": {"component": "mig-manager", "host": node},
-        "reportingComponent": "mig-manager",
-        "count": 1,
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        **members,
-    }
-
-
-def config_map(namespace: str, name: str, **data: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"namespace": namespace, "name": name},
-        "data": data,
-    }
+    return api_objects.a_pod(name, node=node, namespace="ml", limits=limits)
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> commandline.Answer:

@@ -13,6 +13,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, custom_layouts, served
 from mig_manager.core.node import node_object, well_known
 from testkit import apiserver
+from tests import api_objects
 from tests.shell import commandline
 from tests.shell import plugin_rig as rig
 
@@ -125,9 +126,7 @@ def test_without_a_file_a_layout_that_the_node_lists_is_requested(
 def test_a_listed_layout_of_the_agents_config_map_is_planned_first(user: rig.Viewer) -> None:
     (mine,) = config.parse(MINE, source="file").layouts.values()
     add_node(user.server, listed=served.to_json([served.ServedLayout.of(mine)]))
-    user.server.store.create(
-        rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": MINE})
-    )
+    user.server.store.create(api_objects.a_config_map(MINE))
     answer = user.alone("apply", "mine", "gpu-1", "--dry-run", "-o", "json")
     assert answer.data["nodes"][0]["fits"] is True
 
@@ -352,7 +351,7 @@ def test_a_history_does_not_take_another_custom_layout_for_this_one(user: rig.Vi
     for hours, content_hash in ((9, other.content_hash), (8, "0123456789ab")):
         message = f"Layout custom ({content_hash}) is active."
         at = rig.ago(hours=hours)
-        user.server.store.create(rig.event("gpu-1", applied, message, at=at))
+        user.server.store.create(api_objects.an_event("gpu-1", applied, message, at=at))
 
     since = user.alone("history", "gpu-1", "-o", "json").data["applied_since"]
 

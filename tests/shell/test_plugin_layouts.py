@@ -10,6 +10,7 @@ from mig_manager.core.display import bar, picture
 from mig_manager.core.layout import config, generator, served
 from mig_manager.core.node import well_known
 from testkit import apiserver
+from tests import api_objects
 from tests.shell import plugin_rig as rig
 
 SPEC = "2xA100-SXM4-40GB"
@@ -37,9 +38,7 @@ def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "
 
 def test_each_layout_is_drawn_with_its_origin(user: rig.Viewer) -> None:
     add_node(user.server, served.to_json(entries()))
-    user.server.store.create(
-        rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": OWN})
-    )
+    user.server.store.create(api_objects.a_config_map(OWN))
 
     answer = user.alone("layouts", "gpu-1")
 
@@ -63,11 +62,7 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
 ) -> None:
     add_node(user.server, served.to_json(entries()))
     # The file has another content under the same name.
-    user.server.store.create(
-        rig.config_map(
-            "mig-manager", "mig-manager-config", **{"config.yaml": OWN.replace("4g", "3g")}
-        )
-    )
+    user.server.store.create(api_objects.a_config_map(OWN.replace("4g", "3g")))
     own = tmp_path / "own.yaml"
     own.write_text(OWN)
 
@@ -119,9 +114,7 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
 @pytest.mark.slow
 def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(user: rig.Viewer) -> None:
     add_node(user.server, served.to_json(entries()))
-    user.server.store.create(
-        rig.config_map("gpu-operator", "gpu-1-mig-config", **{"config.yaml": OWN})
-    )
+    user.server.store.create(api_objects.a_config_map(OWN, "gpu-operator/gpu-1-mig-config"))
 
     out = user.alone("layouts", "gpu-1", "-o", "json").out
 
@@ -147,8 +140,7 @@ def test_a_layout_is_planned_from_the_config_map_if_that_has_it(
     user: rig.Viewer, document: str, origin: str
 ) -> None:
     add_node(user.server, served.to_json(entries()))
-    content = {"config.yaml": document}
-    user.server.store.create(rig.config_map("mig-manager", "mig-manager-config", **content))
+    user.server.store.create(api_objects.a_config_map(document))
 
     answer = user.alone("plan", "all-7g.40gb", "gpu-1")
 

@@ -9,6 +9,7 @@ import pytest
 from mig_manager.cli import main
 from mig_manager.core import model
 from testkit import apiserver
+from tests import api_objects
 from tests.shell import plugin_rig as rig
 
 DOCUMENT = """
@@ -144,8 +145,7 @@ def test_content_that_only_the_agent_has_is_unknown(
     with apiserver.serve() as server:
         server.store.create(node)
         if has_config_map:
-            data = {"config.yaml": rig.CONFIG}
-            server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
+            server.store.create(api_objects.a_config_map(rig.CONFIG))
         viewer = rig.viewer(server, tmp_path)
         kubeconfig = ("--kubeconfig", str(tmp_path / "kubeconfig"))
         words = ("all-balanced", "-l", "test=listed", "-o", "json")

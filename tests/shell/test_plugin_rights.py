@@ -8,6 +8,7 @@ import yaml
 
 from mig_manager.core.layout import served
 from testkit import apiserver
+from tests import api_objects
 from tests.shell import plugin_rig as rig
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "kubectl-plugin.md"
@@ -47,9 +48,8 @@ def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
     gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
     server.store.create(rig.node("n1", gpus=gpus, requested="all-balanced"))
     server.store.create(rig.pod("train", "n1", mig_3g_20gb=1))
-    data = {"config.yaml": rig.CONFIG}
-    server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
-    server.store.create(rig.event("n1", "Applied", "it is", at=rig.ago(minutes=40)))
+    server.store.create(api_objects.a_config_map(rig.CONFIG))
+    server.store.create(api_objects.an_event("n1", "Applied", "it is", at=rig.ago(minutes=40)))
     return server
 
 
@@ -123,10 +123,8 @@ def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> 
     ]}})  # fmt: skip
     with apiserver.serve() as server:
         server.store.create(thing)
-        server.store.create(
-            rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": layouts})
-        )
-        server.store.create(rig.event("n1", "Applied", NASTY, at=rig.ago(minutes=1)))
+        server.store.create(api_objects.a_config_map(layouts))
+        server.store.create(api_objects.an_event("n1", "Applied", NASTY, at=rig.ago(minutes=1)))
         viewer = rig.viewer(server, tmp_path)
         for words in (
             ("status", "n1"),
@@ -156,8 +154,7 @@ def test_layouts_of_nodes_are_completed_without_a_usable_config_map(
         if text is None:
             server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
         else:
-            config = {"config.yaml": text}
-            server.store.create(rig.config_map("mig-manager", "mig-manager-config", **config))
+            server.store.create(api_objects.a_config_map(text))
         answer = rig.viewer(server, tmp_path).complete("plan", "")
 
     assert answer.out == "night\n:4\n"
@@ -170,8 +167,7 @@ def test_a_name_that_a_shell_takes_for_something_else_is_not_completed(
     layouts = {name: [{"devices": "all", "mig-enabled": False}] for name in names}
     text = json.dumps({"version": "v1", "mig-configs": layouts})
     with apiserver.serve() as server:
-        config = {"config.yaml": text}
-        server.store.create(rig.config_map("mig-manager", "mig-manager-config", **config))
+        server.store.create(api_objects.a_config_map(text))
         answer = rig.viewer(server, tmp_path).complete("plan", "")
 
     assert answer.out == "fine\n:4\n"

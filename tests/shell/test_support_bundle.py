@@ -16,7 +16,7 @@ from starlette import requests, responses, types
 
 from mig_manager.cli.commands import bundle_content
 from mig_manager.sandbox.apiserver import server
-from tests import contract
+from tests import api_objects, contract
 from tests.shell import commandline, terminal
 from tests.shell import plugin_rig as rig
 
@@ -75,13 +75,13 @@ class Cluster:
         }
         volume = {"name": "config", "configMap": {"name": "mig-manager-config"}}
         agent["spec"]["volumes"] = [volume]
-        document = {"config.yaml": f"# password: {secret}\n{layouts}"}
-        events = [rig.event("n1", "Applied", f"Bearer {secret}", at=AT)]
+        events = [api_objects.an_event("n1", "Applied", f"Bearer {secret}", at=AT)]
         kubelet = {"source": {"component": "kubelet"}, "reportingComponent": "kubelet"}
-        events.append(rig.event("n1", "Rebooted", "no part of ours", at=AT, **kubelet))
+        events.append(api_objects.an_event("n1", "Rebooted", "no part of ours", at=AT, **kubelet))
         for event in events:
             event["metadata"]["namespace"] = "default"
-        config = rig.config_map("default", "mig-manager-config", **document)
+        text = f"# password: {secret}\n{layouts}"
+        config = api_objects.a_config_map(text, "default/mig-manager-config")
         for obj in (node, agent, config, *events):
             metadata = obj["metadata"]
             key = (f"{obj['kind'].lower()}s", metadata.get("namespace", ""), metadata["name"])

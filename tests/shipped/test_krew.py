@@ -20,7 +20,7 @@ import yaml
 
 import mig_manager
 from testkit import apiserver
-from tests import programs
+from tests import api_objects, programs
 from tests.shell import plugin_rig as rig
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -135,8 +135,7 @@ def test_kubectl_runs_what_krew_installs(installed: pathlib.Path, tmp_path: path
         server.store.create(rig.node("n1", gpus=gpus))
         product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
         server.store.create(rig.node("n2", labels=product))
-        data = {"config.yaml": rig.CONFIG}
-        server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
+        server.store.create(api_objects.a_config_map(rig.CONFIG))
         viewer = rig.viewer(server, tmp_path, plugins=installed)
 
         assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"

@@ -55,44 +55,6 @@ class Client:
         return self("POST", f"{PODS}/{name}/eviction", an_eviction(name, **options))
 
 
-def a_node(name: str = "n1", **labels: str) -> Object:
-    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name} | labels}
-    status = {"conditions": [{"type": "Ready", "status": "True"}]}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
-
-
-def a_pod(name: str = "p1", *, node: str = "n1", phase: str = "Running", **labels: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default", "labels": labels},
-        "spec": {
-            "containers": [{"name": "main", "image": "app:1"}],
-            **({"nodeName": node} if node else {}),
-        },
-        "status": {
-            "phase": phase,
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [{"name": "main", "ready": True, "restartCount": 2}],
-        },
-    }
-
-
-def a_lease(name: str, **spec: object) -> Object:
-    metadata = {"name": name, "namespace": "mig-manager"}
-    head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-    return head | {"spec": spec}
-
-
-def a_budget(name: str, selector: Object | None, **spec: object) -> Object:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"selector": selector, **spec},
-    }
-
-
 def an_eviction(name: str = "p1", **options: object) -> Object:
     return {
         "apiVersion": "policy/v1",

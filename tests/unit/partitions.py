@@ -25,7 +25,7 @@ from mig_manager.core.partitioning import (
     waiting,
 )
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_codec
+from tests import api_objects
 from tests.unit import machine, samples
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
@@ -80,34 +80,23 @@ def item(  # noqa: PLR0913 - each is something that a node can have
         for ci in gi.compute_instances
     )
     counts.pop("", None)
-    return {
-        "metadata": {
-            "name": name,
-            "uid": name,
-            "resourceVersion": "7",
-            "labels": {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
-            "annotations": {
-                well_known.GPUS_ANNOTATION: gpu_codec.to_json(every),
-                **(
-                    {}
-                    if in_use is None
-                    else {well_known.CAPACITY_ANNOTATION: json.dumps(capacity)}
-                ),
-                **(annotations or {}),
-            },
+    published = {} if in_use is None else {well_known.CAPACITY_ANNOTATION: json.dumps(capacity)}
+    node = api_objects.a_node(
+        name,
+        {well_known.PARTITIONING_LABEL: well_known.ON_DEMAND, **(labels or {})},
+        gpus=every,
+        annotations={**published, **(annotations or {})},
+        allocatable={
+            "cpu": "64",
+            "memory": "512Gi",
+            "pods": "110",
+            **{resource: str(count) for resource, count in counts.items()},
+            **(allocatable or {}),
         },
-        "spec": dict(spec or {}),
-        "status": {
-            "allocatable": {
-                "cpu": "64",
-                "memory": "512Gi",
-                "pods": "110",
-                **{resource: str(count) for resource, count in counts.items()},
-                **(allocatable or {}),
-            },
-            "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}],
-        },
-    }
+        ready="True" if is_ready else "False",
+    )
+    node["metadata"] |= {"uid": name, "resourceVersion": "7"}
+    return node | {"spec": dict(spec or {})}
 
 
 def node(name: str, *instances: Sequence[str], **changed: Any) -> dict[str, Any]:
@@ -130,29 +119,12 @@ def pod(
     for each in asked:
         count, _, profile = each.rpartition("x")
         limits[resources.of_profile(samples.profile(profile)) or ""] = count or "1"
-    container = {
-        "name": "main",
-        "resources": {"limits": limits, "requests": {**limits, **(requests or {})}},
-    }
-    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    asks = {"limits": limits, "requests": {**limits, **(requests or {})}}
+    containers = {"containers": [api_objects.a_container(resources=asks)]}
+    pod = api_objects.a_pod(name, node=node, namespace="ml", spec={**containers, **(spec or {})})
     created = NOW - dt.timedelta(seconds=age_s)
-    return {
-        "metadata": {
-            "namespace": "ml",
-            "name": name,
-            "uid": f"uid-{name}",
-            "creationTimestamp": created.isoformat(),
-            **(metadata or {}),
-        },
-        "spec": {
-            "containers": [container],
-            **({"nodeName": node} if node else {}),
-            **(spec or {}),
-        },
-        "status": {"phase": "Running"}
-        if node
-        else {"phase": "Pending", "conditions": [unschedulable]},
-    }
+    pod["metadata"] |= {"creationTimestamp": created.isoformat(), **(metadata or {})}
+    return pod
 
 
 def decided(  # noqa: PLR0913 - what a decision depends on

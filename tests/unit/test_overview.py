@@ -2,7 +2,7 @@
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.fleet import node_reports, nodes, overview
 from mig_manager.core.node import pod_object, well_known
-from mig_manager.core.records import capacity, gpu_codec, journals
+from mig_manager.core.records import capacity, journals
+from tests import api_objects
 from tests.unit import samples
 
 PLAIN = bar.Style(columns=100)
@@ -35,12 +36,8 @@ def node(
 ) -> nodes.FleetNode:
     """Build a node; on the last of several GPUs these are in use, on the others nothing."""
     every = [gpus] if isinstance(gpus, model.Gpu) else gpus
-    annotations = {
-        well_known.GPUS_ANNOTATION: gpu_codec.to_json(every),
-        well_known.STATUS_ANNOTATION: json.dumps(
-            {"config": "balanced", "state": "success", "phase": "Done", "startedAt": AT} | status
-        ),
-    }
+    text = {"config": "balanced", "state": "success", "phase": "Done", "startedAt": AT} | status
+    annotations = {well_known.STATUS_ANNOTATION: json.dumps(text)}
     if before:
         journal = journals.Journal(config="balanced", applied=before)
         annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
@@ -50,29 +47,20 @@ def node(
     labels = {well_known.CONFIG_LABEL: "balanced", well_known.APPLIED_LABEL: applied}
     if strategy:
         labels["nvidia.com/mig.strategy"] = strategy
+    allocatable = {} if strategy else {"nvidia.com/gpu": "2"}
     return nodes.parse(
-        {
-            "metadata": {"name": "a", "uid": "1", "labels": labels, "annotations": annotations},
-            "status": {
-                "conditions": [{"type": "Ready", "status": "True"}],
-                "allocatable": {} if strategy else {"nvidia.com/gpu": "2"},
-            },
-        }
+        api_objects.a_node(
+            "a", labels, gpus=every, annotations=annotations, allocatable=allocatable
+        )
     )
 
 
 def pod(name: str, profile: str, *, on: str = "a") -> pod_object.Pod:
-    resource = f"nvidia.com/{profile}"
-    limits = {"limits": {resource: "1"}}
-    has_claim = profile == "claim"
-    container: Mapping[str, Any] = {"name": "c", "resources": {} if has_claim else limits}
-    claims = {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]} if has_claim else {}
-    return pod_object.parse_pod(
-        {
-            "metadata": {"name": name, "namespace": "default", "uid": name},
-            "spec": {"containers": [container], **claims, **({"nodeName": on} if on else {})},
-        }
+    claims = {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]}
+    how: dict[str, Any] = (
+        {"spec": claims} if profile == "claim" else {"limits": {f"nvidia.com/{profile}": 1}}
     )
+    return pod_object.parse_pod(api_objects.a_pod(name, node=on, **how))
 
 
 def drawn(one: nodes.FleetNode, *pods: pod_object.Pod, style: bar.Style = PLAIN) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name
+from mig_manager.core import model
 from mig_manager.core.fleet import listed_layouts, nodes, preview
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import node_object, pod_object, well_known
@@ -23,11 +23,7 @@ NodeFit = preview.NodeFit
 
 def gpus(devices: Mapping[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
     """A100s, with MIG off or with some devices each."""
-    bare = tuple(hardware.template(A100, index) for index in range(count))
-    if devices is None:
-        return bare
-    wanted = {profile_name.parse(name): number for name, number in devices.items()}
-    return gpu_values.brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
+    return gpu_values.with_devices(f"{count}xA100-SXM4-40GB", devices)
 
 
 def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.FleetNode:

@@ -1,0 +1,123 @@
+"""Objects of the Kubernetes API as tests need them: small, and otherwise as a cluster has them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mig_manager.core import model
+from mig_manager.core.node import well_known
+from mig_manager.core.records import gpu_codec
+
+Object = dict[str, Any]
+
+
+def a_node(
+    name: str = "n1",
+    labels: Mapping[str, str] | None = None,
+    *,
+    gpus: Sequence[model.Gpu] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    allocatable: Mapping[str, str] | None = None,
+    ready: str = "True",
+) -> Object:
+    """Return a Node; ``gpus`` are those that its agent publishes."""
+    published = {} if gpus is None else {well_known.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/hostname": name, **(labels or {})},
+            "annotations": published | dict(annotations or {}),
+        },
+        "status": {
+            "conditions": [{"type": "Ready", "status": ready}],
+            **({} if allocatable is None else {"allocatable": dict(allocatable)}),
+        },
+    }
+
+
+def a_container(
+    name: str = "main", limits: Mapping[str, object] | None = None, **fields: object
+) -> Object:
+    """Return a container; what it is limited to, it requests."""
+    amounts = {resource: str(amount) for resource, amount in (limits or {}).items()}
+    resources = {"resources": {"limits": amounts, "requests": amounts}} if amounts else {}
+    return {"name": name, "image": "app:1", **resources, **fields}
+
+
+def a_pod(  # noqa: PLR0913 - each is named where it is called
+    name: str = "p1",
+    labels: Mapping[str, str] | None = None,
+    *,
+    node: str = "n1",
+    namespace: str = "default",
+    phase: str = "",
+    limits: Mapping[str, object] | None = None,
+    spec: Mapping[str, object] | None = None,
+) -> Object:
+    """Return a pod that runs on a node, or that the scheduler has found none for."""
+    placed = {"nodeName": node} if node else {}
+    running = {
+        "startTime": "2026-01-02T03:04:05Z",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"name": "main", "ready": True, "restartCount": 2}],
+    }
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    status = running if node else {"conditions": [unschedulable]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{name}",
+            "labels": dict(labels or {}),
+        },
+        "spec": {"containers": [a_container(limits=limits)], **placed, **(spec or {})},
+        "status": {"phase": phase or ("Running" if node else "Pending"), **status},
+    }
+
+
+def a_lease(name: str, **spec: object) -> Object:
+    metadata = {"name": name, "namespace": "mig-manager"}
+    head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+    return head | {"spec": spec}
+
+
+def a_budget(name: str, selector: Object | None, **spec: object) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"selector": selector, **spec},
+    }
+
+
+def an_event(node: str, reason: str, message: str, *, at: str, **members: object) -> Object:
+    """Return an Event as the agent publishes it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{node}.{reason}.{at}".lower().replace(":", "-")},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "reason": reason,
+        "message": message,
+        "type": "Normal",
+        "source": {"component": "mig-manager", "host": node},
+        "reportingComponent": "mig-manager",
+        "count": 1,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        **members,
+    }
+
+
+def a_config_map(text: str, place: str = "mig-manager/mig-manager-config") -> Object:
+    """Return a ConfigMap with a layout file."""
+    namespace, _, name = place.partition("/")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"namespace": namespace, "name": name},
+        "data": {"config.yaml": text},
+    }
