@@ -1,9 +1,15 @@
 """A simulated node that is ill, and ``doctor`` looking at it."""
 
+import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 
+from mig_manager import errors
+from mig_manager.adapters import host
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
 from mig_manager.cli.commands import (
@@ -70,11 +76,30 @@ class Patient:
         )
         return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
-    def examine(self, *argv: str, **changes: object) -> Examination:
-        facts = doctor_facts.facts(self.settings(*argv, **changes))
+    def examine(self, *argv: str, has_worker: bool = False, **changes: object) -> Examination:
+        """Examine the node; without workers, whose start takes longer than all checks."""
+        settings = self.settings(*argv, **changes)
+        facts = doctor_facts.facts(settings)
+        if not has_worker:
+            facts = self._read_here(facts, proc_root=settings.proc)
         return Examination(
             doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=60.0)
         )
+
+    def _read_here(
+        self, facts: doctor_facts.Facts, *, proc_root: pathlib.Path | None
+    ) -> doctor_facts.Facts:
+        """Read the GPUs in this process."""
+        simulated.install(self.path)
+        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock(), proc_root=proc_root)
+        inspect = functools.partial(nvml_processes.inspect, None, proc_root=proc_root)
+        observed = doctor_facts.Once(gpus.observe, what="the GPUs")
+        inspection = doctor_facts.Once(inspect, what="the GPUs")
+        for fact in (observed, inspection):
+            with contextlib.suppress(errors.HardwareError):
+                fact.get()
+        simulated.load(None)
+        return dataclasses.replace(facts, gpus=observed, inspection=inspection)
 
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object

@@ -198,15 +198,9 @@ def test_a_reader_that_leaves_early_ends_the_demo_quietly(demo: Demo, count: int
     demo.assert_nothing_left()
 
 
-@pytest.mark.parametrize(
-    ("number", "moment"),
-    [
-        pytest.param(signal.SIGTERM, "kubectl label node", id="SIGTERM in a change"),
-        pytest.param(*(signal.SIGHUP, KEPT), id="SIGHUP of a kept node", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, KEPT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, "kubectl label node", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["kubectl label node", KEPT], ids=["in a change", "kept"])
 def test_a_signal_ends_the_demo_and_everything_that_it_started(
     demo: Demo, number: signal.Signals, moment: str
 ) -> None:

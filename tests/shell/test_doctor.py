@@ -3,7 +3,6 @@
 import json
 import pathlib
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -58,28 +57,27 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    "fault",
     [
-        ({"hang_s": 600.0}, "nvmlInit has not returned for"),
-        pytest.param({"crashes": True}, "", marks=pytest.mark.slow),
-        pytest.param({"code": states.Code.DRIVER_NOT_LOADED}, "", marks=pytest.mark.slow),
+        pytest.param({"hang_s": 600.0}, marks=pytest.mark.slow),
+        {"crashes": True},
+        {"code": states.Code.DRIVER_NOT_LOADED},
     ],
     ids=["hangs", "crashes", "is not loaded"],
 )
-def test_a_driver_that_fails_hides_nothing_else(
-    patient: Patient, fault: dict[str, Any], message: str
-) -> None:
+def test_a_driver_that_fails_hides_nothing_else(patient: Patient, fault: dict[str, Any]) -> None:
     patient.born()
     patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, **fault))
-    since = time.monotonic()
 
-    result = patient.examine("--timeout-s", "10" if "hang_s" in fault else "60")
+    result = patient.examine(
+        *("--timeout-s", "10" if "hang_s" in fault else "60"), has_worker="code" not in fault
+    )
 
-    assert time.monotonic() - since < 100
     assert result.failing == {"driver"}
     assert result.text("gpus") == "cannot be checked without the GPUs"
     assert "the agent" not in result.remedies("driver")
-    assert message in result.text("driver")
+    assert "nvmlInit" in result.text("driver")
+    assert "hang_s" not in fault or "has not returned for" in result.text("driver")
     assert "code" not in fault or "Load the NVIDIA driver" in result.remedies("driver")
     assert result.verdict("instances") is SKIPPED
     assert (result.verdict("config-file"), result.verdict("lock")) == (OK, OK)
@@ -125,10 +123,10 @@ def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -
     lock = threading.Lock()
     with lock:
         facts = doctor_facts.facts(patient.settings())
-        result = Examination(doctor_examination.examine(rows, facts, timeout_s=2.0))
+        result = Examination(doctor_examination.examine(rows, facts, timeout_s=0.2))
 
     assert result.text("broken") == "the check failed: RuntimeError: oh"
-    assert result.text("hung") == "no answer within 2 s"
+    assert result.text("hung") == "no answer within 0.2 s"
     assert result.text("good") == "free"
 
 

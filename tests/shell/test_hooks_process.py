@@ -111,10 +111,7 @@ def test_failed_hook_is_reported_with_its_printable_output(hooked: Hooked) -> No
 @pytest.mark.parametrize(
     ("point", "number"),
     [
-        pytest.param(POINTS[0], signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(POINTS[1], signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(POINTS[2], signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(POINTS[0], signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(*(POINTS[0], signal.SIGTERM), marks=pytest.mark.slow),
         (POINTS[1], signal.SIGINT),
     ],
 )

@@ -1,7 +1,6 @@
 """The API by way of a program called kubectl; here one of a few lines that plays its part."""
 
 import pathlib
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -134,12 +133,10 @@ def test_a_server_that_kubectl_cannot_reach_is_unavailable(
 def test_a_program_that_kubectl_leaves_behind_delays_no_answer(bin_: pathlib.Path) -> None:
     play(bin_, "echo 'log in' >&2; sleep 60 & echo '{}'")
     notes: list[str] = []
-    began_s = time.monotonic()
 
-    assert client(notes).get("/version") == {}
+    assert client(notes, timeout_s=50).get("/version") == {}
 
     assert notes == ["log in"]
-    assert time.monotonic() - began_s < 50
 
 
 @pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])
@@ -162,7 +159,7 @@ def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
     [
         (b"#!/bin/sh\nexit 1\n", 60.0, "without a message"),
         (b"#!/bin/sh\nexec sleep 600\n", 0.2, r"did not end within 0\.2 s"),
-        (b"#!/bin/sh\nsleep 60; :\n", 0.2, r"did not end within 0\.2 s"),
+        (b"#!/bin/sh\nsleep 600; :\n", 0.2, r"did not end within 0\.2 s"),
         (b"\x7fELF", 60.0, "cannot be run"),
     ],
     ids=["silent", "hanging", "hanging-plugin", "unrunnable"],
@@ -172,8 +169,6 @@ def test_a_kubectl_that_does_not_work_is_a_cluster_error(
 ) -> None:
     (bin_ / "kubectl").write_bytes(program)
     (bin_ / "kubectl").chmod(0o755)
-    began_s = time.monotonic()
 
     with pytest.raises(errors.ClusterError, match=message):
         client(timeout_s=timeout_s).get("/version")
-    assert time.monotonic() - began_s < 50

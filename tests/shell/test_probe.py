@@ -118,9 +118,9 @@ def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(unused: int) 
     assert message.startswith("the agent does not answer: ConnectionRefusedError")
 
 
-def test_whatever_answers_without_http_is_unhealthy_within_the_deadline() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        status, message = run(str(silent.getsockname()[1]))
-
-    assert status == 1
-    assert message.startswith("the agent does not answer: TimeoutError")
+def test_whatever_answers_without_http_is_unhealthy_within_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        probe.check((*AGENT, f"--health-port={silent.getsockname()[1]}"), {})
