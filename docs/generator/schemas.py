@@ -19,6 +19,7 @@ from typing import Any
 from docs.generator import annotations, layout_schema
 from mig_manager.cli.toolkit import console
 from mig_manager.core import answers, model
+from mig_manager.core.files import json_text
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -69,11 +70,12 @@ def _whole(name: str, of: Any) -> Schema:
 
 def _object(of: Any, definitions: dict[str, Schema]) -> Schema:
     properties, remarks = {}, _remarks(of)
-    for key, hint in typing.get_type_hints(of, include_extras=True).items():
+    hints = typing.get_type_hints(of, include_extras=True)
+    for key, hint in hints.items():
         inner = typing.get_args(hint)[0] if _is_optional(hint) else hint
         remark = {"description": remarks[key]} if key in remarks else {}
-        properties[key] = remark | _schema(inner, definitions)
-    required = [key for key in properties if key in of.__required_keys__]
+        properties[json_text.camel_case(key)] = remark | _schema(inner, definitions)
+    required = [json_text.camel_case(key) for key in hints if key in of.__required_keys__]
     return {"type": "object", "properties": properties, "required": required}
 
 
@@ -160,7 +162,7 @@ def _fields(
 ) -> Schema:
     """Return the schema of a dataclass."""
     properties = (first or {}) | {
-        key: _schema(hint, definitions)
+        json_text.camel_case(key): _schema(hint, definitions)
         for key, hint in typing.get_type_hints(of).items()
         if key not in absent
     }

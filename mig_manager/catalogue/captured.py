@@ -30,7 +30,7 @@ def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if data.get("kind") != "Acceptance":
         raise ValueError("not a capture by 'mig-manager acceptance'")
-    driver = str(data["driver_version"])
+    driver = str(data["driverVersion"])
     captured = [_row(gpu, driver) for gpu in data["gpus"] if gpu["unreachable"] is None]
     for row in captured:
         hardware.of_row(row)
@@ -42,9 +42,9 @@ def rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
-    pci, name, memory_mib = gpu["pci_device_id"], gpu["name"], int(gpu["memory_mib"])
+    pci, name, memory_mib = gpu["pciDeviceId"], gpu["name"], int(gpu["memoryMib"])
     product = hardware.of_gpu(int(pci, 16), name, memory_mib)
-    is_capable = gpu["mig_mode"] is not None
+    is_capable = gpu["migMode"] is not None
     profiles = [
         _profile(each, product)
         for each in gpu["profiles"] or ()
@@ -56,7 +56,7 @@ def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
     generation = gpu["architecture"]
     if generation == model.Architecture.OTHER.value:
         generation = product.generation if product else _GENERATION
-    needs_reset = gpu["mode_change_needs_reset"] is True
+    needs_reset = gpu["modeChangeNeedsReset"] is True
     most = max((len(each["placements"].split()) for each in profiles), default=0)
     row = {
         "key": product.key if product else "captured",
@@ -79,16 +79,16 @@ def _row(gpu: Mapping[str, Any], driver: str) -> dict[str, Any]:
 
 
 def _profile(each: Mapping[str, Any], product: hardware.Product | None) -> dict[str, Any]:
-    captured = each["compute_profiles"]
+    captured = each["computeProfiles"]
     row = {
         "name": each["name"],
         "enum": int(each["enum"]),
         "id": int(each["id"]),
         "slices": int(each["slices"]),
-        "max": int(each["max_instances"]),
+        "max": int(each["maxInstances"]),
         "sms": int(each["multiprocessors"]),
         "engines": list(map(int, each["engines"])),
-        "memory_mib": int(each["memory_mib"]),
+        "memory_mib": int(each["memoryMib"]),
         "placements": " ".join(map(str, each["placements"])),
         "compute": _infer_compute_profiles(each, product)
         if captured is None
@@ -98,7 +98,7 @@ def _profile(each: Mapping[str, Any], product: hardware.Product | None) -> dict[
 
 
 def _compute(each: Mapping[str, Any]) -> list[Any]:
-    size, most = int(each["slices"]), int(each["max_instances"])
+    size, most = int(each["slices"]), int(each["maxInstances"])
     spans = each["placements"]
     starts = (
         [nth * size for nth in range(most)]

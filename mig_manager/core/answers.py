@@ -3,6 +3,7 @@
 ``docs/generator/schemas.py`` derives the JSON Schemas of ``mig-manager schema`` from these types,
 and mypy compares them with the code that writes the answers. Within an ``apiVersion`` keys are
 only added, as ``NotRequired``: an older program with the same ``apiVersion`` does not write them.
+They are written in camel case, as Kubernetes has them (``json_text.in_camel_case``).
 A comment behind a key becomes its description. A quoted name in ``Annotated`` names the enum or
 constant with the possible values, which this module does not import.
 """
@@ -467,8 +468,8 @@ class ReplayedWaits(TypedDict):
 
     pods: int
     placed: int
-    mean_s: float
-    p95_s: float | None  # null: fewer than 95 % are placed
+    mean_seconds: float
+    p95_seconds: float | None  # null: fewer than 95 % are placed
 
 
 class ReplayRow(TypedDict):
@@ -481,7 +482,7 @@ class ReplayRow(TypedDict):
     changes: int  # of nodes
     refused: int  # changes that an agent refused, because an instance was in use
     destroyed: int  # idle instances
-    tainted_s: int  # that nodes were tainted for changes, by all nodes together
+    tainted_seconds: int  # that nodes were tainted for changes, by all nodes together
 
 
 class Replay(TypedDict):

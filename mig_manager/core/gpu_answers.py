@@ -98,12 +98,12 @@ def plan(planned: steps.GpuPlan) -> "answers.GpuPlan":
 
 
 ACTIONS = {
-    steps.DestroyComputeInstance: "destroy_compute_instance",
-    steps.DestroyGpuInstance: "destroy_gpu_instance",
-    steps.SetMode: "set_mode",
-    steps.Reset: "reset_gpu",
-    steps.CreateGpuInstance: "create_gpu_instance",
-    steps.CreateComputeInstance: "create_compute_instance",
+    steps.DestroyComputeInstance: "destroy-compute-instance",
+    steps.DestroyGpuInstance: "destroy-gpu-instance",
+    steps.SetMode: "set-mode",
+    steps.Reset: "reset-gpu",
+    steps.CreateGpuInstance: "create-gpu-instance",
+    steps.CreateComputeInstance: "create-compute-instance",
 }
 
 

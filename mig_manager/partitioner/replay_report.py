@@ -44,8 +44,8 @@ class Waits:
         return {
             "pods": self.pods,
             "placed": self.placed,
-            "mean_s": round(self.mean_s, 1),
-            "p95_s": None if self.p95_s is None else round(self.p95_s, 1),
+            "mean_seconds": round(self.mean_s, 1),
+            "p95_seconds": None if self.p95_s is None else round(self.p95_s, 1),
         }
 
 
@@ -69,7 +69,7 @@ class ReplayRow:
             "changes": self.result.changes,
             "refused": self.result.refused,
             "destroyed": self.result.destroyed,
-            "tainted_s": round(self.result.tainted_s),
+            "tainted_seconds": round(self.result.tainted_s),
         }
 
 

@@ -72,7 +72,7 @@ def latency(path: pathlib.Path, *, usual: states.Latency | None = None) -> state
         ConfigError: It cannot be read.
     """
     with _parsing(path) as data:
-        median_s = {row["function"]: float(row["median_ms"]) / 1000 for row in data["latencies"]}
+        median_s = {row["function"]: float(row["medianMs"]) / 1000 for row in data["latencies"]}
     seconds: dict[str, float] = {}
     for function, fields in _FIELDS.items():
         for field in fields if function in median_s else ():

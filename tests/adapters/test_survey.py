@@ -19,6 +19,7 @@ from mig_manager.catalogue import captured, hardware
 from mig_manager.cli.commands import acceptance_report
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import survey
+from mig_manager.core.files import json_text
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import alterations
@@ -168,7 +169,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Return the subjects that are named for each GPU of a driver with other products."""
     folder = tmp_path_factory.mktemp("node")
     with rig(folder / "source"):
-        (row,) = captured.rows(report())
+        (row,) = captured.rows(json_text.in_camel_case(report()))
     rows = [copy.deepcopy(row) for _ in PRODUCTS]
     for product, (plant, _) in zip(rows, PRODUCTS.values(), strict=True):
         plant(product)
@@ -271,7 +272,7 @@ def test_another_answer_of_the_driver_is_named(
 
 def test_an_unknown_product_is_named(tmp_path: pathlib.Path) -> None:
     with rig(tmp_path / "source"):
-        (row,) = captured.rows(report())
+        (row,) = captured.rows(json_text.in_camel_case(report()))
     with rig(tmp_path / "node", json.dumps([{**row, "pci": ["0x12345678"]}])):
         (found,) = report()["differences"]
 

@@ -259,7 +259,7 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
     assert answer.out.count(marked) == 2
     assert "5 success, 1 with unreachable GPUs;" in answer.out
 
-    nodes = {node["name"]: node["unreachable_gpus"] for node in rig.roll(LAYOUT).data["nodes"]}
+    nodes = {node["name"]: node["unreachableGpus"] for node in rig.roll(LAYOUT).data["nodes"]}
     assert nodes == {name: [] for name in rig.names} | {"node-003": ["GPU 3 (GPU-3)"]}
     assert yaml.safe_load(rig(LAYOUT, "-l", "gpu=yes", "-o", "yaml").out)["state"] == "done"
 
@@ -461,7 +461,7 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     nodes = {node["name"]: node for node in answer.data["nodes"]}
     assert nodes["node-000"]["verdict"] == "fits"
     assert nodes["node-000"]["resets"] == [0, 1]
-    assert nodes["node-000"]["evicted_pods"] == ["default/train"]
+    assert nodes["node-000"]["evictedPods"] == ["default/train"]
     assert nodes["node-001"]["verdict"] == "does-not-fit"
     assert nodes["node-001"]["reason"] == "UnknownProfile"
     assert nodes["node-002"]["verdict"] == "unknown"

@@ -49,14 +49,19 @@ def test_json_has_changes_tainted_time_and_every_generated_layout(
     assert list(found)[:3] == ["partitioner", "present layouts", "as it was"]
     assert {"all-1g.5gb", "all-7g.40gb", "all-balanced"} <= found.keys()
     own = found["partitioner"]
-    assert (own["changes"], own["refused"], own["tainted_s"]) == (3, 0, 15)
-    assert own["by_profile"]["1x 1g.5gb"] == {"pods": 7, "placed": 7, "mean_s": 0.0, "p95_s": 0.0}
-    assert own["by_namespace"]["ci"]["placed"] == 1
-    assert found["present layouts"]["by_namespace"]["ci"]["placed"] == 0
-    assert found["all-7g.40gb"]["by_profile"]["1x 7g.40gb"]["placed"] == 1
+    assert (own["changes"], own["refused"], own["taintedSeconds"]) == (3, 0, 15)
+    assert own["byProfile"]["1x 1g.5gb"] == {
+        "pods": 7,
+        "placed": 7,
+        "meanSeconds": 0.0,
+        "p95Seconds": 0.0,
+    }
+    assert own["byNamespace"]["ci"]["placed"] == 1
+    assert found["present layouts"]["byNamespace"]["ci"]["placed"] == 0
+    assert found["all-7g.40gb"]["byProfile"]["1x 7g.40gb"]["placed"] == 1
     placed = [row["waits"]["placed"] for row in answer.data["rows"][3:]]
     assert placed == sorted(placed, reverse=True)
-    assert answer.data["is_complete"]
+    assert answer.data["isComplete"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ def test_idle_instances_return_to_the_base_layout(shell: commandline.Shell) -> N
             replays.replayed(shell, [node("a", SMALL)], pods, *options, base, *config)
         )["partitioner"]
         assert own["changes"] == 2
-        is_back = own["by_profile"]["1x 1g.5gb"]["mean_s"] == 0
+        is_back = own["byProfile"]["1x 1g.5gb"]["meanSeconds"] == 0
         assert is_back is (base != "all-9g.99gb")
 
 

@@ -84,17 +84,17 @@ def test_pods_that_the_api_forgot_come_from_a_saved_answer(shell: commandline.Sh
     found = replays.rows(answer)
     assert answer.data["forgotten"] == 3
     own = found["partitioner"]
-    assert {key: each["pods"] for key, each in own["by_profile"].items()} == {
+    assert {key: each["pods"] for key, each in own["byProfile"].items()} == {
         "1x 1g.5gb": 2,
         "1x 3g.20gb": 1,
         "1x 7g.40gb": 1,
     }
-    assert {key: each["pods"] for key, each in own["by_namespace"].items()} == {
+    assert {key: each["pods"] for key, each in own["byNamespace"].items()} == {
         "ml": 1,
         "old": 2,
         "real": 1,
     }
-    assert found["as it was"]["by_profile"]["1x 7g.40gb"]["mean_s"] == 30
+    assert found["as it was"]["byProfile"]["1x 7g.40gb"]["meanSeconds"] == 30
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_the_query_finds_pods_with_mig_devices_in_a_real_prometheus(
         finally:
             running.kill()
 
-    waits = replays.rows(answer)["as it was"]["by_profile"]
+    waits = replays.rows(answer)["as it was"]["byProfile"]
     assert {key: each["pods"] for key, each in waits.items()} == {"1x 1g.5gb": 1, "1x 7g.40gb": 1}
-    assert waits["1x 7g.40gb"]["mean_s"] == pytest.approx(30, abs=1)
+    assert waits["1x 7g.40gb"]["meanSeconds"] == pytest.approx(30, abs=1)
 
 
 def _openmetrics(series: Sequence[Mapping[str, Any]], shift_s: float) -> Iterator[str]:

@@ -47,7 +47,7 @@ def test_wide_and_json_status_list_the_processes_that_use_each_gpu(shell: Shell)
 
     assert free["processes"] == []
     assert used["processes"] == [
-        {"pid": 77, "name": "train", "gpu_instances": [], "pod_uid": None, "unit": None}
+        {"pid": 77, "name": "train", "gpuInstances": [], "podUid": None, "unit": None}
     ]
     assert "in use by train (pid 77)" in shell("status", "-o", "wide")
     assert "in use by" not in shell("status")
@@ -57,12 +57,12 @@ def test_wide_and_json_status_list_the_processes_that_use_each_gpu(shell: Shell)
 def test_a_process_is_listed_with_the_instance_that_it_uses(shell: Shell) -> None:
     shell("apply", "all-1g.5gb")
     gpu = json.loads(shell("status", "-o", "json"))["gpus"][0]
-    instance = gpu["gpu_instances"][2]
-    shell.state.add_client(instance["compute_instances"][0]["uuid"], name="train", pid=78)
+    instance = gpu["gpuInstances"][2]
+    shell.state.add_client(instance["computeInstances"][0]["uuid"], name="train", pid=78)
 
     (process,) = json.loads(shell("status", "-o", "json"))["gpus"][0]["processes"]
 
-    assert (process["pid"], process["gpu_instances"]) == (78, [instance["id"]])
+    assert (process["pid"], process["gpuInstances"]) == (78, [instance["id"]])
 
 
 def test_status_works_where_the_driver_cannot_list_processes(shell: Shell) -> None:

@@ -210,8 +210,8 @@ def test_nvidias_go_binding_sees_the_instances_that_we_made(
     uuids = {
         device["uuid"]
         for gpu in gpus
-        for instance in gpu["gpu_instances"]
-        for device in instance["compute_instances"]
+        for instance in gpu["gpuInstances"]
+        for device in instance["computeInstances"]
     }
     assert {line.split()[1] for line in printed if line.startswith("device")} == uuids
     assert [line.split()[2] for line in printed if line.startswith("gpu")] == [

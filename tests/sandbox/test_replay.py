@@ -95,7 +95,7 @@ def test_a_replayed_capture_gives_plan_and_order_of_its_source(
 def test_captured_durations_are_those_of_the_replay(tmp_path: pathlib.Path) -> None:
     file = capture(tmp_path, A100)
     data = json.loads(file.read_text("utf-8"))
-    slow = {"function": "nvmlGpuInstanceDestroy", "calls": 9, "median_ms": 250, "longest_ms": 300}
+    slow = {"function": "nvmlGpuInstanceDestroy", "calls": 9, "medianMs": 250, "longestMs": 300}
     data["latencies"] = [slow, *data["latencies"]]
     file.write_text(json.dumps(data), "utf-8")
     state = tmp_path / "replay"
@@ -160,15 +160,15 @@ def test_a_command_prints_the_rows_of_a_capture_for_a_review(tmp_path: pathlib.P
 
 
 COMPUTE = [
-    {"id": 0, "slices": 1, "multiprocessors": 14, "max_instances": 3, "placements": ["0:1"]},
-    {"id": 2, "slices": 3, "multiprocessors": 42, "max_instances": 1, "placements": ["0:3"]},
+    {"id": 0, "slices": 1, "multiprocessors": 14, "maxInstances": 3, "placements": ["0:1"]},
+    {"id": 2, "slices": 3, "multiprocessors": 42, "maxInstances": 1, "placements": ["0:3"]},
 ]
 PLANTED: dict[str, dict[str, Any]] = {
-    "p1g_5gb": {"id": 91, "max_instances": 6, "multiprocessors": 12},
+    "p1g_5gb": {"id": 91, "maxInstances": 6, "multiprocessors": 12},
     "p1g_5gb_me": {"engines": [1, 2, 0, 1, 1]},
     "p1g_10gb": {"placements": ["0:2", "2:2", "4:2"]},
     "p2g_10gb": {"placements": ["0:2", "2:2", "4:2", "6:2"]},
-    "p3g_20gb": {"memory_mib": 19456, "compute_profiles": COMPUTE},
+    "p3g_20gb": {"memoryMib": 19456, "computeProfiles": COMPUTE},
     "p4g_20gb": {"slices": 5},
 }
 FAULTS = {
@@ -191,7 +191,7 @@ def test_all_differences_planted_in_a_loaded_library_are_named(tmp_path: pathlib
     file = capture(tmp_path, A100)
     changed = planted(file, **PLANTED)
     data = json.loads(changed.read_text("utf-8"))
-    data["gpus"][0] |= {"mode_change_needs_reset": False}
+    data["gpus"][0] |= {"modeChangeNeedsReset": False}
     changed.write_text(json.dumps(data), "utf-8")
     state = ("--simulate-state", str(tmp_path / "planted"))
     applied = shell("apply", "all-3g.20gb", "--simulate", str(changed), *state)

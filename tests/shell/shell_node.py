@@ -104,8 +104,8 @@ class Node:
         """Return the UUIDs of a GPU's MIG devices of a profile."""
         return [
             compute["uuid"]
-            for instance in self.run("status", "-o", "json").data["gpus"][gpu]["gpu_instances"]
-            for compute in instance["compute_instances"]
+            for instance in self.run("status", "-o", "json").data["gpus"][gpu]["gpuInstances"]
+            for compute in instance["computeInstances"]
             if compute["profile"] == profile
         ]
 

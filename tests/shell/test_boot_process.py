@@ -55,7 +55,7 @@ def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathli
     assert second.status == 0
     assert second.out == "Layout mixed is already active: nothing to do.\n"
     data = json.loads(node.run("boot", "-o", "json").out)
-    assert (data["layout"], data["is_changed"], data["problems"]) == ("mixed", False, [])
+    assert (data["layout"], data["isChanged"], data["problems"]) == ("mixed", False, [])
     assert (node.shape, node.run("export", "--placements").out) == (before, exported)
     assert not node.journal.exists()
 
@@ -119,7 +119,7 @@ def test_boot_resets_only_the_faulty_gpu_of_a_running_machine(node: Node) -> Non
     answer = node.run("boot", "--repair", "reset", "-o", "json")
 
     assert answer.data["faults"] == []
-    assert answer.data["is_changed"]
+    assert answer.data["isChanged"]
     assert node.state.read().gpus[0].recovery_action == 0
     assert node.shape == before
     assert node.state.read().gpus[1].instances == kept

@@ -43,7 +43,7 @@ def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str)
 
     assert (before.status, before.out, data.status) == (1, "", 1)
     assert "layout 'one' is not applied: GPU 0 has the whole GPU, not partitioned" in before.err
-    assert json.loads(data.out)["is_applied"] is False
+    assert json.loads(data.out)["isApplied"] is False
     assert "MIG off → on, resets the GPU" in planned.out
     assert "Layout one: 0 instances destroyed, 10 created" in planned.out
     assert (applied.status, applied.out) == (0, "MIG configuration applied successfully\n")
@@ -210,7 +210,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
 
     sentence = "Not for a device plugin with MIG strategy single: MIG devices differ: 1g.5gb"
     assert sentence in plan.out
-    assert data["unserved_mig_strategies"].keys() == {"single"}
+    assert data["unservedMigStrategies"].keys() == {"single"}
     assert "Not for MIG strategy single: one" in validated.out
 
 

@@ -154,9 +154,9 @@ def test_plan_and_status_as_data_list_steps_and_instances() -> None:
     assert planned["instances"] == {"destroyed": 0, "created": 1, "kept": 0}
     assert isinstance(planned["gpus"], list)
     assert [step["action"] for step in planned["gpus"][0]["steps"]] == [
-        "set_mode",
-        "create_gpu_instance",
-        "create_compute_instance",
+        "set-mode",
+        "create-gpu-instance",
+        "create-compute-instance",
     ]
     assert isinstance(shown["gpus"], list)
     gpu = shown["gpus"][0]

@@ -235,11 +235,11 @@ def test_the_course_over_the_simulated_driver_finds_no_difference(node: shell_no
     assert answer.status == 0, answer.err + answer.out
     assert data["differences"] == []
     assert {each["outcome"] for each in data["course"]} == {"done"}
-    assert all(row["compute_profiles"] for row in data["gpus"][0]["profiles"])
+    assert all(row["computeProfiles"] for row in data["gpus"][0]["profiles"])
     called = {each["function"]: each for each in data["latencies"]}
     assert called["nvmlDeviceSetMigMode"]["calls"] == 2
     destroyed = called["nvmlGpuInstanceDestroy"]
-    assert destroyed["longest_ms"] >= slow.hang_s * 1000 > destroyed["median_ms"]
+    assert destroyed["longestMs"] >= slow.hang_s * 1000 > destroyed["medianMs"]
     assert node.state.boards[0].uuid not in file.read_text("utf-8")
     assert node.shape == before
     assert not node.journal.exists()

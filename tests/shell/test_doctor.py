@@ -51,7 +51,7 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     assert "remedy: Install a newer NVIDIA driver." in text.out
     assert text.out.count("no kubeconfig") == 1
     found = json.loads(data.out)
-    assert found["is_good"] is False
+    assert found["isGood"] is False
     assert {f["check"] for f in found["findings"] if f["verdict"] == "fail"} == {"driver"}
     assert found["counts"]["fail"] == 1
 

@@ -155,7 +155,7 @@ def test_every_flag_of_apply_and_assert_does_what_it_says(
     answer = shell(*line.replace("FILE", layouts).split(), *SPEC)
 
     assert (answer.status, answer.out) == (0, out)
-    assert [each["profile"] for each in gpu(shell)["gpu_instances"]] == instances
+    assert [each["profile"] for each in gpu(shell)["gpuInstances"]] == instances
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_the_mode_alone_is_applied_and_asserted(shell: Shell, layouts: str) -> N
     mode, everything = shell("assert", "--mode-only", *line), shell("assert", *line)
 
     assert (applied.status, applied.out) == (0, APPLIED)
-    assert (gpu(shell)["mig_mode"], gpu(shell)["gpu_instances"]) == ("enabled", [])
+    assert (gpu(shell)["migMode"], gpu(shell)["gpuInstances"]) == ("enabled", [])
     assert (mode.status, mode.out) == (0, MODE_ACTIVE)
     assert (everything.status, everything.out) == (1, "")
 

@@ -30,7 +30,7 @@ def test_mixed_layouts_come_on_request_and_can_be_applied(shell: Shell) -> None:
     applied = shell("apply", "-f", "-", "-c", name, *SPEC, stdin=mixed.out)
     assert applied.status == 0
     (gpu,) = json.loads(shell("status", "-o", "json", *SPEC).out)["gpus"]
-    made = [each["profile"] for each in gpu["gpu_instances"]]
+    made = [each["profile"] for each in gpu["gpuInstances"]]
     assert sorted(made) == ["1g.6gb", "1g.6gb+me", "2g.12gb"]
 
 

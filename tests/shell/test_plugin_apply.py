@@ -149,7 +149,7 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(user: rig.Viewer) -> None
     answer = apply(user, "--dry-run", "-o", "json")
 
     assert answer.status == 0
-    assert answer.data["is_requested"] is False
+    assert answer.data["isRequested"] is False
     assert answer.data["nodes"][0]["fits"] is True
     assert "Nothing was requested (--dry-run)." in apply(user, "--dry-run").out
     assert user.server.store.version == before
@@ -331,7 +331,7 @@ def test_a_plan_says_why_there_is_no_custom_layout(
     add_custom(user.server, text)
     answer = user.alone("plan", "custom", "gpu-1", "-o", "json")
     assert answer.status == 1
-    assert message in answer.data["nodes"][0]["why_not"]
+    assert message in answer.data["nodes"][0]["whyNot"]
     assert "\x1b" not in user.alone("plan", "custom", "gpu-1").out
 
 
@@ -339,8 +339,8 @@ def test_the_list_of_layouts_has_the_custom_one(user: rig.Viewer) -> None:
     add_custom(user.server, MINE)
     listed = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
     (own,) = (each for each in listed if each["layout"] == "custom")
-    assert own["is_requested"]
-    assert own["is_applied"]
+    assert own["isRequested"]
+    assert own["isApplied"]
     assert own["gpus"][0]["devices"] == {"1g.5gb": 1, "2g.10gb": 1}
 
 
@@ -353,7 +353,7 @@ def test_a_history_does_not_take_another_custom_layout_for_this_one(user: rig.Vi
         at = rig.ago(hours=hours)
         user.server.store.create(api_objects.an_event("gpu-1", applied, message, at=at))
 
-    since = user.alone("history", "gpu-1", "-o", "json").data["applied_since"]
+    since = user.alone("history", "gpu-1", "-o", "json").data["appliedSince"]
 
     status = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
-    assert since == status["finished_at"]
+    assert since == status["finishedAt"]

@@ -113,11 +113,11 @@ def test_json_has_every_gpu_with_its_fragmentation(viewer: rig.Viewer) -> None:
     data = json.loads(viewer.alone("capacity", "-o", "json").out)
 
     busy = data["nodes"][0]
-    assert busy["is_on_demand"]
-    assert busy["idle_devices"] == {"3g.20gb": 2, "2g.10gb": 1, "1g.5gb": 4}
+    assert busy["isOnDemand"]
+    assert busy["idleDevices"] == {"3g.20gb": 2, "2g.10gb": 1, "1g.5gb": 4}
     first, second = busy["gpus"]
-    assert (first["in_use"], first["free_slices"], first["fragmentation"]) == (["0:2"], 6, 0.33)
+    assert (first["inUse"], first["freeSlices"], first["fragmentation"]) == (["0:2"], 6, 0.33)
     assert first["room"]["1g.5gb+me"] == 1
-    assert (second["in_use"], second["fragmentation"]) == ([], 0.0)
-    assert data["total"]["idle_whole_gpus"] == 1
-    assert not data["is_good"]
+    assert (second["inUse"], second["fragmentation"]) == ([], 0.0)
+    assert data["total"]["idleWholeGpus"] == 1
+    assert not data["isGood"]

@@ -36,11 +36,11 @@ def test_with_the_strategy_single_the_tags_count_gpus(viewer: rig.Viewer) -> Non
     found = yaml.safe_load(viewer.alone(*command, "-o", "yaml").out)
 
     assert found["resources"] == {"nvidia.com/gpu": 14}
-    assert found["aws_tags"] == {
+    assert found["awsTags"] == {
         f"{AWS}/label/nvidia.com/mig.config": "all-1g.5gb",
         f"{AWS}/resources/nvidia.com/gpu": "14",
     }
-    assert found["karpenter_capacity"] == {"nvidia.com/gpu": "14"}
+    assert found["karpenterCapacity"] == {"nvidia.com/gpu": "14"}
 
 
 @pytest.mark.parametrize(

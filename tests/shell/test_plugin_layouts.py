@@ -71,9 +71,9 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     )
     named = json.loads(user.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").out)
     (layout,) = [each for each in named["layouts"] if each["layout"] == "team-a"]
-    gpu = {"index": 0, "name": "NVIDIA A100-SXM4-40GB", "is_mig_enabled": True}
+    gpu = {"index": 0, "name": "NVIDIA A100-SXM4-40GB", "isMigEnabled": True}
     assert layout["gpus"] == [gpu | {"devices": {"4g.20gb": 1}}]
-    assert layout["is_requested"]
+    assert layout["isRequested"]
     assert user.alone("layouts", "gpu-1", "-f", "missing.yaml").status == 2
 
 
@@ -108,7 +108,7 @@ def test_a_layout_is_active_with_the_content_that_was_applied(
 
     (layout,) = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
 
-    assert layout["is_applied"] is is_applied
+    assert layout["isApplied"] is is_applied
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_both_previews_give_the_same_verdict(
             assert plan["fits"] is fits
             assert preview["verdict"] in verdicts[fits]
             assert planned.status == rolled.status == (0 if fits else 1)
-            assert (plan["why_not"] or "") == (preview["message"] if fits is False else "")
+            assert (plan["whyNot"] or "") == (preview["message"] if fits is False else "")
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_content_that_only_the_agent_has_is_unknown(
     plan, preview, own = (each.data["nodes"][0] for each in (planned, rolled, named))
     assert (plan["fits"], preview["verdict"], own["fits"]) == (None, "unknown", True)
     assert preview["reason"] == "ContentUnknown"
-    assert plan["why_not"] == preview["message"]
+    assert plan["whyNot"] == preview["message"]
     assert own["notes"] == ["its agent has another layout named all-balanced"]
 
 
@@ -170,7 +170,7 @@ def test_a_plan_as_json(viewer: rig.Viewer) -> None:
     first, second = answer.data["nodes"]
     assert (first["fits"], first["plan"]["instances"]["created"]) == (True, 40)
     assert [lost["pods"] for lost in first["losses"]] == [{"ml/train": 1}]
-    assert "gpu_instance_id" not in json.dumps(answer.data)
+    assert "gpuInstanceId" not in json.dumps(answer.data)
     assert (second["fits"], second["plan"]) == (False, None)
 
 

@@ -82,7 +82,7 @@ def test_the_layout_applied_before_a_change_is_shown_during_it(
 
     assert shown in user.alone(*words).out
     (as_json,) = user.alone("status", "gpu-1", "-o", "json").data["nodes"]
-    assert (as_json["applied"], as_json["applied_before"]) == (None, "all-balanced")
+    assert (as_json["applied"], as_json["appliedBefore"]) == (None, "all-balanced")
 
 
 def test_a_missing_node_does_not_hide_the_others(viewer: rig.Viewer) -> None:
@@ -113,14 +113,14 @@ def test_yaml_has_what_json_has(viewer: rig.Viewer, words: Sequence[str]) -> Non
 def test_json_has_everything(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status", "-o", "json").data
 
-    assert answer["is_good"] is False
+    assert answer["isGood"] is False
     assert [node["status"] for node in answer["nodes"]] == [
         "success", "failed", "waiting", "stale", "no-agent",
     ]  # fmt: skip
     first = answer["nodes"][0]
     assert len(first["gpus"]) == 8
-    assert "id" not in first["gpus"][0]["gpu_instances"][0]
-    assert {each["resource"]: each["pods"] for each in first["device_requests"]} == {
+    assert "id" not in first["gpus"][0]["gpuInstances"][0]
+    assert {each["resource"]: each["pods"] for each in first["deviceRequests"]} == {
         "nvidia.com/mig-1g.5gb": {"ml/serve": 2},
         "nvidia.com/mig-2g.10gb": {},
         "nvidia.com/mig-3g.20gb": {"ml/train": 1},
@@ -135,7 +135,7 @@ def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> N
     assert [moment["what"] for moment in answer["moments"]] == [
         "Recovered", "Applied", "started", "Applied", "AlreadyApplied",
     ]  # fmt: skip
-    assert answer["applied_since"] == answer["moments"][1]["at"]
+    assert answer["appliedSince"] == answer["moments"][1]["at"]
     assert (good.status, bad.status) == (0, 0)
     assert "applied at least since 20" in good.out
     assert "3h ago" in good.out

@@ -142,12 +142,12 @@ def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
     assert manifest["files"] == {
         name: len(text.encode()) for name, text in files.items() if name != "manifest.json"
     }
-    assert manifest["is_simulated"] is True
+    assert manifest["isSimulated"] is True
     contract.check("Status", json.loads(files["status.json"]))
     contract.check("Doctor", json.loads(files["doctor.json"]))
     assert json.loads(files["status.json"])["gpus"][0]["name"] == "NVIDIA A30"
     assert "NVIDIA A30" in files["status.txt"]
-    assert json.loads(files["doctor.json"])["is_good"] is True
+    assert json.loads(files["doctor.json"])["isGood"] is True
     assert files["doctor.txt"].startswith("CHECK ")
     assert json.loads(files["versions.json"])["driver"]
     assert missing(files)["node.json"] == "no kubeconfig; name one with --kubeconfig"
@@ -179,7 +179,7 @@ def test_the_settings_are_those_of_the_agents_pod_with_their_origin(
     settings = json.loads(of_node(cluster, shell, tmp_path)["settings.json"])
     chosen = settings["options"]
 
-    assert settings["read_from"] == "the agent's pod"
+    assert settings["readFrom"] == "the agent's pod"
     assert chosen["drain-policy"] == {"value": "none", "origin": "--drain-policy"}
     assert chosen["drain-timeout-s"] == {"value": "7", "origin": "MIG_MANAGER_DRAIN_TIMEOUT_S"}
     assert chosen["lock-timeout-s"] == {"value": "30", "origin": "default"}
@@ -192,7 +192,7 @@ def test_without_a_pod_the_settings_are_those_of_the_variables_here(
     files = bundle(shell, tmp_path, MIG_MANAGER_DRAIN_TIMEOUT_S="8")
     settings = json.loads(files["settings.json"])
 
-    assert settings["read_from"] == "the variables here"
+    assert settings["readFrom"] == "the variables here"
     assert settings["options"]["drain-timeout-s"] == {
         "value": "8",
         "origin": "MIG_MANAGER_DRAIN_TIMEOUT_S",

@@ -91,7 +91,7 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     assert of_others(node.state) == {(True, 7)}
     data = json.loads(node.run("status", "-o", "json").out)
     assert [gpu["index"] for gpu in data["gpus"]] == list(OTHERS)
-    assert [(gpu["index"], gpu["reason"]) for gpu in data["unreachable_gpus"]] == [
+    assert [(gpu["index"], gpu["reason"]) for gpu in data["unreachableGpus"]] == [
         (LOST, "GpuLost")
     ]
 
@@ -105,7 +105,7 @@ def test_status_names_a_gpu_that_needs_recovery_and_what_to_do(node: shell_node.
     assert f"GPU {LOST} (" in text
     assert "needs a reset. End all processes that use it" in text
     assert f"'nvidia-smi --gpu-reset -i {LOST}'." in text
-    actions = {gpu["index"]: gpu["recovery_action"] for gpu in data["gpus"]}
+    actions = {gpu["index"]: gpu["recoveryAction"] for gpu in data["gpus"]}
     assert actions == dict.fromkeys(OTHERS, "none") | {LOST: "gpu-reset"}
 
 

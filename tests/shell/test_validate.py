@@ -208,7 +208,7 @@ def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
 
     assert answer.status == 1
     assert re.findall(rf"{re.escape(file)}:(\d+:\d+):\s", answer.out) == ["4:21", "4:35", "4:71"]
-    assert (data["is_valid"], len(data["not_portable"])) == (False, 3)
+    assert (data["isValid"], len(data["notPortable"])) == (False, 3)
     assert shell("validate", "-f", file, "--gpu", "A30").status == 0
 
 
@@ -235,7 +235,7 @@ def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
     assert "remedy: Correct the file at the named line" in answer.err
     assert answer.out.splitlines()[-1] == "1 of 3 files is invalid."
     assert alone.out == "1 of 1 file is invalid.\n"
-    assert [(each["source"], each["is_valid"]) for each in data["files"]] == [
+    assert [(each["source"], each["isValid"]) for each in data["files"]] == [
         (good, True),
         (broken, False),
     ]
@@ -244,7 +244,7 @@ def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
     assert good in answer.out
     assert shell("validate", "--files", "--gpu", "*", good).status == 0
     data = json.loads(shell("validate", "--files", "--portable", "-o", "json", good).out)
-    assert data["is_valid"] is True
+    assert data["isValid"] is True
     assert [each["source"] for each in data["files"]] == [good]
     assert none.status == 2
     assert "--files: name the layout files to check" in none.err

@@ -30,6 +30,7 @@ from mig_manager.cli.commands import (
 )
 from mig_manager.cli.toolkit import console, gpu_report, parser
 from mig_manager.core.display import bar
+from mig_manager.core.files import json_text
 from mig_manager.core.layout import plans
 from mig_manager.core.settings import host_settings, options
 
@@ -223,4 +224,4 @@ def _secrets(node: doctor_settings.DoctorSettings, environ: Mapping[str, str]) -
 
 
 def _json(data: object) -> str:
-    return json.dumps(data, indent=2) + "\n"
+    return json.dumps(json_text.in_camel_case(data), indent=2) + "\n"

@@ -18,6 +18,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import log, process
 from mig_manager.core import messages
 from mig_manager.core.display import bar
+from mig_manager.core.files import json_text
 from mig_manager.core.settings import node_settings
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def render_answer(
     output_format: node_settings.OutputFormat = node_settings.OutputFormat.JSON,
 ) -> str:
     """Return an answer for machines, with the version of its schema."""
-    return render({"apiVersion": API_VERSION, **data}, output_format)
+    return render({"apiVersion": API_VERSION, **json_text.in_camel_case(data)}, output_format)
 
 
 def render(data: Mapping[str, object], output_format: node_settings.OutputFormat) -> str:

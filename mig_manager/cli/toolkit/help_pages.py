@@ -19,11 +19,12 @@ def page(of: program.CommandLine, command: str) -> tuple[str, str, str]:
     meanings = [
         wrap(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
         for status, meaning in statuses(of, command).items()
+        if help_text.own_statuses or not command
     ]
     if not command and of.other_statuses:
         meanings.append(wrap(of.other_statuses, _INDENT))
     commands = [wrap(f"  {row.name:<17} {row.purpose}", further=" " * 20) for row in of.rows]
-    environment = of.environment if of.has_settings(command) else ""
+    environment = "" if command else of.environment
     blocks = {
         "commands": [] if command else commands,
         "examples": examples,

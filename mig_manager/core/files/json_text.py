@@ -1,9 +1,12 @@
-"""Parse untrusted JSON of other programs: annotations, files, answers."""
+"""Parse untrusted JSON of other programs: annotations, files, answers; name keys as they do."""
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
+
+_SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 
 
 def parse(text: str | bytes) -> Any:
@@ -29,3 +32,18 @@ def decoding(what: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(f"not {what}: {error!r}") from error
+
+
+def in_camel_case(value: Any) -> Any:
+    """Return plain data with keys as in Kubernetes' objects; other texts are no identifiers."""
+    if isinstance(value, dict):
+        return {camel_case(key): in_camel_case(each) for key, each in value.items()}
+    return [in_camel_case(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def camel_case(key: str) -> str:
+    """Return a key such as ``is_good`` as ``isGood``."""
+    if not _SNAKE_CASE.fullmatch(key):
+        return key
+    first, *rest = key.split("_")
+    return first + "".join(map(str.capitalize, rest))
