@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from mig_manager.agent import publish, run_journal, settings, successors
-from mig_manager.change import boot_layouts, hook_points, transaction
+from mig_manager.change import boot_layouts, change_journal, execution, hook_points, transaction
 from mig_manager.core import ports, timing
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import pod_object
@@ -195,10 +196,13 @@ class Job(Shared):
     def transaction(self, idle_wait: timing.Wait | None = None) -> transaction.Transaction:
         """Return a transaction on the node's GPUs."""
         return transaction.Transaction(
-            gpus=self.deps.gpus,
+            executor=execution.Execution(
+                gpus=self.deps.gpus,
+                reset=self.deps.reset,
+                note_persistence=functools.partial(change_journal.note_persistence, self.journal),
+                clock=self.deps.clock,
+            ),
             journal=self.journal,
-            clock=self.deps.clock,
             refresh_files=self.deps.refresh_files,
-            reset=self.deps.reset,
-            idle_wait=idle_wait,
+            idle_wait=idle_wait or timing.Wait(clock=self.deps.clock),
         )

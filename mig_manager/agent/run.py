@@ -161,7 +161,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         resolving.note_content(job, target, gpus)
     change = preparing.plan_change(job, target, gpus)
     if change.plan.is_empty:
-        snapshots = target.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
+        snapshots = change.unrestored_snapshots(change.gpus, job.journal.entries.snapshot)
         return verification.verify_unchanged(
             job, change.gpus, snapshots, is_from_owner=target.is_from_owner
         )

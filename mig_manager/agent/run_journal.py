@@ -34,7 +34,7 @@ class Step:
 
 
 class RunJournal:
-    """Implements ``transaction.ChangeJournal``: the journal of one run, on the Node.
+    """Implements ``change_journal.ChangeJournal``: the journal of one run, on the Node.
 
     Journal, status and record of the request go in the same patch.
 
@@ -160,7 +160,7 @@ class RunJournal:
         self._publisher.patch(self._complete(node_object.NodePatch(), self.entries))
         self._confirm()
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
+    def begin(self, before: model.Snapshots, plan: steps.Plan) -> None:
         """Record the snapshot for a rollback, which removes the label of the applied layout."""
         resets = sum(gpu.needs_reset for gpu in plan.gpus)
         with_resets = f", with {messages.count(resets, 'reset')}" if resets else ""

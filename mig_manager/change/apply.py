@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from mig_manager import errors
-from mig_manager.change import hook_points, local, transaction
+from mig_manager.change import hook_points, local, pod_use
 from mig_manager.core import model, ports, steps
 from mig_manager.core.files import checkpoint
 from mig_manager.core.layout import layouts, plans
@@ -48,29 +48,15 @@ def apply(
     variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
     points = hook_points.HookPoints(deps.hooks, variables=variables)
     deps = _aware_of_hooks(deps, points)
-
-    def processes() -> plans.Processes | None:
-        # What blocks the change is asked again when it begins.
-        with contextlib.suppress(errors.HardwareError):
-            return deps.processes()
-        return None
-
-    target = _Target(
+    target = _Layout(
         name=layout.name,
         content_hash=layout.content_hash,
-        covered=lambda gpus: layouts.select(layout, gpus),
-        plan=lambda gpus: plans.plan(
-            gpus,
-            layout,
-            is_mode_only=is_mode_only,
-            users=deps.pods.by_device,
-            processes=processes,
-        ),
-        unrestored_elsewhere=lambda gpus, snapshot: layouts.unrestored_elsewhere(
-            layout, gpus, snapshot
-        ),
+        layout=layout,
+        is_mode_only=is_mode_only,
+        pods=deps.pods,
+        processes=deps.processes,
     )
-    return _run(deps, target, points, None if is_locked else "apply", is_mode_only=is_mode_only)
+    return _run(deps, target, points, None if is_locked else "apply")
 
 
 def restore(
@@ -89,23 +75,14 @@ def restore(
     """
     text = source.read()
     content = checkpoint.parse(text, source=source.name)
-    name = f"checkpoint {source.name}"
-
-    def plan(gpus: model.ObservedGpus) -> plans.Planned:
-        changes = planner.restore_checkpoint(content, gpus, is_mode_only=is_mode_only)
-        return plans.Planned(layout=name, gpus=gpus, desired={}, plan=changes, users={})
-
-    target = _Target(
-        name=name,
+    target = _Checkpoint(
+        name=f"checkpoint {source.name}",
         content_hash=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
-        covered=lambda _: frozenset(device.uuid for device in content),
-        plan=plan,
-        # A checkpoint does not cover unreachable GPUs.
-        unrestored_elsewhere=lambda gpus, snapshot: gpus.unreachable_snapshots(snapshot),
+        saved=content,
+        is_mode_only=is_mode_only,
     )
     points = hook_points.HookPoints(deps.hooks)
-    deps = _aware_of_hooks(deps, points)
-    return _run(deps, target, points, "restore", is_mode_only=is_mode_only)
+    return _run(_aware_of_hooks(deps, points), target, points, "restore")
 
 
 def _aware_of_hooks(
@@ -117,17 +94,65 @@ def _aware_of_hooks(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """The goal of a change; ``covered`` and ``plan`` raise ``MigManagerError`` if impossible."""
+class _Layout:
+    """The layout of a command."""
 
     name: str
-    content_hash: str  # differs between targets of the same name
-    covered: Callable[[model.ObservedGpus], Collection[str]]  # returns the UUIDs of its GPUs
-    plan: Callable[[model.ObservedGpus], plans.Planned]
-    unrestored_elsewhere: Callable[
-        [model.ObservedGpus, Sequence[model.GpuSnapshot]], tuple[model.GpuSnapshot, ...]
-    ]
-    """Returns the snapshots of unreachable GPUs outside the target that are not restored."""
+    content_hash: str
+    layout: layouts.Layout
+    is_mode_only: bool  # whether GPUs in the right MIG mode keep their instances
+    pods: pod_use.PodUse
+    processes: Callable[[], plans.Processes]
+    """Returns the processes that use each GPU; raises HardwareError if the driver refuses."""
+
+    def gpu_uuids(self, gpus: model.ObservedGpus) -> frozenset[str]:
+        return frozenset(layouts.select(self.layout, gpus))
+
+    def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
+        return plans.plan(
+            gpus,
+            self.layout,
+            is_mode_only=self.is_mode_only,
+            users=self.pods.by_device,
+            processes=self._known_processes,
+        )
+
+    def _known_processes(self) -> plans.Processes | None:
+        # What blocks the change is asked again when it begins.
+        with contextlib.suppress(errors.HardwareError):
+            return self.processes()
+        return None
+
+    def unrestored_snapshots(
+        self, gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        return layouts.unrestored_elsewhere(self.layout, gpus, before)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Checkpoint:
+    """The checkpoint of a command."""
+
+    name: str
+    content_hash: str
+    saved: tuple[checkpoint.SavedGpu, ...]
+    is_mode_only: bool  # whether GPUs in the right MIG mode keep their instances
+
+    def gpu_uuids(self, _gpus: model.ObservedGpus) -> frozenset[str]:
+        return frozenset(gpu.uuid for gpu in self.saved)
+
+    def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
+        plan = planner.restore_checkpoint(self.saved, gpus, is_mode_only=self.is_mode_only)
+        return plans.Planned(layout=self.name, gpus=gpus, desired={}, plan=plan, users={})
+
+    def unrestored_snapshots(
+        self, gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        # A checkpoint does not cover unreachable GPUs.
+        return gpus.unreachable_snapshots(before)
+
+
+_Target = _Layout | _Checkpoint
 
 
 def _run(
@@ -135,45 +160,32 @@ def _run(
     target: _Target,
     points: hook_points.HookPoints,
     verb: str | None,  # None: the caller holds the lock
-    *,
-    is_mode_only: bool,
 ) -> plans.Applied:
     points.load()
-    if is_mode_only:
-        # ``boot`` names what it restores, and these GPUs need not have the layout's instances.
-        target = dataclasses.replace(target, name=f"{target.name} (MIG mode only)")
-    with local.hold_lock(deps, f"{verb} {target.name}") if verb else contextlib.nullcontext():
+    # ``boot`` names what it restores, and these GPUs need not have the layout's instances.
+    name = f"{target.name} (MIG mode only)" if target.is_mode_only else target.name
+    with local.hold_lock(deps, f"{verb} {name}") if verb else contextlib.nullcontext():
         observed = local.observe(deps)
-        journal = local.open_journal(deps, observed, config=target.name)
+        journal = local.open_journal(deps, observed, config=name)
         change = _LockedChange(
             deps=deps,
+            name=name,
             target=target,
             points=points,
             journal=journal,
             interrupted=journal.entries,
-            may_stay_pending=is_mode_only and not deps.may_reset,
         )
         return change.run(observed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Outside:
-    """The snapshots, from an interrupted change, of GPUs outside the target."""
+class _Goal:
+    """Implements ``transaction.Goal``: the target, and GPUs outside it as before a killed run."""
 
-    idle: transaction.Snapshots  # this change restores them
-    in_use: transaction.Snapshots
-    """The journal keeps them for a later change."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _LockedChange:
-    """One change, under the lock."""
-
-    deps: local.LocalDependencies
     target: _Target
-    points: hook_points.HookPoints
-    journal: local.LocalJournal
-    interrupted: journals.Journal  # the journal of a killed run
+    idle: model.Snapshots  # this change restores them
+    in_use: model.Snapshots
+    """The journal keeps them for a later change."""
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
 
@@ -181,49 +193,61 @@ class _LockedChange:
     checks whether the machine can reset the GPU or must reboot.
     """
 
+    def plan(self, gpus: model.ObservedGpus) -> plans.Planned:
+        planned = self.target.plan(gpus)
+        rollback = planner.restore(gpus, self.idle)
+        return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
+
+    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
+        """Return the steps that remain, without modes that may stay pending."""
+        planned = self.plan(gpus)
+        if not self.may_stay_pending:
+            return planned.plan
+        pending = {gpu.uuid for gpu in _pending(planned)}
+        return steps.Plan(
+            gpus=tuple(each for each in planned.plan.gpus if each.gpu_uuid not in pending)
+        )
+
+    def unrestored_snapshots(
+        self, gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        return self.target.unrestored_snapshots(gpus, before)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _LockedChange:
+    """One change, under the lock."""
+
+    deps: local.LocalDependencies
+    name: str  # of the target, in lock and journal
+    target: _Target
+    points: hook_points.HookPoints
+    journal: local.LocalJournal
+    interrupted: journals.Journal  # the journal of a killed run
+
     def run(self, observed: model.ObservedGpus) -> plans.Applied:
         with contextlib.ExitStack() as stack:
             check: Callable[[], object] = tuple
             try:
-                outside = self._outside(observed)
-                first = self._plan(observed, outside)
-                if self.points.has_hooks or not first.plan.is_empty:
-                    self.points.require(first.plan)
-                    if self.points.has_hooks:
-                        self._require_unused(first)
-                    check = stack.enter_context(self.deps.uninterrupted())
-                    stack.enter_context(self.points.around(check))
+                goal = self._goal(observed)
+                first = goal.plan(observed)
                 if self.points.has_hooks:
+                    self.points.require(first.plan)
+                    self._require_unused(first)
+                if self.points.has_hooks or not first.plan.is_empty:
+                    check = stack.enter_context(self.deps.uninterrupted())
+                if self.points.has_hooks:
+                    stack.enter_context(self.points.around(check))
                     # Hooks may change the GPUs.
                     after = self.deps.gpus.observe()
-                    outside = self._outside(after)
-                    first = self._plan(after, outside)
+                    goal = self._goal(after)
+                    first = goal.plan(after)
             except errors.MigManagerError as error:
                 if undone := self.journal.undo(observed):
                     error.add(undone)
                 raise
-            if outside.in_use:
-                names = ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in outside.in_use)))
-                self.deps.notify(
-                    f"{local.describe_unfinished(self.interrupted)}; {names}, outside this "
-                    "layout, is not restored while it is in use"
-                )
-            if first.plan.is_empty:
-                self.journal.note(
-                    snapshot=(*outside.in_use, *self._unrestored_snapshots(first.gpus, outside))
-                )
-                self._save(first.gpus)
-                self.journal.refresh_files()
-                return self._result(first, first.gpus, ())
-            if self.interrupted.snapshot:
-                covered = self.target.covered(first.gpus)
-                restored = local.list_restored_outside(first.gpus, outside.idle, covered)
-                self.deps.notify(
-                    f"{local.describe_unfinished(self.interrupted)}; if this one fails, the GPUs "
-                    "are rolled back to their state before that one"
-                    f"{restored and f'; this one also restores {restored}, outside its layout'}"
-                )
-            return self._result(first, *self._execute(first, outside, check))
+            self._describe_interrupted(goal, first)
+            return self._execute(goal, first, check)
 
     def _require_unused(self, first: plans.Planned) -> None:
         """Refuse to destroy the devices of pods before hooks run, which may stop kubelet.
@@ -240,15 +264,18 @@ class _LockedChange:
                 error.add("nothing was changed")
             raise
 
-    def _outside(self, gpus: model.ObservedGpus) -> _Outside:
-        covered = self.target.covered(gpus)
-        snapshots = [gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered]
-        rollback = planner.restore(gpus, snapshots)
+    def _goal(self, gpus: model.ObservedGpus) -> _Goal:
+        """Return the target, with the interrupted changes of idle GPUs outside it to undo."""
+        covered = self.target.gpu_uuids(gpus)
+        outside = [gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered]
+        rollback = planner.restore(gpus, outside)
         processes = functools.cache(self.deps.processes)
         used = {each.gpu_uuid for each in rollback.gpus if self._is_in_use(each, gpus, processes)}
-        return _Outside(
-            idle=tuple(gpu for gpu in snapshots if gpu.uuid not in used),
-            in_use=tuple(gpu for gpu in snapshots if gpu.uuid in used),
+        return _Goal(
+            target=self.target,
+            idle=tuple(gpu for gpu in outside if gpu.uuid not in used),
+            in_use=tuple(gpu for gpu in outside if gpu.uuid in used),
+            may_stay_pending=self.target.is_mode_only and not self.deps.may_reset,
         )
 
     def _is_in_use(
@@ -272,55 +299,54 @@ class _LockedChange:
             return bool(steps.blocking(plan, users))
         return False
 
-    def _plan(self, gpus: model.ObservedGpus, outside: _Outside) -> plans.Planned:
-        """Plan the target, and the rollback of idle GPUs outside it."""
-        planned = self.target.plan(gpus)
-        rollback = planner.restore(gpus, outside.idle)
-        return dataclasses.replace(planned, plan=planner.combine(planned.plan, rollback))
-
-    def _unrestored_snapshots(
-        self, gpus: model.ObservedGpus, outside: _Outside
-    ) -> tuple[model.GpuSnapshot, ...]:
-        return self.target.unrestored_elsewhere(gpus, self._to_roll_back(outside))
-
-    def _to_roll_back(self, outside: _Outside) -> transaction.Snapshots:
-        """Return the snapshots that a rollback of this change restores, too."""
-        return tuple(gpu for gpu in self.interrupted.snapshot if gpu not in outside.in_use)
+    def _describe_interrupted(self, goal: _Goal, first: plans.Planned) -> None:
+        """Say what becomes of an interrupted change."""
+        unfinished = local.describe_unfinished(self.interrupted)
+        if goal.in_use:
+            names = ", ".join(map(str, first.gpus.only(gpu.uuid for gpu in goal.in_use)))
+            self.deps.notify(
+                f"{unfinished}; {names}, outside this layout, is not restored while it is in use"
+            )
+        if self.interrupted.snapshot and not first.plan.is_empty:
+            covered = self.target.gpu_uuids(first.gpus)
+            restored = local.list_restored_outside(first.gpus, goal.idle, covered)
+            self.deps.notify(
+                f"{unfinished}; if this one fails, the GPUs are rolled back to their state before "
+                "that one"
+                f"{restored and f'; this one also restores {restored}, outside its layout'}"
+            )
 
     def _execute(
-        self,
-        first: plans.Planned,
-        outside: _Outside,
-        check: Callable[[], object],
-    ) -> tuple[model.ObservedGpus, tuple[transaction.Executed, ...]]:
-        change = dataclasses.replace(
-            local.new_transaction(self.deps, self.journal, check=check),
-            may_stay_pending=self.may_stay_pending,
-            elsewhere=outside.in_use,
+        self, goal: _Goal, first: plans.Planned, check: Callable[[], object]
+    ) -> plans.Applied:
+        change = local.new_transaction(
+            self.deps,
+            self.journal,
+            check=check,
+            may_stay_pending=goal.may_stay_pending,
+            kept_snapshots=goal.in_use,
         )
         try:
             after, executed = change.run(
                 first.plan,
+                goal,
                 observed=first.gpus,
-                interrupted=self._to_roll_back(outside),
-                replan=lambda after: self._remaining(self._plan(after, outside)),
-                unrestored=lambda after: self._unrestored_snapshots(after, outside),
+                interrupted=tuple(
+                    gpu for gpu in self.interrupted.snapshot if gpu not in goal.in_use
+                ),
                 points=self.points,
             )
             if self.journal.entries.snapshot:
                 # The snapshot belongs to the interrupted change.
                 self.journal.note(config=self.interrupted.config)
-            now = self._plan(after, outside)
-            if now.plan.is_empty:
-                self._save(after)
+            waiting = [*_pending(goal.plan(after))]
+            for gpu in waiting:
+                self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
+            if waiting and all(gpu.has_pending_mode for gpu in self._selected_gpus(after)):
+                self._keep_pending_modes(after)
             else:
-                for gpu in _pending(now):
-                    self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
-                if all(gpu.has_pending_mode for gpu in self._selected_gpus(after)):
-                    self._keep_pending_modes(after)
-                else:
-                    self._save(after)
-            change.refresh()
+                self._save(after)
+            self.journal.refresh_files()
         except errors.MigManagerError as error:
             if error.reason.is_mode_pending:
                 with contextlib.suppress(errors.MigManagerError):
@@ -328,48 +354,31 @@ class _LockedChange:
             if not self.journal.entries.is_empty:
                 error.add(local.RETRIED_LATER)
             raise
-        return after, executed
-
-    def _remaining(self, planned: plans.Planned) -> steps.Plan:
-        """Return the steps that remain, without modes that may stay pending."""
-        if not self.may_stay_pending:
-            return planned.plan
-        pending = {gpu.uuid for gpu in _pending(planned)}
-        return steps.Plan(
-            gpus=tuple(each for each in planned.plan.gpus if each.gpu_uuid not in pending)
+        return plans.Applied(
+            layout=first.layout,
+            gpus=after,
+            rounds=tuple(
+                dataclasses.replace(first, plan=each.plan, gpus=each.gpus) for each in executed
+            ),
+            overlooked=first.overlooked,
         )
 
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is only reported."""
         if why := self.deps.saved_layout.save(
             gpus,
-            config=self.target.name,
+            config=self.name,
             config_hash=self.target.content_hash,
-            covered=self.target.covered(gpus),
+            covered=self.target.gpu_uuids(gpus),
         ):
             self.deps.notify(f"{why}; the next boot will not restore this layout")
 
     def _selected_gpus(self, gpus: model.ObservedGpus) -> model.ObservedGpus:
-        return gpus.only(self.target.covered(gpus))
+        return gpus.only(self.target.gpu_uuids(gpus))
 
     def _keep_pending_modes(self, gpus: model.ObservedGpus) -> None:
         if why := self.deps.saved_layout.drop_pending(self._selected_gpus(gpus)):
             self.deps.notify(f"{why}; the next boot will undo the new MIG mode")
-
-    def _result(
-        self,
-        first: plans.Planned,
-        gpus: model.ObservedGpus,
-        executed: tuple[transaction.Executed, ...],
-    ) -> plans.Applied:
-        return plans.Applied(
-            layout=first.layout,
-            gpus=gpus,
-            rounds=tuple(
-                dataclasses.replace(first, plan=each.plan, gpus=each.gpus) for each in executed
-            ),
-            overlooked=first.overlooked,
-        )
 
 
 def _pending(planned: plans.Planned) -> Iterator[model.Gpu]:

@@ -6,7 +6,7 @@ broken GPU is reported, and the others are restored: a node with seven GPUs is b
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
@@ -18,8 +18,6 @@ from mig_manager.core.records import gpu_recovery, gpu_repair, journals
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
-
-_PlanWith = Callable[[Sequence[model.Gpu], Sequence[model.GpuSnapshot]], steps.Plan]
 
 _APPLY_ONE = "Apply a layout; once verified, it is restored at the next boot."
 _APPLY_AGAIN = "Apply the layout again, or another one; see 'mig-manager status'."
@@ -142,6 +140,22 @@ class _RestoreOutcome:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Saved:
+    """Implements ``transaction.Goal``: the saved states of GPUs."""
+
+    snapshot: model.Snapshots
+    is_repair: bool  # whether to reset the GPUs that await it first
+
+    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
+        return (planner.repair if self.is_repair else planner.restore)(gpus, self.snapshot)
+
+    def unrestored_snapshots(
+        self, _gpus: model.ObservedGpus, _before: model.Snapshots
+    ) -> model.Snapshots:
+        return ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _LockedBoot:
     """The restore of one saved layout, under the lock."""
@@ -161,7 +175,7 @@ class _LockedBoot:
         outcome = _RestoreOutcome()
         for gpu in gpus:
             self.deps.notify(f"{gpu_recovery.fault(gpu)}: resetting it")
-            outcome = outcome.join(self._change((gpu.uuid,), planner.repair))
+            outcome = outcome.join(self._change((gpu.uuid,), is_repair=True))
         return outcome
 
     def change_all(self, uuids: tuple[str, ...]) -> _RestoreOutcome:
@@ -177,33 +191,29 @@ class _LockedBoot:
             outcome = outcome.join(self._change((uuid,)))
         return outcome
 
-    def _change(
-        self, uuids: tuple[str, ...], plan_with: _PlanWith = planner.restore
-    ) -> _RestoreOutcome:
+    def _change(self, uuids: tuple[str, ...], *, is_repair: bool = False) -> _RestoreOutcome:
         """Restore GPUs in one change, or roll them back."""
         before = {gpu.uuid: gpu for gpu in self.journal.entries.snapshot}
         interrupted = self.interrupted | before
-        elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in self.pending - {*uuids})
+        others = tuple(gpu for uuid, gpu in before.items() if uuid in self.pending - {*uuids})
+        saved = tuple(self.target[uuid] for uuid in uuids if uuid in self.target)
+        goal = _Saved(saved, is_repair=is_repair)
         observed = after = model.NO_GPUS
         try:
             observed = self.deps.gpus.observe()
-            plan = _plan(self.target, observed, uuids, plan_with)
-            if plan.is_empty:
-                self.journal.note(snapshot=elsewhere)
-                return _RestoreOutcome(unreachable=observed.unreachable)
             idle_timeout_s = max(0.0, self.idle_by_s - self.deps.clock.monotonic())
-            deps = dataclasses.replace(self.deps, idle_timeout_s=idle_timeout_s)
+            deps = dataclasses.replace(
+                self.deps, idle_timeout_s=idle_timeout_s, in_use_timeout_s=idle_timeout_s
+            )
             change = dataclasses.replace(
-                local.new_transaction(deps, self.journal, check=self.check),
+                local.new_transaction(deps, self.journal, check=self.check, kept_snapshots=others),
                 refresh_files=None,  # once, after the last GPU
-                in_use_timeout_s=idle_timeout_s,
-                elsewhere=elsewhere,
             )
             after, executed = change.run(
-                plan,
+                goal.replan(observed),
+                goal,
                 observed=observed,
                 interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),
-                replan=lambda after: _plan(self.target, after, uuids, plan_with),
             )
         except errors.UsageError:
             raise
@@ -235,7 +245,7 @@ def _restore(
     uuids = []
     for gpu in observed:
         try:
-            if gpu in faulty or not _plan(target, [gpu], [gpu.uuid]).is_empty:
+            if gpu in faulty or not planner.restore([gpu], [*target.values()]).is_empty:
                 uuids.append(gpu.uuid)
         except errors.LayoutError as error:
             problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
@@ -295,15 +305,6 @@ def _earlier_states(observed: model.ObservedGpus, saved: journals.VerifiedLayout
                 f"{gpu} was unreachable when layout '{saved.config}' was verified: its saved "
                 f"state is of layout '{config}'"
             )
-
-
-def _plan(
-    target: Mapping[str, model.GpuSnapshot],
-    gpus: Iterable[model.Gpu],
-    uuids: Iterable[str],
-    plan_with: _PlanWith = planner.restore,
-) -> steps.Plan:
-    return plan_with(tuple(gpus), [target[uuid] for uuid in uuids if uuid in target])
 
 
 def _other_gpus(

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.change import local
+from mig_manager.change import change_journal, local
 from mig_manager.core import model, steps
 from mig_manager.core.acceptance import stages
 from mig_manager.core.planner import planner
@@ -121,6 +121,21 @@ def require_unused(gpu: model.Gpu) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Goal:
+    """Implements ``transaction.Goal``: a stage, whose journal ends with the course."""
+
+    desired: Mapping[str, model.DesiredGpu]  # by UUID
+
+    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
+        return planner.plan(gpus, self.desired)
+
+    def unrestored_snapshots(
+        self, _gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        return before
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Course:
     deps: local.LocalDependencies
@@ -187,19 +202,12 @@ class _Course:
 
     def _change(self, desired: model.DesiredGpu) -> None:
         """Bring the GPU to a state as ``apply`` does, and keep the journal of the course."""
-        wanted = {self.uuid: desired}
-        observed = self.observed
-        plan = planner.plan(observed, wanted)
-        if plan.is_empty:
-            return
-        base = self.journal.entries.snapshot
-        before = planner.baseline(plan, observed, base)
+        goal = _Goal({self.uuid: desired})
         self.observed, _ = local.new_transaction(self.deps, self.journal).run(
-            plan,
-            observed=observed,
-            replan=lambda after: planner.plan(after, wanted),
-            interrupted=base,
-            unrestored=lambda _after: before,
+            goal.replan(self.observed),
+            goal,
+            observed=self.observed,
+            interrupted=self.journal.entries.snapshot,
         )
         for row in self.gpu.profiles or ():
             if row.compute_profiles:
@@ -249,9 +257,10 @@ class _Course:
         before = planner.baseline(self._plan(mine), self.observed)
         # The journal of the course has both, so that a kill leaves neither.
         self._change(_with_instances(mine, foreign))
-        change = local.new_transaction(self.deps, self.journal)
-        course = self.journal.entries.snapshot
-        rollback = dataclasses.replace(change, elsewhere=course).roll_back(before)
+        change = local.new_transaction(
+            self.deps, self.journal, kept_snapshots=self.journal.entries.snapshot
+        )
+        rollback = change.roll_back(before)
         self.observed = self.deps.gpus.observe()
         starts = [each.placement.start for each in self.gpu.gpu_instances]
         if starts != [foreign.start] or not rollback.foreign:
@@ -273,7 +282,7 @@ class _Course:
         if self.deps.reset is None:
             raise _NotTriedError("no program that resets GPUs")
         try:
-            note = local.new_transaction(self.deps, self.journal).note_persistence
+            note = functools.partial(change_journal.note_persistence, self.journal)
             self.deps.reset.reset([self.gpu], note, is_repair=True)
         except errors.HostError as error:
             if error.reason in _CANNOT_RESET:

@@ -24,12 +24,14 @@ class Execution:
 
     gpus: ports.Gpus
     reset: ports.GpuReset | None
-    """None: a mode stays pending, and no GPU is repaired."""
+    """Resets GPUs with a pending mode; None: the mode stays pending, and no GPU is repaired."""
     note_persistence: ports.NotePersistence
-    may_stay_pending: bool  # whether a mode may stay pending until a reset or a reboot
-    require_unused: RequireUnused | None
-    in_use_wait: timing.Wait
-    """With ``require_unused``: for what the driver refuses as in use."""
+    clock: timing.Clock
+    require_unused: RequireUnused | None = None
+    """Asks kubelet; None: for the agent, which drains pods itself."""
+    in_use_timeout_s: float = 0.0
+    """With ``require_unused``: how long to retry what the driver refuses as in use."""
+    may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot
 
     def run(
         self, plan: steps.Plan, observed: model.ObservedGpus
@@ -81,7 +83,7 @@ class Execution:
             return self.gpus.execute(plan, observed)
         self.require_unused(clients.affected_ids(plan, observed))
         attempt = dataclasses.replace(plan, in_use_timeout_s=0.0)
-        attempts = self.in_use_wait.attempts()
+        attempts = timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s).attempts()
         while True:
             is_last = next(attempts)
             try:

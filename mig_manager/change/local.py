@@ -6,11 +6,12 @@ run can roll back and does not mistake half of a change for the former state.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from typing import Unpack
 
 from mig_manager import errors
-from mig_manager.change import boot_layouts, pod_use, transaction
+from mig_manager.change import boot_layouts, change_journal, execution, pod_use, transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import plans
 from mig_manager.core.planner import planner
@@ -108,32 +109,39 @@ def new_wait(
 
 def new_transaction(
     deps: LocalDependencies,
-    journal: transaction.ChangeJournal,
+    journal: change_journal.ChangeJournal,
     *,
     check: Callable[[], object] = lambda: None,
+    may_stay_pending: bool = False,
+    kept_snapshots: model.Snapshots = (),
 ) -> transaction.Transaction:
     """Build the transaction of a change at a shell."""
     return transaction.Transaction(
-        gpus=deps.gpus,
+        executor=execution.Execution(
+            gpus=deps.gpus,
+            reset=deps.reset if deps.may_reset else None,
+            note_persistence=functools.partial(change_journal.note_persistence, journal),
+            clock=deps.clock,
+            require_unused=deps.pods.require_unused,
+            in_use_timeout_s=deps.in_use_timeout_s,
+            may_stay_pending=may_stay_pending,
+        ),
         journal=journal,
-        clock=deps.clock,
         refresh_files=deps.refresh_files,
-        reset=deps.reset if deps.may_reset else None,
         idle_wait=new_wait(deps, deps.idle_timeout_s, check=check),
-        in_use_timeout_s=deps.in_use_timeout_s,
-        require_unused=deps.pods.require_unused,
+        kept_snapshots=kept_snapshots,
     )
 
 
 @dataclasses.dataclass(slots=True)
 class LocalJournal:
-    """Implements ``transaction.ChangeJournal`` in a file."""
+    """Implements ``change_journal.ChangeJournal`` in a file."""
 
     deps: LocalDependencies
     entries: journals.Journal
     config: str = ""  # the layout that the next change applies
 
-    def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
+    def begin(self, before: model.Snapshots, _plan: steps.Plan) -> None:
         """Write the snapshot that a rollback restores; UsageError: it cannot be written."""
         self.note(config=self.config, snapshot=before)
 
@@ -225,7 +233,9 @@ def describe_interrupted(
     )
 
 
-def undone(deps: LocalDependencies, observed: model.ObservedGpus, gpu: model.Gpu) -> model.Gpu:
+def as_if_undone(
+    deps: LocalDependencies, observed: model.ObservedGpus, gpu: model.Gpu
+) -> model.Gpu:
     """Return a GPU as undoing a killed run leaves it."""
     entries = _read(deps.journal)
     before: model.Gpu | model.GpuSnapshot = gpu
@@ -248,7 +258,7 @@ def _read(journal: ports.KeptFile) -> journals.Journal:
 
 
 def list_restored_outside(
-    observed: model.ObservedGpus, snapshot: transaction.Snapshots, covered: Collection[str]
+    observed: model.ObservedGpus, snapshot: model.Snapshots, covered: Collection[str]
 ) -> str:
     """Name the GPUs outside a layout that its change restores; empty if there are none."""
     outside = [gpu for gpu in snapshot if gpu.uuid not in covered]

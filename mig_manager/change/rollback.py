@@ -11,7 +11,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.change import execution
-from mig_manager.core import model, steps, timing
+from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
@@ -22,130 +22,139 @@ time to recover."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
+class RollbackOutcome:
     """The outcome of a rollback."""
 
     is_complete: bool  # whether the reachable GPUs have exactly their former instances
     message: str  # as a part of a sentence
+    has_begun: bool = False  # whether a step may have been executed
     foreign: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them."""
-    unrestored: tuple[model.GpuSnapshot, ...] = ()
+    unrestored: model.Snapshots = ()
     """Snapshots of unreachable GPUs, to be restored once they are back."""
     gpus: model.ObservedGpus = model.NO_GPUS  # as last observed
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Restore:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
     """One rollback."""
 
-    executing: execution.Execution
-    clock: timing.Clock
-    before: tuple[model.GpuSnapshot, ...]
+    executor: execution.Execution
+    before: model.Snapshots
     keep_pending: bool
     requires_idle: bool
-    is_begun: bool = False  # whether a step may have been executed
-    now: model.ObservedGpus = model.NO_GPUS
 
-    @property
-    def foreign(self) -> tuple[str, ...]:
-        """Instances that the change did not create, as last observed."""
-        return planner.unowned_instances(self.now, self.before)
-
-    def run(self) -> Rollback:
+    def run(self) -> RollbackOutcome:
         """Restore the GPUs, and verify them."""
-        pauses_s = iter(_PAUSES_S)
+        now, has_begun, pauses_s = model.NO_GPUS, False, iter(_PAUSES_S)
         while True:
+            is_executing = False
             try:
-                return self._success(self._restore())
+                now = self.executor.gpus.observe()
+                plan = self._plan(now)
+                if not plan.is_empty:
+                    is_executing = True
+                    now = self._execute(plan, now, has_begun=has_begun)
+                    has_begun = True
+                    self._verify(now)
+                result = self._success(now, has_begun=has_begun)
+                return dataclasses.replace(result, has_begun=has_begun)
             except errors.MigManagerError as error:
+                has_begun |= is_executing and not isinstance(error, execution.REFUSALS)
                 pause_s = next(pauses_s, None)
-                # The run itself waits for processes that use instances to be removed. A hung
-                # driver costs a whole deadline for each attempt, so a later run retries.
-                is_retried = error.reason.is_transient and not isinstance(
-                    error, errors.GpuInUseError
-                )
-                is_hung = error.reason is errors.Reason.NVML_TIMEOUT
-                if pause_s is None or is_hung or not is_retried:
-                    return self._failure(error)
-            self.clock.wait(pause_s)
+                if pause_s is None or not _is_retried(error):
+                    return dataclasses.replace(self._failure(error, now), has_begun=has_begun)
+            self.executor.clock.wait(pause_s)
 
-    def _success(self, message: str) -> Rollback:
+    def _success(self, now: model.ObservedGpus, *, has_begun: bool) -> RollbackOutcome:
         """Return the success, with the snapshots of unreachable GPUs."""
-        if self.foreign:
-            return _with_foreign(message, self.foreign, self.now)
-        unrestored = self.now.unreachable_snapshots(self.before)
-        if unrestored:
-            lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
-            described = "; ".join(map(_describe, unrestored))
-            message += f" on the reachable GPUs; {lost}; still to restore: {described}"
-        return Rollback(is_complete=True, message=message, unrestored=unrestored, gpus=self.now)
-
-    def _restore(self) -> str:
-        """Restore and verify once; return the outcome as a part of a sentence."""
-        gpus = self.executing.gpus
-        plan = self._plan(gpus.observe())
-        if plan.is_empty and not self.is_begun:
-            return (
+        message = "the former instances are restored"
+        if not has_begun:
+            message = (
                 "only the new mode stays pending" if self.keep_pending else "nothing was changed"
             )
-        if not plan.is_empty:
-            requires_idle = self.requires_idle and not self.is_begun
-            guarded = dataclasses.replace(plan, requires_idle=requires_idle)
-            try:
-                now, was_reset = self.executing.run(guarded, self.now)
-            except errors.MigManagerError as error:
-                self.is_begun |= not isinstance(error, execution.REFUSALS)
-                raise
-            self.is_begun = True
-            plan = self._plan(now)
-            if was_reset and not plan.is_empty:
-                plan = self._plan(now.with_newer(gpus.execute(plan, now)))
-        if plan.is_empty:
-            return "the former instances are restored"
-        raise errors.HardwareError(
-            "every step succeeded, but the former instances are not restored",
-            reason=errors.Reason.VERIFY_FAILED,
-        )
+        if foreign := planner.unowned_instances(now, self.before):
+            return _with_foreign(message, foreign, now)
+        unrestored = now.unreachable_snapshots(self.before)
+        if unrestored:
+            lost = "; ".join(gpu.sentence for gpu in now.unreachable)
+            described = "; ".join(map(_describe, unrestored))
+            message += f" on the reachable GPUs; {lost}; still to restore: {described}"
+        return RollbackOutcome(is_complete=True, message=message, unrestored=unrestored, gpus=now)
 
-    def _failure(self, error: errors.MigManagerError) -> Rollback:
+    def _execute(
+        self, plan: steps.Plan, now: model.ObservedGpus, *, has_begun: bool
+    ) -> model.ObservedGpus:
+        guarded = dataclasses.replace(plan, requires_idle=self.requires_idle and not has_begun)
+        after, was_reset = self.executor.run(guarded, now)
+        rest = self._plan(after)
+        if was_reset and not rest.is_empty:
+            return after.with_newer(self.executor.gpus.execute(rest, after))
+        return after
+
+    def _verify(self, now: model.ObservedGpus) -> None:
+        if not self._plan(now).is_empty:
+            raise errors.HardwareError(
+                "every step succeeded, but the former instances are not restored",
+                reason=errors.Reason.VERIFY_FAILED,
+            )
+
+    def _failure(self, error: errors.MigManagerError, now: model.ObservedGpus) -> RollbackOutcome:
         """Return the failure, with the remaining steps if the GPUs can be observed."""
         _log.warning("rollback_failed", reason=error.reason.value, error=error.message)
         message = f"the rollback failed as well: {error.message}"
         # A driver that has just hung would hang again.
         if error.reason is not errors.Reason.NVML_TIMEOUT:
             with contextlib.suppress(errors.MigManagerError):
-                plan = self._plan(self.executing.gpus.observe())
+                now = self.executor.gpus.observe()
                 if remaining := "; ".join(
                     f"GPU {gpu.gpu_index}: {', '.join(map(steps.describe, gpu.steps))}"
-                    for gpu in plan.gpus
+                    for gpu in self._plan(now).gpus
                     if gpu.steps
                 ):
                     message += f"; still to do: {remaining}"
-        return Rollback(is_complete=False, message=message, foreign=self.foreign, gpus=self.now)
+        return RollbackOutcome(
+            is_complete=False,
+            message=message,
+            foreign=planner.unowned_instances(now, self.before),
+            gpus=now,
+        )
 
     def _plan(self, now: model.ObservedGpus) -> steps.Plan:
-        self.now = now
         return planner.restore(now, self.before, keep_pending=self.keep_pending)
 
 
-def verify_without_steps(
-    now: model.ObservedGpus, before: tuple[model.GpuSnapshot, ...]
-) -> Rollback:
+def _is_retried(error: errors.MigManagerError) -> bool:
+    """Check whether to restore again after an error.
+
+    The run itself waits for processes that use instances to be removed. A hung driver costs a
+    whole deadline for each attempt, so a later run retries.
+    """
+    is_in_use = isinstance(error, errors.GpuInUseError)
+    is_hung = error.reason is errors.Reason.NVML_TIMEOUT
+    return error.reason.is_transient and not (is_in_use or is_hung)
+
+
+def verify_without_steps(now: model.ObservedGpus, before: model.Snapshots) -> RollbackOutcome:
     """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
     foreign = planner.unowned_instances(now, before)
     if foreign:
         return _with_foreign("the former instances are restored", foreign, now)
-    return Rollback(is_complete=True, message="", unrestored=now.unreachable_snapshots(before))
+    return RollbackOutcome(
+        is_complete=True, message="", unrestored=now.unreachable_snapshots(before)
+    )
 
 
-def _with_foreign(message: str, foreign: tuple[str, ...], now: model.ObservedGpus) -> Rollback:
+def _with_foreign(
+    message: str, foreign: tuple[str, ...], now: model.ObservedGpus
+) -> RollbackOutcome:
     _log.warning("foreign_instances_kept", instances=foreign)
     why = (
         "is new, and is kept because this change did not create it"
         if len(foreign) == 1
         else "are new, and are kept because this change did not create them"
     )
-    return Rollback(
+    return RollbackOutcome(
         is_complete=False,
         message=f"{message}; {', '.join(foreign)} {why}",
         foreign=foreign,

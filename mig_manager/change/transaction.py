@@ -1,63 +1,41 @@
 """One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
 
 Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ before and after
-it, and in where they keep the journal (``ChangeJournal``): in a file or on the Node.
+it, in the goal, and in where they keep the journal: in a file or on the Node.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
-from typing import Protocol, Unpack
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.change import execution, hook_points, rollback
+from mig_manager.change import change_journal, execution, hook_points, rollback
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.planner import planner, vgpus
-from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
-
-Observed = model.ObservedGpus
-Snapshots = tuple[model.GpuSnapshot, ...]
-Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
 """The mode, then instances whose profiles are known only then, and one to spare."""
 
 
-class ChangeJournal(Protocol):
-    """The journal of a change, which outlives a killed process and lists what to undo."""
+class Goal(Protocol):
+    """What a change brings the GPUs to."""
 
-    @property
-    def entries(self) -> journals.Journal:
-        """The entries as they are now."""
-
-    def begin(self, before: Snapshots, plan: steps.Plan) -> object:
-        """Write the snapshot that a rollback restores, before a plan is executed.
-
-        Called again when a later plan of the same change affects more.
+    def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
+        """Plan the steps that remain; without any, the goal is reached.
 
         Raises:
-            MigManagerError: The journal cannot be written; nothing may be executed.
+            LayoutError: The goal is impossible on these GPUs.
         """
 
-    def begin_rollback(self) -> object:
-        """Report that a rollback begins; must not raise ``MigManagerError``."""
-
-    def note_gpus(self, gpus: Observed) -> object:
-        """Note the GPUs after a rollback."""
-
-    def note(self, **entries: Unpack[journals.Changes]) -> object:
-        """Change entries; a file is written at once, and the Node with its next patch.
-
-        Raises:
-            MigManagerError: A snapshot that must be kept cannot be written.
-        """
-
-    def announce(self, **entries: Unpack[journals.Changes]) -> object:
-        """Change entries and write them now; must not raise ``MigManagerError``."""
+    def unrestored_snapshots(
+        self, gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        """Return the GPUs of ``before`` that a later change must restore, if this one succeeds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,50 +43,55 @@ class Executed:
     """A plan that was executed."""
 
     plan: steps.Plan
-    gpus: Observed  # before the plan
+    gpus: model.ObservedGpus  # before the plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """The next plan of a change; without steps, if the goal is reached."""
+
+    plan: steps.Plan
+    gpus: model.ObservedGpus  # before the plan
+    before: model.Snapshots  # the GPUs that a rollback restores once the plan has begun
+    earlier: model.Snapshots
+    """``before`` without this plan: the rollback until it has begun. The instances that a stale
+    plan would create belong to another program."""
+    executed: tuple[Executed, ...] = ()
+    has_begun: bool = False  # whether a step of the plan may have been executed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
     """Changes GPUs, or rolls them back; the caller holds the node's lock (``hold_lock``)."""
 
-    gpus: ports.Gpus
-    journal: ChangeJournal
-    clock: timing.Clock
+    executor: execution.Execution
+    journal: change_journal.ChangeJournal
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
-    reset: ports.GpuReset | None = None
-    """Resets GPUs with a pending mode; None: the mode stays pending, and no GPU is repaired."""
-    idle_wait: timing.Wait | None = None
-    """For processes that use instances to be destroyed; None: one attempt."""
-    may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot
-    elsewhere: Snapshots = ()  # snapshots of other changes in the same journal
-    require_unused: execution.RequireUnused | None = None
-    """Asks kubelet; None: for the agent, which drains pods itself."""
-    in_use_timeout_s: float = 0.0
-    """With ``require_unused``: how long to retry what the driver refuses as in use."""
+    idle_wait: timing.Wait
+    """For processes that use instances to be destroyed."""
+    kept_snapshots: model.Snapshots = ()
+    """Snapshots of other changes in the same journal."""
 
     def run(
         self,
         first: steps.Plan,
+        goal: Goal,
         *,
-        observed: Observed,
-        replan: Replan,
-        interrupted: Snapshots = (),
-        unrestored: Callable[[Observed], Snapshots] = lambda _gpus: (),
+        observed: model.ObservedGpus,
+        interrupted: model.Snapshots = (),
         points: hook_points.HookPoints | None = None,
-    ) -> tuple[Observed, tuple[Executed, ...]]:
+    ) -> tuple[model.ObservedGpus, tuple[Executed, ...]]:
         """Execute a plan, and a second one if the driver reports profiles only with MIG on.
 
-        The caller then calls ``refresh``.
+        The caller then calls ``refresh``, if anything was executed.
 
         Args:
-            first: The plan; not empty.
+            first: The plan. If it is empty, nothing is executed.
+            goal: Plans again; an empty plan verifies that it is reached.
             observed: The GPUs that the plan was made for. GPUs without steps are not observed
                 again: the drift check detects changes by other programs.
-            replan: Plans the same layout again; an empty plan verifies it.
             interrupted: The GPUs before an interrupted change, which a rollback restores.
-            unrestored: Returns snapshots of unreachable GPUs outside the layout, to restore later.
             points: Where hooks run; None: no hooks.
 
         Returns:
@@ -125,23 +108,28 @@ class Transaction:
             MigManagerError: The journal cannot be written.
             Superseded: The change was superseded before its first step, or while a hook ran.
         """
-        rounds = _Rounds(self, interrupted, points or hook_points.HookPoints())
-        plan = rounds.points.first_stage(first)
-        rounds.begin(first, observed)
+        points = points or hook_points.HookPoints()
+        stage = points.first_stage(first)
+        now = dataclasses.replace(self._begin(first, observed, interrupted), plan=stage)
         try:
-            after = rounds.run(plan, first, observed, replan)
+            while not now.plan.is_empty:
+                points.before(now.plan)
+                now = dataclasses.replace(now, has_begun=True)
+                now = self._execute(now, first, goal)
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
-            self._give_up(rounds)
+            self._give_up(dataclasses.replace(now, has_begun=False))
             raise
         except errors.MigManagerError as error:
             _log.warning("change_failed", reason=error.reason.value, error=error.message)
+            if isinstance(error, execution.REFUSALS):
+                now = dataclasses.replace(now, has_begun=False)
             # A reboot activates a pending mode; cancelling the mode would waste the reboot.
             keep_pending = error.reason.is_mode_pending
             result = (
-                self._give_up_keeping_modes(rounds, first, observed)
+                self._give_up_instances(now.before, first, observed)
                 if keep_pending
-                else self._give_up(rounds)
+                else self._give_up(now)
             )
             error.add(result.message)
             for warning in vgpus.host_warnings(observed, first):
@@ -151,69 +139,105 @@ class Transaction:
                     error.message, reason=errors.Reason.VERIFY_FAILED
                 ) from error
             raise
-        self.journal.note(snapshot=(*self.elsewhere, *unrestored(after)), stale_files=True)
-        return after, tuple(rounds.executed)
+        snapshot = (*self.kept_snapshots, *goal.unrestored_snapshots(now.gpus, now.before))
+        is_stale = bool(now.executed) or self.journal.entries.stale_files
+        self.journal.note(snapshot=snapshot, stale_files=is_stale)
+        return now.gpus, now.executed
 
-    def _give_up(self, rounds: "_Rounds") -> rollback.Rollback:
-        if rounds.has_begun:
-            return self.roll_back(rounds.before)
-        nothing = rollback.Rollback(is_complete=True, message="nothing was changed")
-        snapshot = (*self.elsewhere, *rounds.earlier)
+    def _begin(
+        self,
+        plan: steps.Plan,
+        gpus: model.ObservedGpus,
+        earlier: model.Snapshots,
+        executed: tuple[Executed, ...] = (),
+    ) -> _Round:
+        """Write the snapshot that a rollback restores once a plan is executed."""
+        before = planner.baseline(plan, gpus, earlier)
+        if before != earlier or not (executed or plan.is_empty):
+            self.journal.begin((*self.kept_snapshots, *before), plan)
+        return _Round(
+            plan=plan,
+            gpus=gpus,
+            before=before,
+            earlier=planner.trim(gpus, earlier),
+            executed=executed,
+        )
+
+    def _execute(self, now: _Round, first: steps.Plan, goal: Goal) -> _Round:
+        """Execute a plan once no process or pod uses the instances that it destroys.
+
+        The executor checks processes in the NVML session of the change, so no process can start in
+        between.
+        """
+        guarded = dataclasses.replace(now.plan, requires_idle=True)
+        after, was_reset = self.idle_wait.retry(
+            lambda: self.executor.run(guarded, now.gpus),
+            may_pass=lambda error: isinstance(error, errors.GpuInUseError),
+        )
+        rest = goal.replan(after)
+        if not rest.is_empty:
+            _require_progress(now, first, after, rest, was_reset=was_reset)
+        executed = (*now.executed, Executed(plan=now.plan, gpus=now.gpus))
+        return self._begin(rest, after, now.before, executed)
+
+    def _give_up(self, now: _Round) -> rollback.RollbackOutcome:
+        if now.has_begun:
+            return self.roll_back(now.before)
+        nothing = rollback.RollbackOutcome(is_complete=True, message="nothing was changed")
+        snapshot = (*self.kept_snapshots, *now.earlier)
         result = _with_failure(nothing, lambda: self.journal.note(snapshot=snapshot))
-        if not rounds.earlier:
+        if not now.earlier:
             return result
         # The devices of an interrupted change may be in use since.
-        return self.roll_back(rounds.earlier, requires_idle=not rounds.executed)
+        return self.roll_back(now.earlier, requires_idle=not now.executed)
 
-    def _give_up_keeping_modes(
-        self, rounds: "_Rounds", plan: steps.Plan, observed: Observed
-    ) -> rollback.Rollback:
-        """Roll back, but leave an older change of a mode that the plan keeps to a later rollback.
+    def _give_up_instances(
+        self, before: model.Snapshots, first: steps.Plan, observed: model.ObservedGpus
+    ) -> rollback.RollbackOutcome:
+        """Roll back, but keep the modes that wait for a reset or a reboot.
 
-        Else the reset or reboot that activates the pending modes would activate the old one too.
+        That would activate a mode restored now, too. So where an interrupted change has set a mode
+        that this plan keeps, the GPU returns to how it was ``observed``, and the journal keeps its
+        snapshot for a later rollback.
         """
-        switched = {(step.gpu_uuid, step.mode) for step in plan.of(steps.SetMode)}
-        now = {gpu.uuid: gpu.snapshot for gpu in observed}
-
-        def target(older: model.GpuSnapshot) -> model.GpuSnapshot:
-            present = now.get(older.uuid, older)
-            is_switched = (older.uuid, older.current_mode) in switched
-            if present.current_mode is older.current_mode or is_switched:
-                return older
-            return dataclasses.replace(present, created=older.created)
-
-        before = tuple(map(target, rounds.before))
-        result = self.roll_back(before, keep_pending=True)
-        if before == rounds.before:
+        at_start = {gpu.uuid: gpu.snapshot for gpu in observed}
+        new_modes = {step.gpu_uuid: step.mode for step in first.of(steps.SetMode)}
+        target = tuple(
+            dataclasses.replace(at_start[gpu.uuid], created=gpu.created)
+            if gpu.uuid in at_start
+            and gpu.current_mode not in (at_start[gpu.uuid].current_mode, new_modes.get(gpu.uuid))
+            else gpu
+            for gpu in before
+        )
+        result = self.roll_back(target, keep_pending=True)
+        if target == before:
             return result
-        snapshot = (*self.elsewhere, *planner.trim(result.gpus, rounds.before))
+        snapshot = (*self.kept_snapshots, *planner.trim(result.gpus, before))
         return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
     def roll_back(
-        self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
-    ) -> rollback.Rollback:
+        self, before: model.Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
+    ) -> rollback.RollbackOutcome:
         """Restore a snapshot, and retry if the failure is transient."""
         self.journal.begin_rollback()
-        restore = rollback.Restore(
-            executing=self.execution,
-            clock=self.clock,
+        result = rollback.Rollback(
+            executor=self.executor,
             before=before,
             keep_pending=keep_pending,
             requires_idle=requires_idle,
-        )
-        result = restore.run()
+        ).run()
         if result.gpus:
             self.journal.note_gpus(result.gpus)
-        if restore.is_begun or result.is_complete:
+        if result.has_begun or result.is_complete:
             return self.conclude(result)
         # Instances that others create from now on must not count as the change's.
         snapshot = planner.trim(result.gpus, self.journal.entries.snapshot)
         return _with_failure(result, lambda: self.journal.note(snapshot=snapshot))
 
-    def conclude(self, result: rollback.Rollback) -> rollback.Rollback:
+    def conclude(self, result: rollback.RollbackOutcome) -> rollback.RollbackOutcome:
         """Note the end of a rollback and refresh device files; return it with their failures."""
         snapshot = (
-            (*self.elsewhere, *result.unrestored)
+            (*self.kept_snapshots, *result.unrestored)
             if result.is_complete
             else planner.trim(result.gpus, self.journal.entries.snapshot)
         )
@@ -228,97 +252,36 @@ class Transaction:
             self.refresh_files()
             self.journal.note(stale_files=False)
 
-    @property
-    def execution(self) -> execution.Execution:
-        """The execution of its plans."""
-        return execution.Execution(
-            gpus=self.gpus,
-            reset=self.reset,
-            note_persistence=self.note_persistence,
-            may_stay_pending=self.may_stay_pending,
-            require_unused=self.require_unused,
-            in_use_wait=timing.Wait(clock=self.clock, timeout_s=self.in_use_timeout_s),
+
+def _require_progress(
+    now: _Round, first: steps.Plan, after: model.ObservedGpus, rest: steps.Plan, *, was_reset: bool
+) -> None:
+    """Check that what remains after a plan is what the plan could not do yet.
+
+    Raises:
+        HardwareError: GPU_NEEDS_RESET, although it was reset; VERIFY_FAILED.
+    """
+    if was_reset and any(gpu_plan.is_repair for gpu_plan in rest.gpus):
+        raise errors.HardwareError(
+            "the GPU still needs a reset, although it was reset",
+            reason=errors.Reason.GPU_NEEDS_RESET,
+        )
+    is_more_known = now.plan.is_provisional and not rest.is_provisional
+    is_staged = not now.executed and now.plan is not first
+    is_last = len(now.executed) + 1 == _MAX_ROUNDS
+    # The pods of other GPUs were not drained.
+    is_drained = rest.gpu_uuids <= first.gpu_uuids
+    if is_last or not (is_drained and (was_reset or is_more_known or is_staged)):
+        raise errors.HardwareError(
+            "the layout is not active, although every step succeeded, on "
+            + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
+            reason=errors.Reason.VERIFY_FAILED,
         )
 
-    def note_persistence(self, uuids: Collection[str], *, is_on: bool) -> None:
-        """Note that the persistence mode of GPUs will be switched off, or is on again."""
-        others = [uuid for uuid in self.journal.entries.persistent_gpus if uuid not in uuids]
-        self.journal.announce(persistent_gpus=(*others, *(() if is_on else uuids)))
 
-
-@dataclasses.dataclass(slots=True)
-class _Rounds:
-    """The plans of one change, executed one after the other."""
-
-    transaction: Transaction
-    before: Snapshots  # the GPUs that a rollback restores; grows with each plan
-    points: hook_points.HookPoints
-    earlier: Snapshots = ()
-    """``before`` without the present plan: the rollback if that was not begun. The instances that
-    a stale plan would create belong to another program."""
-    executed: list[Executed] = dataclasses.field(default_factory=list)
-    has_begun: bool = False  # whether a step of the present plan may have been executed
-
-    def begin(self, plan: steps.Plan, now: Observed) -> None:
-        """Write the snapshot that a rollback restores once a plan is executed."""
-        before = planner.baseline(plan, now, self.before)
-        if before != self.before or not self.executed:
-            self.transaction.journal.begin((*self.transaction.elsewhere, *before), plan)
-        self.earlier, self.before = planner.trim(now, self.before), before
-        self.has_begun = False
-
-    def run(
-        self, plan: steps.Plan, first: steps.Plan, observed: Observed, replan: Replan
-    ) -> Observed:
-        after = observed
-        while True:
-            self.points.before(plan)
-            before_plan = after
-            after, was_reset = self._execute_idle(plan, before_plan)
-            self.executed.append(Executed(plan=plan, gpus=before_plan))
-            rest = replan(after)
-            if rest.is_empty:
-                return after
-            if was_reset and any(gpu_plan.is_repair for gpu_plan in rest.gpus):
-                raise errors.HardwareError(
-                    "the GPU still needs a reset, although it was reset",
-                    reason=errors.Reason.GPU_NEEDS_RESET,
-                )
-            is_more_known = plan.is_provisional and not rest.is_provisional
-            is_staged = len(self.executed) == 1 and plan is not first
-            is_last = len(self.executed) == _MAX_ROUNDS
-            # The pods of other GPUs were not drained.
-            is_drained = rest.gpu_uuids <= first.gpu_uuids
-            if is_last or not (is_drained and (was_reset or is_more_known or is_staged)):
-                raise errors.HardwareError(
-                    "the layout is not active, although every step succeeded, on "
-                    + ", ".join(str(gpu) for gpu in after if gpu.uuid in rest.gpu_uuids),
-                    reason=errors.Reason.VERIFY_FAILED,
-                )
-            plan = rest
-            self.begin(plan, after)
-
-    def _execute_idle(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
-        """Execute a plan once no process or pod uses the instances that it destroys.
-
-        The executor checks processes in the NVML session of the change, so no process can start in
-        between.
-        """
-        guarded = dataclasses.replace(plan, requires_idle=True)
-
-        def attempt() -> tuple[Observed, bool]:
-            self.has_begun = True
-            try:
-                return self.transaction.execution.run(guarded, observed)
-            except execution.REFUSALS:
-                self.has_begun = False
-                raise
-
-        wait = self.transaction.idle_wait or timing.Wait(clock=self.transaction.clock)
-        return wait.retry(attempt, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
-
-
-def _with_failure(result: rollback.Rollback, act: Callable[[], object]) -> rollback.Rollback:
+def _with_failure(
+    result: rollback.RollbackOutcome, act: Callable[[], object]
+) -> rollback.RollbackOutcome:
     """Act after a rollback, and add a failure to its outcome.
 
     Raised, it would replace the failure of the change. The journal keeps what ``begin`` wrote.

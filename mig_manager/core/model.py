@@ -236,6 +236,9 @@ class GpuSnapshot:
     rollback removes every instance that the snapshot lacks."""
 
 
+Snapshots = tuple[GpuSnapshot, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One observed GPU."""

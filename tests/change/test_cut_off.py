@@ -204,7 +204,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Nod
     saved.save(node.hardware.observe(), config="other", config_hash="h")
     verified = node.shape
 
-    assert local.undone(node.deps, node.hardware.observe(), node.gpus[0]) == node.gpus[0]
+    assert local.as_if_undone(node.deps, node.hardware.observe(), node.gpus[0]) == node.gpus[0]
     with pytest.raises(errors.LayoutError):
         node.change_to("too-much")
 

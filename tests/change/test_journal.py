@@ -130,7 +130,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     changed = node.shape
 
     node.refusing["host.refresh"] = no_files()
-    with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed$"):
+    with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed; the next 'apply'"):
         node.change_to("before" if is_undone else "wanted")
     node.refusing.clear()
     assert not node.change_to("before" if is_undone else "wanted").is_changed

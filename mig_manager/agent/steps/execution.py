@@ -26,13 +26,9 @@ def execute(
     try:
         after, _ = transaction.run(
             change.plan,
+            change,
             observed=change.gpus,
             interrupted=interrupted,
-            # A GPU lost during the change is verified only if the layout names it.
-            replan=change.replan,
-            unrestored=lambda now: change.target.unrestored_snapshots(
-                now, job.journal.entries.snapshot
-            ),
             points=job.hooks,
         )
         job.journal.note_gpus(after)

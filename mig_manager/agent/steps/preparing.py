@@ -20,6 +20,7 @@ from mig_manager.core.node import (
     resources,
     strategies,
 )
+from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_repair
 
 _ON_DEMAND = (
@@ -33,7 +34,7 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChange:
-    """A planned change of the GPUs."""
+    """A planned change of the GPUs; implements ``transaction.Goal``."""
 
     target: resolving.Target
     desired: Mapping[str, model.DesiredGpu]
@@ -42,7 +43,7 @@ class PlannedChange:
     plan: steps.Plan
     order: orders.Order
     """The drain for the plan."""
-    restoring: tuple[model.GpuSnapshot, ...] = ()
+    restoring: model.Snapshots = ()
     """The instances of GPUs outside the target from before an interrupted change."""
     usage: gpu_use.Usage = _NOT_ASKED
     """Who uses the devices; empty before it is asked."""
@@ -56,8 +57,21 @@ class PlannedChange:
     """The host's services that the owner lists."""
 
     def replan(self, gpus: model.ObservedGpus) -> steps.Plan:
-        """Plan the target again, for the same use of devices."""
-        return self.target.plan(gpus, restoring=self.restoring, busy=self.busy, ending=self.ending)
+        """Plan the target again, for the same use of devices.
+
+        A GPU lost during the change is verified only if the layout names it.
+
+        Raises:
+            LayoutError: The target is impossible on these GPUs.
+        """
+        plan = self.target.plan(gpus, busy=self.busy, ending=self.ending)
+        return planner.combine(plan, planner.restore(gpus, self.restoring))
+
+    def unrestored_snapshots(
+        self, gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        """Return the unreachable GPUs outside the target, to restore later."""
+        return self.target.unrestored_snapshots(gpus, before)
 
     @property
     def affected_pods(self) -> tuple[pod_object.Pod, ...]:
@@ -88,7 +102,7 @@ def plan_change(
     desired = target.select(gpus)
     others = tuple(gpu for gpu in job.journal.entries.snapshot if gpu.uuid not in desired)
     restoring = others if others and recovery.is_possible(job, gpus, others) else ()
-    plan = target.plan(gpus, restoring=restoring)
+    plan = planner.combine(target.plan(gpus), planner.restore(gpus, restoring))
     _require_repaired(job, gpus, plan)
     return PlannedChange(
         target=target,

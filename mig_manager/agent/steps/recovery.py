@@ -15,7 +15,7 @@ from mig_manager import errors
 from mig_manager.agent import jobs
 from mig_manager.agent.pods import pausing, resuming, survey
 from mig_manager.agent.steps import host
-from mig_manager.change import rollback
+from mig_manager.change import change_journal, rollback
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import node_object, well_known
 from mig_manager.core.planner import planner
@@ -204,7 +204,7 @@ def is_possible(
         return False
 
 
-def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> model.Snapshots:
     """Return the snapshot to restore, of the GPUs that an interrupted change has touched."""
     before = job.journal.entries.snapshot
     if not before or is_possible(job, gpus, before):
@@ -222,7 +222,7 @@ def restore_persistence(job: jobs.Job, gpus: model.ObservedGpus) -> None:
     uuids = job.journal.entries.persistent_gpus
     present = [gpu for gpu in gpus if gpu.uuid in uuids]
     if present and job.deps.reset and job.deps.reset.restore_persistence(present):
-        job.transaction().note_persistence([gpu.uuid for gpu in present], is_on=True)
+        change_journal.note_persistence(job.journal, [gpu.uuid for gpu in present], is_on=True)
 
 
 def roll_back(job: jobs.Job) -> str:

@@ -14,8 +14,6 @@ from mig_manager.core.files import yaml_tree
 from mig_manager.core.layout import layouts
 from mig_manager.core.planner import planner
 
-Snapshots = tuple[model.GpuSnapshot, ...]
-
 _ABOUT_FILE = frozenset({errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG})
 
 _log = structlog.get_logger()
@@ -48,32 +46,29 @@ class Resolved:
         self,
         gpus: model.ObservedGpus,
         *,
-        restoring: Snapshots = (),
         busy: frozenset[str] = frozenset(),
         ending: frozenset[str] = frozenset(),
     ) -> steps.Plan:
-        """Plan the layout.
-
-        ``restoring`` has the instances of GPUs outside the layout from before an interrupted
-        change. Devices with ``busy`` UUIDs are destroyed last, before them the ``ending`` ones.
+        """Plan the layout; ``busy`` devices are destroyed last, before them the ``ending`` ones.
 
         Raises:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
         """
         with layouts.located(self.layout, gpus):
-            plan = planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy, ending=ending)
-            return planner.combine(plan, planner.restore(gpus, restoring))
+            return planner.plan(gpus, layouts.select(self.layout, gpus), busy=busy, ending=ending)
 
-    def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
-        """Return the snapshots of unreachable GPUs outside the layout, to restore later."""
-        return layouts.unrestored_elsewhere(self.layout, gpus, snapshot)
+    def unrestored_snapshots(
+        self, gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        """Return the unreachable GPUs outside the layout, to restore later."""
+        return layouts.unrestored_elsewhere(self.layout, gpus, before)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRepair:
     """GPUs to reset, whose instances then return to their placements."""
 
-    before: Snapshots
+    before: model.Snapshots
     """The GPUs as they were, also before an interrupted attempt."""
     observed: model.ObservedGpus
     is_from_owner: bool = False
@@ -94,17 +89,17 @@ class PlannedRepair:
         self,
         gpus: model.ObservedGpus,
         *,
-        restoring: Snapshots = (),
         busy: frozenset[str] = frozenset(),
         ending: frozenset[str] = frozenset(),
     ) -> steps.Plan:
-        """Plan the resets, or the instances of GPUs that were reset; see ``Resolved.plan``."""
-        repair = planner.repair(gpus, self.before)
-        return planner.combine(repair, planner.restore(gpus, restoring))
+        """Plan the resets, or the instances of GPUs that were reset."""
+        return planner.repair(gpus, self.before)
 
-    def unrestored_snapshots(self, gpus: model.ObservedGpus, snapshot: Snapshots) -> Snapshots:
-        """Return the snapshots of unreachable GPUs, to restore later."""
-        return gpus.unreachable_snapshots(snapshot)
+    def unrestored_snapshots(
+        self, gpus: model.ObservedGpus, before: model.Snapshots
+    ) -> model.Snapshots:
+        """Return the unreachable GPUs, to restore later."""
+        return gpus.unreachable_snapshots(before)
 
 
 Target = Resolved | PlannedRepair

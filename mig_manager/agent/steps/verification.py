@@ -49,7 +49,7 @@ def resume_and_verify(
 def verify_unchanged(
     job: jobs.Job,
     gpus: model.ObservedGpus,
-    unrestored: tuple[model.GpuSnapshot, ...] = (),
+    unrestored: model.Snapshots = (),
     *,
     is_from_owner: bool,
 ) -> outcomes.Outcome:

@@ -78,7 +78,7 @@ def play(
     deps.pods.require_unused({gpu.uuid})
     if interrupted := local.describe_interrupted(deps.journal):
         deps.notify(f"{interrupted}; so does this command, before the course")
-    course.require_unused(local.undone(deps, observed, gpu))
+    course.require_unused(local.as_if_undone(deps, observed, gpu))
     if asked_at is not None:
         _ask(gpu, asked_at)
     if undone := local.undo_interrupted(deps):

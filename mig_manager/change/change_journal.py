@@ -1,0 +1,46 @@
+"""The journal of a change, which outlives a killed process and lists what to undo."""
+
+from collections.abc import Collection
+from typing import Protocol, Unpack
+
+from mig_manager.core import model, steps
+from mig_manager.core.records import journals
+
+
+class ChangeJournal(Protocol):
+    """A journal in a file or on the Node."""
+
+    @property
+    def entries(self) -> journals.Journal:
+        """The entries as they are now."""
+
+    def begin(self, before: model.Snapshots, plan: steps.Plan) -> object:
+        """Write the snapshot that a rollback restores, before a plan is executed.
+
+        Called again when a later plan of the same change affects more.
+
+        Raises:
+            MigManagerError: The journal cannot be written; nothing may be executed.
+        """
+
+    def begin_rollback(self) -> object:
+        """Report that a rollback begins; must not raise ``MigManagerError``."""
+
+    def note_gpus(self, gpus: model.ObservedGpus) -> object:
+        """Note the GPUs after a rollback."""
+
+    def note(self, **entries: Unpack[journals.Changes]) -> object:
+        """Change entries; a file is written at once, and the Node with its next patch.
+
+        Raises:
+            MigManagerError: A snapshot that must be kept cannot be written.
+        """
+
+    def announce(self, **entries: Unpack[journals.Changes]) -> object:
+        """Change entries and write them now; must not raise ``MigManagerError``."""
+
+
+def note_persistence(journal: ChangeJournal, uuids: Collection[str], *, is_on: bool) -> None:
+    """Note that the persistence mode of GPUs will be switched off, or is on again."""
+    others = [uuid for uuid in journal.entries.persistent_gpus if uuid not in uuids]
+    journal.announce(persistent_gpus=(*others, *(() if is_on else uuids)))
