@@ -198,8 +198,8 @@ class Term:
         """Mark a node that the partitioner must not change."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
-        if node.name in self._avoided and not node.unusable:
-            return dataclasses.replace(node, unusable=self._avoided[node.name][1])
+        if node.name in self._avoided:
+            return dataclasses.replace(node, avoided=self._avoided[node.name][1])
         return node
 
     def _log_unusable(self, nodes: tuple[partitioned.PartitionedNode, ...]) -> None:

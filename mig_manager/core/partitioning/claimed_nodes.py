@@ -47,10 +47,7 @@ def with_claims(
         if node.name not in by_pool or _has_plugin(node):
             return node
         if cluster.allocated is None:
-            is_mismatch = node.unusable == node.mismatch
-            return dataclasses.replace(
-                node, unusable=_UNREADABLE if is_mismatch else node.unusable
-            )
+            return dataclasses.replace(node, mismatch=_UNREADABLE)
         return _with_devices(node, by_pool[node.name], claimed.get(node.name, set()), served)
 
     return tuple(map(complete, nodes))
@@ -77,7 +74,6 @@ def _with_devices(
     )
     # A change restarts the driver, which then publishes the devices without their taints.
     tainted = messages.list_names(claims.tainted_devices(slices))
-    why = mismatch or (f"the DRA driver has tainted {tainted}" if tainted else "")
     # A tainted device with a claim also counts in the claims, so it takes no other's place.
     unusable = repelling - claimed
     usable = collections.Counter(each for name, each in names.items() if name not in unusable)
@@ -88,8 +84,7 @@ def _with_devices(
         allocatable=demand.to_amounts({**dict(node.allocatable), **mine}),
         claimed=demand.to_amounts(in_claims),
         claimable=served,
-        mismatch=mismatch,
-        unusable=why if node.unusable == node.mismatch else node.unusable,
+        mismatch=mismatch or (f"the DRA driver has tainted {tainted}" if tainted else ""),
     )
 
 

@@ -23,7 +23,11 @@ _REPEATABLE = (errors.Reason.IN_USE.value, errors.Reason.DRIFTED.value)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedNode:
-    """A node that has MIG devices or is opted in."""
+    """A node that has MIG devices or is opted in.
+
+    ``parse`` sets what the Node object shows, ``claimed_nodes`` what claims show, ``with_pods``
+    what pods show, and ``OwnClock`` replaces the times.
+    """
 
     name: str
     version: str  # ``resourceVersion``
@@ -31,25 +35,27 @@ class PartitionedNode:
     taints: tuple[demand.Taint, ...]  # as ``demand.parse_taints``
     is_ready: bool = True
     allocatable: demand.Amounts
-    allocated: demand.Amounts = ()  # requests of the pods bound to it; see ``with_pods``
+    allocated: demand.Amounts = ()  # requests of the pods bound to it; of ``with_pods``
     claimable: frozenset[str] | None = None
-    """MIG resources that a DRA driver serves; None: a device plugin serves any. The next three are
-    set by ``claimed_nodes``."""
-    claimed: demand.Amounts = ()  # devices in ResourceClaims, by resource
-    mismatch: str = ""  # why what pods can get differs from the instances; see ``unusable``
+    """MIG resources that a DRA driver serves, of ``claimed_nodes``; None: a device plugin serves
+    any."""
+    claimed: demand.Amounts = ()  # devices in ResourceClaims, by resource; of ``claimed_nodes``
     devices: demand.Amounts = ()  # MIG devices of all its GPUs, by resource
     is_opted_in: bool
-    unusable: str = ""
-    """Why it cannot be repartitioned now; empty if it can."""
-    is_changing: bool = False  # whether its agent has not finished with a request
+    changing: str = ""  # why its agent has not finished with a request; empty if it has
+    blocked: str = ""  # why it cannot be repartitioned as it is; empty if it can
+    mismatch: str = ""
+    """Why the devices that pods can get are not those of its instances; ``claimed_nodes`` replaces
+    it on a node with a DRA driver."""
+    avoided: str = ""  # why this process leaves it alone for a while
     is_closed: bool = False  # whether it is changing, and its agent keeps pods off it
     is_rebooting: bool = False  # whether its agent has rebooted it for a change
     has_lost_agent: bool = False
-    """Whether its agent's pod is gone or not ready; see ``with_pods``."""
+    """Whether its agent's pod is gone or not ready; of ``with_pods``."""
     is_nominated: bool = False
-    """Whether the scheduler preempts pods on it for one that does not count; see ``with_pods``."""
+    """Whether the scheduler preempts pods on it for one that does not count; of ``with_pods``."""
     unready_at: dt.datetime | None = None
-    """Since when it, or its agent, is not ready; set by ``OwnClock``."""
+    """Since when it, or its agent, is not ready; of ``OwnClock``."""
     requested_at: dt.datetime | None = None
     """Time of a request that its agent has not responded to; None: none, or time unknown."""
     started_at: dt.datetime | None = None  # start of its agent's last run
@@ -64,6 +70,17 @@ class PartitionedNode:
     is_own_failure: bool = False  # whether a partitioner requested it
     is_repeatable: bool = False  # whether the same layout may succeed later
     is_retried: bool = False  # whether its agent retries the failed layout
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether its agent has not finished with a request."""
+        return bool(self.changing)
+
+    @property
+    def unusable(self) -> str:
+        """Why it cannot be repartitioned now; empty if it can."""
+        lost = "its agent's pod is not ready" if self.has_lost_agent else ""
+        return self.changing or self.blocked or self.mismatch or lost or self.avoided
 
     @property
     def available(self) -> "collections.Counter[str]":
@@ -95,11 +112,9 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         in_use = {uuid: used for uuid, used in use.in_use.items() if uuid not in faulty}
     published = node.status
     is_retried = node.answer is not None and node.answer.is_retried
-    changing = _why_changing(node, is_retried=is_retried)
     devices = collections.Counter(
         name for gpu in gpus for _, name, span in resources.devices(gpu) if span
     )
-    mismatch = why_differing(devices, dict(allocatable), "kubelet's resources")
     # A program's layout names every GPU, so one without the unreachable GPU frees the others.
     is_replaceable = node.requested == well_known.CUSTOM_LAYOUT and (
         published is not None and published.reason == _UNREACHABLE
@@ -117,10 +132,10 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         is_ready=node.is_ready,
         allocatable=allocatable,
         is_opted_in=is_opted_in,
-        unusable=changing or retrying or next(_why_unusable(node, gpus, in_use), mismatch),
-        mismatch=mismatch,
+        changing=_why_changing(node, is_retried=is_retried),
+        blocked=retrying or next(_why_blocked(node, gpus, in_use), ""),
+        mismatch=why_differing(devices, dict(allocatable), "kubelet's resources"),
         devices=demand.to_amounts(devices),
-        is_changing=bool(changing),
         is_closed=_is_at_work(node) or slots.is_disrupted(node.view),
         is_rebooting=node.state == model.State.REBOOTING.value,
         requested_at=None if node.has_responded else node.requested_at,
@@ -205,14 +220,11 @@ def with_pods(nodes: Iterable[PartitionedNode], requests: Requests) -> tuple[Par
     """Return the nodes with what their pods show: requests, lost agents and nominations."""
 
     def complete(node: PartitionedNode) -> PartitionedNode:
-        is_lost = requests.has_lost_agent(node.name)
-        why = "its agent's pod is not ready" if is_lost else ""
         return dataclasses.replace(
             node,
             allocated=_allocated_devices(node, requests.of(node.name)),
-            has_lost_agent=is_lost,
+            has_lost_agent=requests.has_lost_agent(node.name),
             is_nominated=requests.is_nominated(node.name),
-            unusable=node.unusable or why,
         )
 
     return tuple(map(complete, nodes))
@@ -318,7 +330,7 @@ def _is_divisible(gpu: model.Gpu) -> bool:
     )
 
 
-def _why_unusable(
+def _why_blocked(
     node: fleet_nodes.FleetNode,
     gpus: Iterable[model.Gpu],
     in_use: Mapping[str, object] | None,

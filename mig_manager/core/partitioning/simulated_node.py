@@ -88,9 +88,8 @@ class SimulatedNode:
     def request(self, *, now: dt.datetime) -> None:
         """Note that a change is requested."""
         self._publish(
-            is_changing=True,
+            changing="its agent works on layout custom",
             is_closed=True,
-            unusable="its agent works on layout custom",
             requested_at=now,
         )
 
@@ -131,9 +130,8 @@ class SimulatedNode:
     def _finish(self, now: dt.datetime, *, failed_hash: str = "", **facts: object) -> None:
         started_at = self._node.started_at or now
         self._publish(
-            is_changing=False,
+            changing="",
             is_closed=False,
-            unusable="",
             finished_at=now,
             took_s=(now - started_at).total_seconds(),
             failed_hash=failed_hash,
