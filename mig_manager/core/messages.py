@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 def printable(text: str, instead: str = "?") -> str:
     """Replace unprintable characters, so that foreign text cannot control a terminal."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else instead for letter in text)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import decimal
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -62,7 +63,12 @@ def parse_quantity(text: str | float, *, parts: int = 1) -> int:
     Quantities beyond 64 bits count as the largest, as in the API server, which accepts them in
     pods. ``parts`` is the number of parts of a unit: 1000 for ``cpu``, as in the scheduler.
     """
-    match = _QUANTITY.fullmatch(str(text))
+    return _quantity(str(text), parts)
+
+
+@functools.lru_cache(maxsize=4096)  # the pods of a cluster repeat few
+def _quantity(text: str, parts: int) -> int:
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a quantity")
     number, exponent, suffix = match.groups()

@@ -164,13 +164,13 @@ def parse(item: Mapping[str, Any]) -> Pending | BoundPod | None:
         if status.get("phase") in ("Succeeded", "Failed"):
             return None
         if node_name := str(spec.get("nodeName") or ""):
-            amounts = _amounts(spec)
+            needs = Needs(amounts=_amounts(spec))
             return BoundPod(
                 uid=str(metadata["uid"]),
                 node_name=node_name,
-                amounts=amounts,
+                amounts=needs.amounts,
                 # Few of a cluster's pods request MIG devices; parsing the rest takes long.
-                needs=parse_needs(spec) if Needs(amounts=amounts).mig else None,
+                needs=_with_rules(needs, spec) if needs.mig else None,
                 is_ready_agent=_is_ready_agent(metadata, spec, status),
             )
         is_excluded = any(
@@ -208,11 +208,16 @@ def as_pending(item: Mapping[str, Any]) -> Pending:
 
 def parse_needs(spec: Mapping[str, Any]) -> Needs:
     """Parse a PodSpec; see ``api_values.as_cluster_error`` for its exceptions."""
+    return _with_rules(Needs(amounts=_amounts(spec)), spec)
+
+
+def _with_rules(needs: Needs, spec: Mapping[str, Any]) -> Needs:
+    """Return the needs with what else a PodSpec says about nodes."""
     node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     terms = None if required is None else required.get("nodeSelectorTerms") or ()
-    return Needs(
-        amounts=_amounts(spec),
+    return dataclasses.replace(
+        needs,
         selector=tuple(sorted(api_values.strings(spec.get("nodeSelector")).items())),
         affinity=None
         if terms is None

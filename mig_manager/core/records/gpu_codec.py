@@ -6,6 +6,7 @@ are omitted, because they cannot be restored; only the inventory on the host has
 
 import dataclasses
 import enum
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -79,11 +80,15 @@ def _snapshot(data: Mapping[str, Any]) -> model.GpuSnapshot:
         uuid=data["uuid"],
         current_mode=mode(data.get("mode")),
         pending_mode=mode(data.get("pending")),
-        gpu_instances=tuple(
-            _instance(number, row) for number, row in enumerate(_list(data["instances"]))
-        ),
+        gpu_instances=_instances(json.dumps(data["instances"])),
         created=created,
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _instances(text: str) -> tuple[model.GpuInstance, ...]:
+    """Parse instances as JSON: thousands of GPUs in a cluster have the same."""
+    return tuple(_instance(number, row) for number, row in enumerate(_list(json.loads(text))))
 
 
 def _creation(row: Sequence[Any]) -> model.Creation:
@@ -215,7 +220,6 @@ def idle(gpu: model.Gpu) -> model.Gpu:
 
 
 def _model(data: Mapping[str, Any]) -> dict[str, Any]:
-    rows = data["profiles"]
     return {
         "name": _text(data["name"]),
         "architecture": _parse_enum(data["architecture"], model.Architecture.OTHER),
@@ -224,8 +228,15 @@ def _model(data: Mapping[str, Any]) -> dict[str, Any]:
         "memory_mib": _number(data["memory"]),
         "mode_change_needs_reset": data["reset"] is True,
         "virtualization": _parse_enum(data["virtualization"], model.Virtualization.NONE),
-        "profiles": None if rows is None else tuple(map(_profile, _list(rows))),
+        "profiles": _profiles(json.dumps(data["profiles"])),
     }
+
+
+@functools.lru_cache(maxsize=256)
+def _profiles(text: str) -> tuple[model.GpuInstanceProfile, ...] | None:
+    """Parse profiles as JSON: all GPUs of a model have the same."""
+    rows = json.loads(text)
+    return None if rows is None else tuple(map(_profile, _list(rows)))
 
 
 def _profile(row: Sequence[Any]) -> model.GpuInstanceProfile:
