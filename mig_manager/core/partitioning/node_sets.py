@@ -12,6 +12,8 @@ from typing import TypeVar
 
 _Key = TypeVar("_Key", bound=Hashable)
 
+_ONE = ord("1")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeSet:
@@ -56,13 +58,11 @@ EMPTY = NodeSet()
 
 def of(positions: Iterable[int]) -> NodeSet:
     """Return the set of the nodes at these positions."""
-    bits = bytearray()
-    for position in positions:
-        byte, bit = divmod(position, 8)
-        if byte >= len(bits):
-            bits.extend(bytes(byte + 1 - len(bits)))
-        bits[byte] |= 1 << bit
-    return NodeSet(int.from_bytes(bits, "little"))
+    members = tuple(positions)
+    digits = bytearray(b"0") * (max(members, default=0) + 1)
+    for position in members:
+        digits[~position] = _ONE
+    return NodeSet(int(digits, base=2))
 
 
 def union(sets: Iterable[NodeSet]) -> NodeSet:
