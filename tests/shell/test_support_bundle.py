@@ -57,7 +57,7 @@ class Cluster:
 
     def fill(self, *, secret: str = "", status: str = "", layouts: str = LAYOUTS) -> None:
         """Create the objects; foreign parts of them have the secret."""
-        failed = {"state": "failed", "message": f"the hook said: token={secret}"}
+        failed = {"state": "failed", "as_written": 1, "message": f"the hook said: token={secret}"}
         node = rig.node("n1", requested="mine", state=None, labels={"example.com/team": "other"})
         node["metadata"]["annotations"] = {
             "mig-manager.io/status": status or json.dumps(failed),
@@ -164,7 +164,8 @@ def test_bundle_of_a_node_has_its_events_and_the_agents_log(
     assert node["labels"]["nvidia.com/mig.config"] == "mine"
     assert "example.com/team" not in node["labels"]
     assert node["annotations"].keys() == {"mig-manager.io/status"}
-    assert node["annotations"]["mig-manager.io/status"]["state"] == "failed"
+    published = node["annotations"]["mig-manager.io/status"]
+    assert published.items() >= {"state": "failed", "as_written": 1}.items()
     assert node["taints"] == [{"key": "example.com/x", "effect": "NoSchedule"}]
     assert [each["reason"] for each in json.loads(files["events.json"])] == ["Applied"]
     assert json.loads(files["agent.json"])[0]["name"] == "mig-manager-x"

@@ -30,7 +30,6 @@ from mig_manager.cli.commands import (
 )
 from mig_manager.cli.toolkit import console, gpu_report, parser
 from mig_manager.core.display import bar
-from mig_manager.core.files import json_text
 from mig_manager.core.layout import plans
 from mig_manager.core.settings import host_settings, options
 
@@ -79,11 +78,11 @@ def collect(
                 missing[f"the start of {name}"] = f"longer than {_MAX_BYTES >> 20} MiB"
     manifest = {
         "version": 1,
-        "mig_manager": mig_manager.__version__,
-        "collected_at": now.isoformat(timespec="seconds"),
-        "collected_on": platform.node(),
+        "migManager": mig_manager.__version__,
+        "collectedAt": now.isoformat(timespec="seconds"),
+        "collectedOn": platform.node(),
         "node": node.node_name or None,
-        "is_simulated": node.gpus.is_simulated,
+        "isSimulated": node.gpus.is_simulated,
         "files": {name: len(text.encode()) for name, text in members.items()},
         "missing": missing,
     }
@@ -168,7 +167,7 @@ def _versions(facts: doctor_facts.Facts) -> dict[str, object]:
         with contextlib.suppress(errors.ClusterError):
             server = kube.get("/version").get("gitVersion")
     return {
-        "mig_manager": mig_manager.__version__,
+        "migManager": mig_manager.__version__,
         "python": platform.python_version(),
         "kernel": platform.release(),
         "driver": driver.driver_version if driver else None,
@@ -190,7 +189,7 @@ def _settings(
         parsed = parser.parse(registry.PROGRAM, ["agent", *after])
     source = options.Source(parsed, variables)
     return {
-        "read_from": place,
+        "readFrom": place,
         "options": {
             each.name: dict(zip(("value", "origin"), source.effective(each), strict=True))
             for each in options.of(agent_settings.AgentSettings)
@@ -224,4 +223,4 @@ def _secrets(node: doctor_settings.DoctorSettings, environ: Mapping[str, str]) -
 
 
 def _json(data: object) -> str:
-    return json.dumps(json_text.in_camel_case(data), indent=2) + "\n"
+    return json.dumps(data, indent=2) + "\n"
