@@ -11,18 +11,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, TextIO
 
-import pytest
 import structlog
 
-from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.change import local
 from mig_manager.cli import main, registry
-from mig_manager.cli.commands import gpu_access
 from mig_manager.cli.toolkit import console
 from mig_manager.sandbox.driver import library as simulated
 from tests import contract
-from tests.node import simulated_rig
+from tests.shell import in_process
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 ONE_LAYOUT = """
@@ -36,7 +31,6 @@ mig-configs:
 TIMEOUT_S = 240
 
 Main = Callable[[Sequence[str], console.Console], int]
-_compose = gpu_access.CommandAdapters.dependencies
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,25 +73,10 @@ def run(
         environ=environ,
         program=program,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_access.CommandAdapters, "dependencies", _without_worker)
+    with in_process.gpus():
         status = command(argv, terminal)
     written = out.getvalue() if type(out) in (io.StringIO, Terminal) else ""  # type: ignore[attr-defined]
     return Answer(status=status, out=written, err=err.getvalue())
-
-
-def _without_worker(
-    adapters: gpu_access.CommandAdapters, hook_variables: Mapping[str, str] | None = None
-) -> local.LocalDependencies:
-    """Compose the ports of a change; the start of a worker takes longer than most changes."""
-    ports, state = _compose(adapters, hook_variables), adapters.settings.gpus.simulate_state
-    if state is None:
-        return ports
-    simulated.install(state)
-    gpus = nvml_gpus.NvmlGpus(
-        clock=host.SystemClock(), in_use_timeout_s=adapters.settings.in_use_timeout_s
-    )
-    return dataclasses.replace(ports, gpus=gpus, processes=simulated_rig.processes)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,9 @@
 """A simulated node that is ill, and ``doctor`` looking at it."""
 
-import contextlib
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 
-from mig_manager import errors
-from mig_manager.adapters import host
-from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.catalogue import hardware
 from mig_manager.cli import registry
 from mig_manager.cli.commands import (
@@ -23,6 +17,7 @@ from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests.shell import in_process
 
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
@@ -78,28 +73,10 @@ class Patient:
 
     def examine(self, *argv: str, has_worker: bool = False, **changes: object) -> Examination:
         """Examine the node; without workers, whose start takes longer than all checks."""
-        settings = self.settings(*argv, **changes)
-        facts = doctor_facts.facts(settings)
-        if not has_worker:
-            facts = self._read_here(facts, proc_root=settings.proc)
+        facts = (doctor_facts if has_worker else in_process).facts(self.settings(*argv, **changes))
         return Examination(
             doctor_examination.examine(doctor_examination.CHECKS, facts, timeout_s=60.0)
         )
-
-    def _read_here(
-        self, facts: doctor_facts.Facts, *, proc_root: pathlib.Path | None
-    ) -> doctor_facts.Facts:
-        """Read the GPUs in this process."""
-        simulated.install(self.path)
-        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock(), proc_root=proc_root)
-        inspect = functools.partial(nvml_processes.inspect, None, proc_root=proc_root)
-        observed = doctor_facts.Once(gpus.observe, what="the GPUs")
-        inspection = doctor_facts.Once(inspect, what="the GPUs")
-        for fact in (observed, inspection):
-            with contextlib.suppress(errors.HardwareError):
-                fact.get()
-        simulated.load(None)
-        return dataclasses.replace(facts, gpus=observed, inspection=inspection)
 
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object

@@ -1,0 +1,58 @@
+"""Simulated GPUs in this process: the start of a GPU worker takes longer than most changes."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters import host
+from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.adapters.nvml import processes
+from mig_manager.change import local
+from mig_manager.cli.commands import doctor_facts, doctor_settings, gpu_access
+from mig_manager.sandbox.driver import library as simulated
+from tests.node import simulated_rig
+
+_compose, _facts = gpu_access.CommandAdapters.dependencies, doctor_facts.facts
+
+
+@contextlib.contextmanager
+def gpus() -> Iterator[None]:
+    """Have the commands of the body read and change simulated GPUs without a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_access.CommandAdapters, "dependencies", _dependencies)
+        patch.setattr(doctor_facts, "facts", facts)
+        yield
+
+
+def _dependencies(
+    adapters: gpu_access.CommandAdapters, hook_variables: Mapping[str, str] | None = None
+) -> local.LocalDependencies:
+    ports, settings = _compose(adapters, hook_variables), adapters.settings
+    if settings.gpus.simulate_state is None:
+        return ports
+    simulated.install(settings.gpus.simulate_state)
+    gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock(), in_use_timeout_s=settings.in_use_timeout_s)
+    return dataclasses.replace(ports, gpus=gpus, processes=simulated_rig.processes)
+
+
+def facts(settings: doctor_settings.DoctorSettings) -> doctor_facts.Facts:
+    """Read the GPUs now, one fact after the other, and leave the others to the checks."""
+    if settings.gpus.simulate_state is None:
+        return _facts(settings)
+    gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock(), proc_root=settings.proc)
+    inspect = functools.partial(
+        processes.inspect, None, proc_root=settings.proc, exclude=(os.getpid(),)
+    )
+    observed = doctor_facts.Once(gpus.observe, what="the GPUs")
+    inspection = doctor_facts.Once(inspect, what="the GPUs")
+    simulated.install(settings.gpus.simulate_state)
+    for fact in (observed, inspection):
+        with contextlib.suppress(errors.HardwareError):
+            fact.get()
+    simulated.load(None)
+    return dataclasses.replace(_facts(settings), gpus=observed, inspection=inspection)
