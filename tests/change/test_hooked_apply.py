@@ -267,10 +267,8 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
 
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
-    played = Played("before")
-    played.hooks.text = ""
-    with played.killed(at=3):
-        played.change_to("wanted")
+    played = Played("before", "")
+    assert played.cut_off("wanted", at=3)
     played.hooks.text = scenes.HOOKS
     played.hooks.broken = {"start"}
 
@@ -381,10 +379,8 @@ def test_devices_of_pods_are_kept_before_hooks_unless_the_command_waits(
 
 
 def test_a_refusal_that_undoes_a_killed_change_claims_no_unchanged_gpus() -> None:
-    played = Played("before")
-    played.hooks.text = ""
-    with played.killed(at=3):
-        played.change_to("wanted")
+    played = Played("before", "")
+    assert played.cut_off("wanted", at=3)
     played.hooks.text = scenes.HOOKS
     kept = frozenset(uuid for gpu in played.gpus for uuid in gpu.mig_uuids)
     played.add_pod("train", devices=kept)

@@ -1,7 +1,6 @@
 """MIG modes alone, modes that wait for a reset, and persistence mode."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -128,28 +127,18 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
     assert node.journal.text is None
 
 
-def lose_first(node: Node) -> None:
-    node.driver.lost = {node.gpus[0].uuid}
-
-
-def keep_off(node: Node) -> None:
-    node.resets.keep_persistence_off = True
-
-
-def lose_program(node: Node) -> None:
-    node.has_reset = False
-
-
-@pytest.mark.parametrize("obstruct", [lose_first, keep_off, lose_program])
+@pytest.mark.parametrize("obstacle", ["lost GPU", "stays off", "no program"])
 def test_persistence_mode_that_stays_off_is_restored_by_a_later_run(
-    node: Node, obstruct: Callable[[Node], None]
+    node: Node, obstacle: str
 ) -> None:
     uuid = node.gpus[0].uuid
     journal = journals.Journal(config="wanted", boot_id="boot-1", persistent_gpus=(uuid,))
     node.journal.text = journal.to_json()
     node.resets.without_persistence = {uuid}
 
-    obstruct(node)
+    node.driver.lost = {uuid} if obstacle == "lost GPU" else set()
+    node.resets.keep_persistence_off = obstacle == "stays off"
+    node.has_reset = obstacle != "no program"
     for _ in range(2):
         node.change_to("before")
     assert node.resets.without_persistence == {uuid}

@@ -1,17 +1,12 @@
 """What commands decide and return, over GPUs in memory."""
 
 import dataclasses
-from collections.abc import Sequence
 
-import pytest
-
-from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_report
-from mig_manager.core import model, steps
+from mig_manager.core import model
 from mig_manager.core.display import bar
 from mig_manager.core.layout import config, layouts, plans, validate
-from tests.node import fake_host, gpu_values
 from tests.node.applying_rig import Node
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -34,20 +29,6 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
 """
 DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
-
-
-class StubbornGpus(fake_host.FakeGpus):
-    """GPUs on which everything succeeds and nothing happens."""
-
-    def execute(self, plan: steps.Plan, observed: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self._rig.called("gpus.execute")
-        return gpu_values.of_plan(self._rig.gpus, plan)
-
-
-class StubbornNode(Node):
-    @property
-    def hardware(self) -> StubbornGpus:
-        return StubbornGpus(self)
 
 
 def layout(name: str) -> layouts.Layout:
@@ -80,16 +61,6 @@ def test_apply_changes_only_what_differs() -> None:
     assert [len(gpu.gpu_instances) for gpu in node.gpus] == [4, 4]
     (planned,) = node.apply(layout("small")).rounds
     assert gpu_report.summary(planned) == "2 instances destroyed, 4 created, 6 kept; no reset"
-
-
-def test_apply_proves_what_it_claims() -> None:
-    node = StubbornNode("off")
-
-    with pytest.raises(errors.HardwareError) as caught:
-        node.apply(layout("balanced"))
-
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert node.log.count("gpus.execute") == 1
 
 
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:

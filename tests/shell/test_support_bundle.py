@@ -134,9 +134,13 @@ def missing(files: Mapping[str, str]) -> Mapping[str, str]:
 def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
+    former = tmp_path / "bundle.tar.gz"
+    former.touch(0o644)
+
     files = bundle(shell, tmp_path)
     manifest = json.loads(files["manifest.json"])
 
+    assert former.stat().st_mode & 0o777 == 0o600  # its owner alone may read it
     assert set(files) == ALWAYS
     assert next(iter(files)) == "manifest.json"
     assert manifest["files"] == {
@@ -154,11 +158,11 @@ def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
     assert missing(files)["units.log"] == "the GPUs are simulated"
 
 
-def test_bundle_of_a_node_has_its_events_and_the_agents_log(
+def test_bundle_of_a_node_has_its_events_and_the_agents_log_and_settings(
     cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     files = of_node(cluster, shell, tmp_path)
-    node = json.loads(files["node.json"])
+    node, settings = json.loads(files["node.json"]), json.loads(files["settings.json"])
 
     assert set(files) == ALWAYS | OF_CLUSTER
     assert node["labels"]["nvidia.com/mig.config"] == "mine"
@@ -172,18 +176,11 @@ def test_bundle_of_a_node_has_its_events_and_the_agents_log(
     assert files["agent.log"] == f"==> default/mig-manager-x mig-manager <==\n{cluster.log}"
     assert "mine" in files["agent-layouts.yaml"]
     assert "previous terminated container" in missing(files)["agent-previous.log"]
-
-
-def test_the_settings_are_those_of_the_agents_pod_with_their_origin(
-    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
-) -> None:
-    settings = json.loads(of_node(cluster, shell, tmp_path)["settings.json"])
-    chosen = settings["options"]
-
     assert settings["readFrom"] == "the agent's pod"
-    assert chosen["drain-policy"] == {"value": "none", "origin": "--drain-policy"}
-    assert chosen["drain-timeout-s"] == {"value": "7", "origin": "MIG_MANAGER_DRAIN_TIMEOUT_S"}
-    assert chosen["lock-timeout-s"] == {"value": "30", "origin": "default"}
+    drain, lock = (settings["options"][name] for name in ("drain-timeout-s", "lock-timeout-s"))
+    assert settings["options"]["drain-policy"] == {"value": "none", "origin": "--drain-policy"}
+    assert drain == {"value": "7", "origin": "MIG_MANAGER_DRAIN_TIMEOUT_S"}
+    assert lock == {"value": "30", "origin": "default"}
 
 
 @pytest.mark.slow
@@ -288,18 +285,6 @@ def test_of_a_log_that_is_too_long_the_end_is_kept(
     assert len(files["agent.log"]) == 1 << 20
     assert files["agent.log"].endswith("line\nthe last one\n")
     assert missing(files)["the start of agent.log"] == "longer than 1 MiB"
-
-
-def test_only_its_owner_may_read_the_archive_whatever_was_there(
-    shell: commandline.Shell, tmp_path: pathlib.Path
-) -> None:
-    path = tmp_path / "bundle.tar.gz"
-    path.write_text("old")
-    path.chmod(0o644)
-
-    bundle(shell, tmp_path)
-
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.slow

@@ -2,11 +2,9 @@
 
 import pathlib
 
-import pynvml
 import pytest
 
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
 from tests.shell.shell_node import Node
 
 APPLIED = "MIG configuration applied successfully\n"
@@ -60,37 +58,8 @@ def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [FOR_A_RESET, FOR_A_REBOOT], ids=["reset", "reboot"])
-def test_without_its_mode_a_layout_is_not_applied(
-    tmp_path: pathlib.Path, options: states.Options
-) -> None:
-    gpus = node(tmp_path, options)
-
-    answer = gpus.run("apply", "--skip-reset", "mine")
-
-    assert (answer.status, answer.out) == (1, "")
-    assert "only the new mode stays pending" in answer.err
-    assert pending(gpus) == [True, True]
-    # It can be called off.
-    assert gpus.run("apply", "off").status == 0
-    assert pending(gpus) == [False, False]
-
-
-@pytest.mark.slow
 def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(tmp_path: pathlib.Path) -> None:
     answer = node(tmp_path, states.Options()).run("apply", "--skip-reset", "mine")
 
     assert (answer.status, answer.out) == (0, APPLIED)
     assert "waits" not in answer.err
-
-
-@pytest.mark.slow
-def test_a_failure_of_another_kind_is_one_although_modes_may_wait(tmp_path: pathlib.Path) -> None:
-    gpus = node(tmp_path, states.Options())
-    refusal = nvml_faults.Fault(function="nvmlDeviceSetMigMode", code=pynvml.NVML_ERROR_UNKNOWN)
-    gpus.state.add_fault(refusal)
-
-    answer = gpus.run("apply", "-ms", "mine")
-
-    assert (answer.status, answer.out) == (1, "")
-    assert pending(gpus) == [False, False]
