@@ -35,9 +35,6 @@ from mig_manager.core.records import requests
 
 _log = structlog.get_logger()
 
-_OF_API = (errors.Reason.FORBIDDEN, errors.Reason.API_ERROR)
-"""The API refused: this may pass, and without the taint evicted pods would return meanwhile."""
-
 _MID_CHANGE = (
     model.Phase.EXECUTE,
     model.Phase.ROLL_BACK,
@@ -84,7 +81,7 @@ def _run_locked(job: jobs.Job) -> outcomes.Outcome:
         if isinstance(error, errors.DrainError):
             job.journal.note(draining=error.keeps_taint)
         elif not _is_outage(error) and (
-            job.status.phase is model.Phase.PAUSE or error.reason not in _OF_API
+            job.status.phase is model.Phase.PAUSE or not _is_of_api(error)
         ):
             # What keeps a begun drain from going on, such as a foreign manager, may last.
             job.journal.note(draining=False)
@@ -114,7 +111,7 @@ def _count_failure(job: jobs.Job, error: errors.MigManagerError) -> None:
 
     Else a hook, a service or a driver that always fails would cost pods in every attempt.
     """
-    is_drain = isinstance(error, errors.DrainError)
+    is_drain = isinstance(error, errors.DrainError) or job.journal.entries.draining
     is_about_change = not (is_drain or error.reason is errors.Reason.API_UNAVAILABLE)
     is_costly = job.journal.entries.has_evicted and not job.request.repairs
     if is_about_change and is_costly:
@@ -202,8 +199,13 @@ def _is_resumed_next(job: jobs.Job, error: errors.MigManagerError) -> bool:
 
 def _is_outage(error: errors.MigManagerError) -> bool:
     """Check whether the API does not answer."""
-    is_about_api = isinstance(error, errors.ClusterError)
-    return is_about_api and error.reason is errors.Reason.API_UNAVAILABLE
+    return _is_of_api(error) and error.reason is errors.Reason.API_UNAVAILABLE
+
+
+def _is_of_api(error: errors.MigManagerError) -> bool:
+    """Check whether the API refuses or fails, which may pass; kubelet does not count."""
+    is_kubelets = error.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
+    return isinstance(error, errors.ClusterError) and not is_kubelets
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

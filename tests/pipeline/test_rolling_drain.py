@@ -302,7 +302,7 @@ def test_only_a_failure_of_drain_or_api_keeps_the_node_closed(
     assert agent.try_once().reason is Reason.DRAIN_STALLED
     disturb(rig)
 
-    ended = [agent.try_once() for _ in range(2)]
+    ended = [agent.try_once() for _ in range(4)]
 
     assert {outcome.reason for outcome in ended} == {reason}
     assert all(outcome.should_retry for outcome in ended)
