@@ -145,7 +145,8 @@ class Reconciler:
 
     def _is_change_put_back(self, view: node_object.NodeView) -> bool:
         """Check whether another program put back a change that this agent has ended."""
-        return self._attempts.journal.is_empty and recovery.shows_change(view)
+        is_foreign = self._attempts.journal.is_empty and recovery.shows_change(view)
+        return is_foreign or self._is_run_open(view)
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
@@ -235,7 +236,8 @@ class Reconciler:
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Check whether the node shows a run under way, or is kept from workloads by one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
-        return is_under_way or self._attempts.journal.keeps_pods_away
+        is_kept = well_known.HOLD_TAINT in view.taint_keys
+        return is_under_way or is_kept or self._attempts.journal.keeps_pods_away
 
     def forget_node(self) -> None:
         """Publish everything again; call after the Node was deleted and registered again."""

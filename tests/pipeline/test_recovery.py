@@ -188,10 +188,10 @@ def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwh
     assert written_back > 5
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("part", ["all", "taint", "taint beside a journal", "state"])
 @pytest.mark.parametrize("is_requested", [True, False])
 def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(
-    *, is_requested: bool, is_whole: bool
+    part: str, *, is_requested: bool
 ) -> None:
     rig, backup = scenes.node(layout="all-balanced"), dict[str, dict[str, str]]()
 
@@ -212,9 +212,14 @@ def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(
     if not is_requested:
         agent.rest()
     assert check() is drift.Action.REST
-    rig.has_hold_taint = True
-    if is_whole:
+    rig.has_hold_taint = part != "state"
+    if part == "all":
         rig.labels, rig.annotations = backup.values()
+    elif part == "state":
+        rig.labels[well_known.STATE_LABEL] = "pending"
+    elif part != "taint":
+        journal = journals.Journal(config=LAYOUT, stale_files=True)
+        rig.annotations[well_known.JOURNAL_ANNOTATION] = journal.to_json()
 
     assert check() is not drift.Action.REST
     if is_requested:
@@ -223,9 +228,10 @@ def test_a_change_that_a_backup_of_the_node_puts_back_is_ended(
     else:
         assert not agent.rest()
     scenes.assert_restored(rig)
+    assert rig.labels[well_known.STATE_LABEL] != "pending"
     assert check() is drift.Action.REST
     # Without a request, what the journal has is undone.
-    assert scenes.has_layout(rig, "all-balanced" if is_whole and not is_requested else LAYOUT)
+    assert scenes.has_layout(rig, "all-balanced" if part == "all" and not is_requested else LAYOUT)
 
 
 @pytest.mark.parametrize("wanted", [None, "too-much"])

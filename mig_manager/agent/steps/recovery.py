@@ -39,7 +39,7 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
     """Return the journal of an interrupted run.
 
     If the Node has lost it, or it is invalid, the host has a copy of the entries that no write to
-    the Node restores. Then the taint is recognized by its key, and ``resume_unlisted`` recognizes
+    the Node restores. The taint is always recognized by its key, and ``resume_unlisted`` finds
     paused labels by their value; a cordon is left to people. A copy is outdated after a success or
     a failure that is not retried, and if the status is about another request.
 
@@ -52,9 +52,8 @@ def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Jo
     journal = _published_journal(shared, view)
     host = journals.parse_or_none(requests.saved_journal(_read_host(shared.deps.request_file)))
     if journal is None:
-        lost = host if host and not _is_outdated(host, view) else journals.NONE
-        has_taint = well_known.HOLD_TAINT in view.taint_keys
-        journal = dataclasses.replace(lost, hold_taint=has_taint)
+        journal = host if host and not _is_outdated(host, view) else journals.NONE
+    journal = dataclasses.replace(journal, hold_taint=well_known.HOLD_TAINT in view.taint_keys)
     if host and host.persistent_gpus and host.boot_id == shared.deps.boot_id:
         uuids = dict.fromkeys((*journal.persistent_gpus, *host.persistent_gpus))
         boot_id = journal.boot_id or host.boot_id
