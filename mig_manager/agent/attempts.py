@@ -140,8 +140,7 @@ class Attempts:
             self._on_gpus(job.status.gpus)
 
     def _keep_journal(self, job: jobs.Job) -> None:
-        remaining = job.journal.entries
-        self.journal = journals.NONE if remaining.is_empty else remaining
+        self.journal = job.journal.entries
         self._release_slot(job)
 
     def _release_slot(self, job: jobs.Job) -> None:

@@ -184,6 +184,9 @@ def act(
     if memory.is_drifted:
         # After a reload the layout is restored as after a reboot.
         description = "" if was_reloaded else _handle_drift(job, observation, before, outcome)
+        if description:
+            # The node must not offer devices that are gone.
+            advertising.restart_stale(job, observation.gpus, frozenset())
         memory = dataclasses.replace(memory, description=description)
         return (Action.REST if description else Action.HEAL), memory
     # The same instances may have another place.

@@ -198,8 +198,8 @@ class Reconciler:
         if self._is_change_put_back(view):
             return drift.Action.RUN
         gpus, _ = resting.observe(self._shared, self.faults)
-        is_news = not resting.is_published(self._shared, gpus)
-        self._publish_without_request(gpus, view if is_news else None)
+        is_published = resting.is_published(self._shared, gpus)
+        self._publish_without_request(gpus, None if is_published else view)
         return drift.Action.REST
 
     def _publish_without_request(

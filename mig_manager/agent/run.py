@@ -112,9 +112,8 @@ def _count_failure(job: jobs.Job, error: errors.MigManagerError) -> None:
     Else a hook, a service or a driver that always fails would cost pods in every attempt.
     """
     is_drain = isinstance(error, errors.DrainError) or job.journal.entries.draining
-    is_about_change = not (is_drain or error.reason is errors.Reason.API_UNAVAILABLE)
     is_costly = job.journal.entries.has_evicted and not job.request.repairs
-    if is_about_change and is_costly:
+    if is_costly and not (is_drain or error.reason is errors.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(
             config_hash=job.status.config_hash,
             boot_id=job.deps.boot_id,

@@ -56,6 +56,21 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
+def test_a_drifted_node_offers_no_device_that_is_gone() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    tamper(rig)
+
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    rig.clock.wait(1)
+
+    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    assert rig.labels[well_known.STATE_LABEL] == "failed"
+    plugins = set(rig.pods)
+    assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+    rig.clock.wait(1)
+    assert set(rig.pods) == plugins
+
+
 def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
     served = rig.schedulable

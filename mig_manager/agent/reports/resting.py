@@ -56,9 +56,8 @@ def without_request(
 
 def is_published(shared: jobs.Shared, gpus: model.ObservedGpus) -> bool:
     """Return whether the node shows these GPUs; true if none could be observed."""
-    is_known = gpus is not model.NO_GPUS
     text = shared.publisher.written(well_known.GPUS_ANNOTATION)
-    return not is_known or text == gpu_codec.to_json(gpus)
+    return gpus is model.NO_GPUS or text == gpu_codec.to_json(gpus)
 
 
 def publish_gpus(
