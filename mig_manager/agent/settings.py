@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 from mig_manager import errors
 from mig_manager.adapters.host import process
@@ -121,6 +121,16 @@ _NOT_NEEDED = tuple(
 class AgentSettings(node_settings.NodeSettings, Limits):
     """Settings of the agent; durations in seconds."""
 
+    groups: ClassVar[Mapping[str, str]] = {
+        "evictions": "drain-policy drain-strategy force-drain drain-timeout-s",
+        "the change": "hooks-file hook-timeout-s extra-clients-file plugin-timeout-s "
+        "monitor-timeout-s retry-initial-s retry-max-s poll-interval-s",
+        "layouts": "generated-layouts custom-layouts plugin-configs lenient",
+        "drift and faults": "heal-drift drift-check-interval-s repair watch-gpu-events "
+        "allow-foreign-managers",
+        "many nodes": "max-concurrent-nodes slots-namespace startup-taint",
+        "metrics and log": "health-port health-address log-level log-format debug",
+    }
     is_debug: bool = options.declare(dataclasses.replace(node_settings.DEBUG, short=""))
     node_name: str = options.text(
         "the node to serve (required)", short="n", variable="NODE_NAME", default=""

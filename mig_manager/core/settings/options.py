@@ -169,12 +169,21 @@ def of(settings: type) -> tuple[Option, ...]:
     """Return the options of a settings class, in the order of help.
 
     If the class has names in ``takes``, these are its options. Otherwise all declared ones are,
-    and inherited fields follow the class's own.
+    and inherited fields follow the class's own. ``groups`` has the names under other headings.
     """
+    headings = {
+        name: group
+        for group, names in getattr(settings, "groups", {}).items()
+        for name in names.split()
+    }
     own_first = sorted(
         dataclasses.fields(settings), key=lambda each: each.name not in settings.__annotations__
     )
-    declared = {option.name: option for field in own_first for option in _of_field(field)}
+    declared = {
+        option.name: dataclasses.replace(option, group=headings.get(option.name, option.group))
+        for field in own_first
+        for option in _of_field(field)
+    }
     return tuple(declared[name] for name in getattr(settings, "takes", "").split() or declared)
 
 
