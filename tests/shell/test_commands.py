@@ -112,7 +112,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
     assert not checked.is_applied
     assert gpu_report.difference(checked) == (
-        "GPU 0 has 1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb instead of 1x 3g.20gb, 4x 1g.5gb; "
+        "GPU 0: 1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb; the layout has 1x 3g.20gb, 4x 1g.5gb; "
         "1 more GPU differs"
     )
 

@@ -169,7 +169,7 @@ def difference(result: plans.Planned) -> str:
     is_enabled = layout.mode is model.MigMode.ENABLED
     present = picture.summarise(first)
     requested = profile_name.with_counts(layout.counts) if is_enabled else picture.WHOLE
-    sentence = f"GPU {first.index} has {present} instead of {requested}"
+    sentence = f"GPU {first.index}: {present}; the layout has {requested}"
     if present == requested:
         but = "at other placements, or with leftovers or" if layout.pins else "leftovers or"
         sentence = (
