@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import json
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ TERM_S = 70.0
 """After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""
 QUIET_S = 2.0
 SOON_S = QUIET_S + 1
+_LONG_S = 60.0
+"""From here on the steps are of five seconds, still shorter than a leader's pause."""
 
 VERSION = device_classes.VERSION
 Object = dict[str, Any]
@@ -303,9 +306,10 @@ class Rig:
         return seen.is_current and versions == there and set(seen._pods.items()) == pods
 
     def pass_time(self, seconds: float, *replicas: Replica) -> None:
-        """Let time pass in steps of a second, in which these replicas see the cluster and step."""
-        for _ in range(round(seconds)):
-            self.clock.now_s += 1
+        """Let time pass in steps, in which these replicas see the cluster and step."""
+        step_s = 5 if seconds > _LONG_S else 1
+        for _ in range(math.ceil(seconds / step_s)):
+            self.clock.now_s += step_s
             for each in replicas:
                 self.sync(each)
                 each.service.loop.step()

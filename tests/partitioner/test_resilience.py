@@ -115,25 +115,20 @@ def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Rig) -
     assert len(own.kube.patches) == 1
 
 
-@pytest.mark.parametrize(
-    ("ahead_s", "took_s", "rests_s"), [(-3600.0, 0, 5), (3600.0, 20, 20), (3600.0, 900, 60)]
-)
-def test_a_node_rests_as_long_as_its_change_took(
-    rig: Rig, ahead_s: float, took_s: float, rests_s: float
-) -> None:
+def test_a_node_rests_as_long_as_its_change_took(rig: Rig) -> None:
     rig.add_node()
-    rig.agents_ahead_s = ahead_s
+    rig.agents_ahead_s = 3600.0
     rig.add_pods("p1", profile="4g.20gb")
     own = rig.replica()
     rig.pass_time(SOON_S, own)
     rig.begin("n1")
     rig.pass_time(TERM_S, own)
-    rig.answer("n1", took_s=took_s)
+    rig.answer("n1", took_s=20)
     rig.bind("p1", "n1")
     rig.add_pods("p2")
 
     with structlog.testing.capture_logs() as logs:
-        rig.pass_time(rests_s - 1, own)
+        rig.pass_time(19, own)
         assert len(own.kube.patches) == 1
         assert rig.metric(own, "resting_nodes") == 1
         rig.pass_time(7, own)

@@ -198,6 +198,8 @@ def lines(decision: decisions.PartitioningDecision) -> list[str]:
             f"{change.node}: {text(change.created)}"
             + (f" instead of {text(change.destroyed)}" if change.destroyed else "")
             + f" for {', '.join(pod.name for pod in change.pods) or 'expected pods'}"
+            if change.created
+            else f"{change.node}: {change.why}, without {text(change.destroyed)}"
             for change in decision.changes
         ),
         *(f"{each.pod.name} {each.reason.name}: {each.message}" for each in decision.waiting),

@@ -3,18 +3,12 @@
 import datetime as dt
 from typing import Any
 
-import pytest
-
 from mig_manager.core.partitioning import decisions, holds, partitioned, past_decisions
 from tests.unit import partitions, samples
 from tests.unit.partitions import NOW, decided, node, pod
 
 _ONE = ["1g.5gb@0*"]
 _FULL = ["4g.20gb@0*", "3g.20gb@4*"]
-
-
-def served(decision: decisions.PartitioningDecision) -> list[str]:
-    return [each.name for change in decision.changes for each in change.pods]
 
 
 def remembered(
@@ -43,46 +37,6 @@ def gpus_on_hold(
         for gpu in each.gpus
         if (each.name, gpu.uuid) in gpus
     )
-
-
-@pytest.mark.parametrize(
-    ("age_s", "names"),
-    [(10, ["s0", "s1"]), (30, ["s0"]), (700, ["s0"])],
-)
-def test_pods_behind_get_no_instance_on_a_gpu_on_hold(age_s: float, names: list[str]) -> None:
-    nodes = [node("a", ["3g.20gb@0*"], _ONE)]
-    small = [pod(f"s{n}", "3g.20gb", age_s=5) for n in range(2)]
-
-    assert served(decided(nodes, [pod("large", "7g.40gb", age_s=age_s), *small])) == names
-
-
-def test_busy_cluster_holds_late_and_destroys_nothing() -> None:
-    nodes = [node("a", _FULL, ["2g.10gb@0*", "1g.5gb@2*", "2g.10gb@4*", "1g.5gb@6"])]
-    small = pod("s", "1g.10gb", age_s=5)
-
-    soon = decided(nodes, [pod("large", "7g.40gb", age_s=500), small])
-    late = decided(nodes, [pod("large", "7g.40gb", age_s=700), small])
-
-    assert served(soon) == ["s"]
-    assert not soon.gpu_holds
-    assert not late.changes
-    assert gpus_on_hold(late, nodes) == ["a1"]
-
-
-def test_idle_instances_on_a_hold_are_destroyed_while_much_is_free() -> None:
-    nodes = [node("a", ["1g.5gb@0*", "1g.5gb@4", "1g.5gb@5"], ["7g.40gb@0*"])]
-    nodes.append(node("b", ["3g.20gb@0*"], ["3g.20gb@0*"]))
-    pods = [pod("large", "7g.40gb")]
-    one = {samples.profile("1g.5gb"): 2}
-
-    assert not decided(nodes, [pod("large", "7g.40gb", age_s=10)]).changes
-    (change,) = decided(nodes, pods).changes
-    (less,) = decided(nodes, pods, reserved=one).changes
-
-    assert (change.node, change.pods, change.created) == ("a", (), {})
-    assert change.destroyed == {samples.profile("1g.5gb"): 2}
-    assert change.why == "on hold for a waiting pod on GPU 0"
-    assert less.destroyed == {samples.profile("1g.5gb"): 1}
 
 
 def test_a_gpu_on_hold_is_not_merged_back() -> None:

@@ -72,6 +72,7 @@ LARGE = pod("large", "7g.40gb")
 LARGER = pod("large", "2x7g.40gb", age_s=700)
 IN_USE = "too much of its GPUs is in use"
 BUSY = f"it waits for a ({IN_USE})"
+ON_HOLD = "it waits for a (its GPUs are on hold for another pod)"
 OTHERS = "it is being changed for other pods"
 ROOM = "has room: the scheduler will place the pod"
 
@@ -82,6 +83,29 @@ def unmet(pod: str, needs: str, why: str) -> str:
 
 
 CORDONED = "b (the node is cordoned)"
+HALF = [node("a", ["3g.20gb@0*"], ["1g.5gb@0*"])]
+SMALLER = [pod(f"s{number}", "3g.20gb", age_s=5) for number in range(2)]
+BUSY_NODE = [
+    node(
+        "a",
+        ["4g.20gb@0*", "3g.20gb@4*"],
+        ["2g.10gb@0*", "1g.5gb@2*", "2g.10gb@4*", "1g.5gb@6"],
+    )
+]
+FREE_NODES = [
+    node("a", ["1g.5gb@0*", "1g.5gb@4", "1g.5gb@5"], ["7g.40gb@0*"]),
+    node("b", ["3g.20gb@0*"], ["3g.20gb@0*"]),
+]
+ON_A = f"large CHANGING: it waits for a ({OTHERS}); b ({IN_USE})"
+
+
+def took(seconds: float) -> list[dict[str, Any]]:
+    """Return a node whose last change took some time."""
+    began = NOW - dt.timedelta(seconds=seconds)
+    run = {"config": "x", "state": "success", "finishedAt": NOW.isoformat()}
+    text = json.dumps(run | {"startedAt": began.isoformat()})
+    return [node("a", EMPTY, annotations={well_known.STATUS_ANNOTATION: text})]
+
 
 DECISIONS: dict[
     str, tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], list[str]]
@@ -202,6 +226,24 @@ DECISIONS: dict[
         [pod("p", "1g.5gb")],
         {"history": CHANGED},
         ["a: 1x 1g.5gb for p"],
+    ),
+    "a node rests as long as its change took": (
+        took(20),
+        [pod("p", "1g.5gb")],
+        {"history": CHANGED},
+        ["p CHANGING: it waits for a (it rests after a change for 20 s more)"],
+    ),
+    "a node rests at most a minute": (
+        took(900),
+        [pod("p", "1g.5gb")],
+        {"history": CHANGED},
+        ["p CHANGING: it waits for a (it rests after a change for 60 s more)"],
+    ),
+    "a node rests some seconds after a quick change": (
+        took(0),
+        [pod("p", "1g.5gb")],
+        {"history": CHANGED},
+        ["p CHANGING: it waits for a (it rests after a change for 5 s more)"],
     ),
     "what no node can have is unmet": (
         [node("a", ["7g.40gb@0*"]), node("b", ["7g.40gb@0*"], spec={"unschedulable": True})],
@@ -353,7 +395,7 @@ DECISIONS: dict[
         {},
         [
             f"large IN_USE: {BUSY}",
-            "small IN_USE: it waits for a (its GPUs are on hold for another pod)",
+            f"small IN_USE: {ON_HOLD}",
         ],
     ),
     "no more GPUs are on hold than a pod requests": (
@@ -364,6 +406,58 @@ DECISIONS: dict[
             "a: 1x 3g.20gb for small",
             f"large CHANGING: it waits for a ({OTHERS})",
         ],
+    ),
+    "a pod behind gets an instance on a GPU until a large pod has waited a while": (
+        HALF,
+        [pod("large", "7g.40gb", age_s=10), *SMALLER],
+        {},
+        ["a: 2x 3g.20gb for s0, s1", f"large CHANGING: it waits for a ({OTHERS})"],
+    ),
+    "a pod behind gets no instance on a GPU on hold": (
+        HALF,
+        [pod("large", "7g.40gb", age_s=30), *SMALLER],
+        {},
+        [
+            "a: 1x 3g.20gb for s0",
+            f"large CHANGING: it waits for a ({OTHERS})",
+            f"s1 CHANGING: it waits for a ({OTHERS})",
+        ],
+    ),
+    "a busy cluster holds no GPU soon": (
+        BUSY_NODE,
+        [pod("large", "7g.40gb", age_s=500), pod("s", "1g.10gb", age_s=5)],
+        {},
+        [
+            "a: 1x 1g.10gb instead of 1x 1g.5gb for s",
+            f"large CHANGING: it waits for a ({OTHERS})",
+        ],
+    ),
+    "a busy cluster holds a GPU late and destroys nothing": (
+        BUSY_NODE,
+        [pod("large", "7g.40gb", age_s=700), pod("s", "1g.10gb", age_s=5)],
+        {},
+        [
+            f"large IN_USE: {BUSY}",
+            "s IN_USE: it waits for a (its GPUs are on hold for another pod)",
+        ],
+    ),
+    "idle instances are not destroyed before a GPU is on hold": (
+        FREE_NODES,
+        [pod("large", "7g.40gb", age_s=10)],
+        {},
+        [f"large IN_USE: it waits for a, b ({IN_USE})"],
+    ),
+    "idle instances on a hold are destroyed while much is free": (
+        FREE_NODES,
+        [LARGE],
+        {},
+        ["a: on hold for a waiting pod on GPU 0, without 2x 1g.5gb", ON_A],
+    ),
+    "reserved devices on a hold stay": (
+        FREE_NODES,
+        [LARGE],
+        {"reserved": TWO_ONES},
+        ["a: on hold for a waiting pod on GPU 0, without 1x 1g.5gb", ON_A],
     ),
     # The small pod's device on node a stays ready, and one node may still change.
     "idle instances become devices for expected pods": (
