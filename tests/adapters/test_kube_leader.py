@@ -173,6 +173,7 @@ class Slot(leases.LeaseSlots):
         return False
 
 
+BOTH = pytest.mark.parametrize("is_slot", [False, True], ids=["leader", "slot"])
 FAULTS = {
     **apiserver.FAULTS,
     "409-when-done": apiserver.Fault(status=409, is_carried_out=True),
@@ -187,7 +188,7 @@ ONCE = ((0, "create"), (0, "read"), (1, "read"), *((nth, "update") for nth in ra
 """The Lease is made, read, renewed twice, and released."""
 
 
-@pytest.mark.parametrize("is_slot", [False, True], ids=["leader", "slot"])
+@BOTH
 @pytest.mark.parametrize(
     "name", [*BY_DEFAULT, *(pytest.param(name, marks=pytest.mark.slow) for name in ALSO)]
 )
@@ -242,22 +243,27 @@ def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: Rig, status: 
     assert rig.server.log.count("create", "leases") == 0
 
 
-def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(rig: Rig) -> None:
-    second = rig.replica("b")
+@BOTH
+def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(
+    rig: Rig, *, is_slot: bool
+) -> None:
+    second = rig.slot("b") if is_slot else rig.replica("b")
+    name = "mig-manager-slot-0" if is_slot else LEASE
     endless = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
-    rig.server.create(api_objects.a_lease(LEASE, **endless))
+    rig.server.create(api_objects.a_lease(name, **endless))
 
     with structlog.testing.capture_logs() as logs:
         second.campaign()
         rig.clock.now_s += timing.MAX_LEASE_S - 1
-        assert not second.campaign()
+        second.campaign()
+        assert not second.may_write
         rig.pass_time(RENEW_S, second)
 
     assert second.may_write
     warning, taken = logs
     assert (warning["event"], warning["owner"]) == ("lease_too_long", "other")
-    assert LEASE in warning["hint"]
-    assert taken["event"] == "leadership_taken"
+    assert name in warning["hint"]
+    assert taken["event"] == ("slot_taken" if is_slot else "leadership_taken")
 
 
 def test_a_lease_that_was_deleted_is_made_again(rig: Rig) -> None:

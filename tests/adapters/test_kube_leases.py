@@ -8,7 +8,6 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
-from mig_manager.core import timing
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -93,22 +92,6 @@ def test_slots_are_limited_and_a_denial_names_the_holders(rig: Rig) -> None:
         "waiting for one of 2 slots for nodes under change; under change now: a, b"
     )
     assert rig.holders() == {LEASE: "a", "mig-manager-slot-1": "b"}
-
-
-def test_a_slot_leased_without_end_is_free_after_an_hour(rig: Rig) -> None:
-    endless = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
-    rig.server.create(api_objects.a_lease(LEASE, **endless))
-    own = rig.of("a")
-
-    with structlog.testing.capture_logs() as logs:
-        assert "other" in str(own.take())
-        rig.clock.now_s += timing.MAX_LEASE_S
-        assert own.take() is None
-
-    warning, taken = logs
-    assert (warning["event"], warning["owner"]) == ("lease_too_long", "other")
-    assert LEASE in warning["hint"]
-    assert taken["event"] == "slot_taken"
 
 
 def test_node_takes_and_releases_one_slot_among_foreign_leases(rig: Rig) -> None:

@@ -12,6 +12,7 @@ from mig_manager.core.node import well_known
 from mig_manager.sandbox import stories
 from mig_manager.sandbox.node import cluster_view, objects
 from tests.cluster import clusters
+from tests.node import gpu_values
 from tests.stage import agent_stage
 
 NODE_PATH = f"/api/v1/nodes/{clusters.NODE}"
@@ -40,7 +41,7 @@ def test_every_story_of_the_demo_comes_out_as_it_must(
     where: clusters.Cluster, tmp_path: pathlib.Path, spec: str, story: str
 ) -> None:
     story_ = stories.STORIES[story]
-    gpus = agent_stage.gpus(spec)
+    gpus = gpu_values.with_devices(spec)
     with clusters.stage(where, tmp_path, *story_.agent_options, spec=spec) as stage:
         story_.prepare(stage)
 

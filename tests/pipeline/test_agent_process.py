@@ -7,6 +7,7 @@ import pytest
 
 from mig_manager.sandbox import stories
 from mig_manager.sandbox.node import device_plugin
+from tests.node import gpu_values
 from tests.stage import agent_stage
 
 SPEC = "2xA100-SXM4-40GB"
@@ -36,7 +37,7 @@ def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
         scenario.prepare(stage)
         stage.server.log.clear()
 
-        layout = scenario.layout(agent_stage.gpus(SPEC))
+        layout = scenario.layout(gpu_values.with_devices(SPEC))
         checks = scenario.play(stage, layout, lambda _text: None)
 
         assert all(checks.values())

@@ -11,7 +11,6 @@ from typing import Any
 from prometheus_client import parser
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import node_object, well_known
@@ -21,6 +20,7 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 from testkit import apiserver
 from tests.cluster import envtest
+from tests.node import gpu_values
 from tests.sandbox import library
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
@@ -217,12 +217,9 @@ def remaining(view: node_object.NodeView, *, is_stopped: bool = False) -> list[s
 LABELS = {"config": well_known.CONFIG_LABEL, "partitioning": well_known.PARTITIONING_LABEL}
 
 
-def gpus(spec: str) -> list[model.Gpu]:
-    """Return the GPUs of a node as they come from the factory."""
-    return [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
-
-
 def config_text(spec: str) -> str:
     """Return the packaged layouts and those that stories need."""
     text = PACKAGED.read_text(encoding="utf-8")
-    return text + demo_layouts.rendered(gpus(spec), config.parse(text, source="packaged"))
+    return text + demo_layouts.rendered(
+        gpu_values.with_devices(spec), config.parse(text, source="packaged")
+    )
