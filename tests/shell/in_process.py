@@ -4,40 +4,46 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
+from mig_manager.adapters.nvml import client, processes
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import processes
-from mig_manager.change import local
 from mig_manager.cli.commands import doctor_facts, doctor_settings, gpu_access
+from mig_manager.core import ports
 from mig_manager.sandbox.driver import library as simulated
 from tests.node import simulated_rig
 
-_compose, _facts = gpu_access.CommandAdapters.dependencies, doctor_facts.facts
+_WORKER, _facts = vars(gpu_access.CommandAdapters)["worker_gpus"], doctor_facts.facts
 
 
 @contextlib.contextmanager
 def gpus() -> Iterator[None]:
     """Have the commands of the body read and change simulated GPUs without a worker."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_access.CommandAdapters, "dependencies", _dependencies)
+        patch.setattr(gpu_access.CommandAdapters, "worker_gpus", property(_gpus))
         patch.setattr(doctor_facts, "facts", facts)
         yield
 
 
-def _dependencies(
-    adapters: gpu_access.CommandAdapters, hook_variables: Mapping[str, str] | None = None
-) -> local.LocalDependencies:
-    ports, settings = _compose(adapters, hook_variables), adapters.settings
-    if settings.gpus.simulate_state is None:
-        return ports
-    simulated.install(settings.gpus.simulate_state)
-    gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock(), in_use_timeout_s=settings.in_use_timeout_s)
-    return dataclasses.replace(ports, gpus=gpus, processes=simulated_rig.processes)
+class _Gpus(nvml_gpus.NvmlGpus):
+    """The GPUs of a worker, without the worker."""
+
+    processes = staticmethod(simulated_rig.processes)
+
+
+def _gpus(adapters: gpu_access.CommandAdapters) -> ports.Gpus:
+    worker: client.WorkerGpus = _WORKER.func(adapters)
+    state = adapters.settings.gpus.simulate_state
+    # The course kills its worker.
+    if state is None or adapters.settings.command == "acceptance":
+        return worker
+    simulated.install(state)
+    timeout_s = worker.command[worker.command.index("--in-use-timeout-s") + 1]
+    return _Gpus(clock=host.SystemClock(), in_use_timeout_s=float(timeout_s))
 
 
 def facts(settings: doctor_settings.DoctorSettings) -> doctor_facts.Facts:

@@ -284,7 +284,7 @@ def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree
     modules(proc, nvidia=3, nvidia_uvm=0)
     proc.add(4711, "/dev/nvidia0", name="dcgm", cgroup=f"0::/kubepods/pod{POD}/x")
 
-    result = patient.born().examine(proc=proc.root)
+    result = patient.born().examine(proc=proc.root, has_worker=True)
 
     assert f"GPU 0: dcgm (pid 4711, pod {POD})" in result.text("gpu-processes")
 
