@@ -40,8 +40,8 @@ class Announcer:
         self._allowance = timing.TokenBucket(burst=_AT_ONCE, pause_s=_PAUSE_S)
         self._resume_s = -math.inf
         """When to publish again after a failure of the API."""
-        self._published: dict[str, tuple[str, float]] = {}
-        """By UID of a pending pod: the message and time of its last Event."""
+        self._published: dict[str, tuple[int, str, float]] = {}
+        """By UID of a pending pod: the number of its Events, message and time of the last."""
 
     def announce_request(self, change: decisions.NodeChange) -> None:
         """Publish an Event on a node about its requested layout; the log has every request."""
@@ -77,7 +77,7 @@ class Announcer:
         withheld = 0
         for each in unmet:
             pod, now_s = each.pod, self._clock.monotonic()
-            message, published_s = self._published.get(pod.uid, ("", -math.inf))
+            number, message, published_s = self._published.get(pod.uid, (0, "", -math.inf))
             if message == each.message or now_s - published_s < _REPEAT_AFTER_S:
                 continue
             subject = events.EventSubject(
@@ -88,9 +88,9 @@ class Announcer:
                 reason="NoRoomPossible",
                 message=each.message,
                 is_warning=True,
-                about=each.message,
+                about=f"{number} {each.message}",  # a reason can return
             ):
-                self._published[pod.uid] = each.message, now_s
+                self._published[pod.uid] = number + 1, each.message, now_s
             else:
                 withheld += 1
         uids = {pod.uid for pod in pending}

@@ -100,8 +100,8 @@ class Term:
         self._recommended = recommendations.Recommendations()
         self._inherited: set[str] | None = None
         """Nodes that are changing on a former leader's request; None before the first decision."""
-        self._bases: dict[str, tuple[tuple[str, ...], Base]] = {}
-        """By node: the UUIDs of its GPUs, and the base layout on them."""
+        self._bases: dict[str, tuple[tuple[model.Gpu, ...], Base]] = {}
+        """By node: its GPUs, and the base layout on them."""
         self._telemetry.set_pending(decisions.PartitioningDecision(), withheld=0)
         self._telemetry.stopped.set(0)
         self._telemetry.resting.set(0)
@@ -109,6 +109,8 @@ class Term:
     def next_in_s(self) -> float:
         """Return the seconds until a decision is due, at most 0 if one is."""
         if not self._cluster.is_current:
+            # Agents may have been without the API as well: their silence counts from then on.
+            self._own_clock = partitioned.OwnClock()
             return _RECHECK_S
         now_s = self._clock.monotonic()
         quiet_in_s = self._signal.quiet_in_s()
@@ -361,12 +363,11 @@ class Term:
         """Return the base layout for every opted-in node; empty if it does not fit."""
         name, bases = self._settings.base_layout, {}
         for node in nodes if name else ():
-            uuids = tuple(gpu.uuid for gpu in node.gpus)
             base = self._bases.get(node.name)
-            if not node.is_opted_in or not uuids:
+            if not node.is_opted_in or not node.gpus:
                 continue
-            if base is None or base[0] != uuids:
-                base = self._bases[node.name] = uuids, self._base(str(name), node)
+            if base is None or base[0] != node.gpus:
+                base = self._bases[node.name] = node.gpus, self._base(str(name), node)
             bases[node.name] = base[1]
         self._bases = {node: self._bases[node] for node in bases}
         return bases

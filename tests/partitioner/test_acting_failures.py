@@ -167,6 +167,21 @@ def test_events_about_requests_are_within_the_allowance(rig: Rig) -> None:
     assert len(rig.events("RepartitioningRequested")) == 20
 
 
+def test_a_reason_that_returns_gets_another_event(rig: Rig) -> None:
+    rig.add_pods("big", profile="9g.99gb")
+    own = rig.replica()
+    rig.pass_time(20, own)
+    rig.clock.now_s += 600
+    rig.add_node("n1")
+    rig.pass_time(20, own)
+    rig.clock.now_s += 600
+    rig.server.delete(kinds.NODES, "n1")
+    rig.pass_time(20, own)
+
+    messages = [each["message"] for each in rig.events("NoRoomPossible")]
+    assert sorted(map(messages.count, set(messages))) == [1, 2]
+
+
 def test_pods_that_can_never_fit_get_one_event_each(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_pods("big1", "big2", profile="9g.99gb")

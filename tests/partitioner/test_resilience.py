@@ -115,6 +115,30 @@ def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Rig) -
     assert len(own.kube.patches) == 1
 
 
+def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
+    for name in ("n1", "n2"):
+        rig.add_node(name)
+    rig.add_pods("p1", "p2", profile="4g.20gb")
+    own = rig.replica(max_unavailable="1")
+    rig.pass_time(SOON_S, own)
+    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+    stamp_request(rig, asked, at=rig.clock.now_iso())
+    rig.pass_time(TERM_S, own)
+
+    with structlog.testing.capture_logs():
+        refusal = apiserver.Fault(verb="watch", resource="nodes", status=500, times=None)
+        rig.server.inject(refusal)
+        rig.server.break_watches(apiserver.Break.RESET)
+        waiting.until(lambda: not own.service.cluster.is_current, "the watch to be lost")
+        for _ in range(4):
+            rig.clock.now_s += 100
+            own.service.loop.step()
+        rig.server.clear_faults()
+    rig.pass_time(TERM_S, own)
+
+    assert len(own.kube.patches) == 1
+
+
 def test_a_node_rests_as_long_as_its_change_took(rig: Rig) -> None:
     rig.add_node()
     rig.agents_ahead_s = 3600.0

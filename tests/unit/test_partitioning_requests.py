@@ -66,6 +66,7 @@ TWO_GPUS = only(decided([node("a", EMPTY, EMPTY)], [LARGE]))
 AFTER_FIRST = remembered([node("a", EMPTY)], [LARGE], FIRST)
 OF_A_PERSON = dataclasses.replace(ONE_GPU, layout=ONE_GPU.layout.replace("on-demand", "mine"))
 FAILED = {"state": "failed", "finishedAt": NOW.isoformat()}
+PENDING = {well_known.STATE_LABEL: "pending"}
 LOST = {"state": "failed", "reason": "GpuUnreachable", "retryAt": NOW.isoformat()}
 UNUSED = "it had room, and the scheduler did not place the pod"
 BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
@@ -80,6 +81,23 @@ BLOCKED = "large UNUSABLE: it waits for a (its agent failed the layout for it)"
             {"now": NOW + dt.timedelta(seconds=9), "history": AFTER_FIRST},
             ["large SCHEDULER: node a is being changed for it"],
             id="a pod waits for the node that is being changed for it",
+        ),
+        pytest.param(
+            [
+                node("a", EMPTY, labels={well_known.CONFIG_LABEL: "x", **PENDING}),
+                node("b", EMPTY),
+            ],
+            [LARGE],
+            {"now": SOON, "history": AFTER_FIRST, "max_unavailable": "2"},
+            ["b: 1x 7g.40gb for large"],
+            id="a pod does not wait for a node that a person changes meanwhile",
+        ),
+        pytest.param(
+            [requested("a", ONE_GPU)],
+            [LARGE],
+            {"now": LATER, "history": AFTER_FIRST},
+            ["large CHANGING: it waits for a (its agent has not reported on layout custom)"],
+            id="a pod did not leave unused what a silent agent has not made",
         ),
         pytest.param(
             [node("a", ["3g.20gb@0"]), node("b", ["3g.20gb@0"]), node("c", ["7g.40gb@0"])],

@@ -70,7 +70,7 @@ class KeptRoom:
             return True
         for name, when in since.items():
             node = self._nodes.get(name)
-            if node and node.is_changing and decisions.is_recent(when, now=self._now):
+            if node and node.is_program_change and decisions.is_recent(when, now=self._now):
                 self._wait(rank, node, f"node {name} is being changed for it")
                 return True
         for node in self._batch.hosts(group, since):
@@ -102,6 +102,8 @@ class KeptRoom:
         unplaced: dict[int, node_sets.NodeSet] = {}
         for rank, pod in enumerate(self._batch.pods):
             for name, since in self._history.room_since.get(pod.uid, {}).items():
+                if name not in self._nodes or self._nodes[name].is_changing:
+                    continue  # it has had no room that a pod could use
                 age_s = (self._now - since).total_seconds()
                 if decisions.ROOM_TIMEOUT_S < age_s <= 2 * decisions.ROOM_TIMEOUT_S:
                     before = self.unused.get(pod.uid)
@@ -109,7 +111,6 @@ class KeptRoom:
                         count = before.count + 1 if before else 1
                         self.unused[pod.uid] = decisions.Unused(count=count, since=since)
                     self.room_since.setdefault(pod.uid, {})[name] = since
-                    if name in self._nodes:
-                        nodes = node_sets.of([self._batch.index.position[name]])
-                        unplaced[rank] = unplaced.get(rank, node_sets.EMPTY) | nodes
+                    nodes = node_sets.of([self._batch.index.position[name]])
+                    unplaced[rank] = unplaced.get(rank, node_sets.EMPTY) | nodes
         return unplaced

@@ -77,6 +77,14 @@ class PartitionedNode:
         return bool(self.changing)
 
     @property
+    def is_program_change(self) -> bool:
+        """Whether it is changing for a program's layout, not for a person's request."""
+        return (
+            self.is_changing
+            and self.labels.get(well_known.CONFIG_LABEL) == well_known.CUSTOM_LAYOUT
+        )
+
+    @property
     def unusable(self) -> str:
         """Why it cannot be repartitioned now; empty if it can."""
         lost = "its agent's pod is not ready" if self.has_lost_agent else ""

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 
 from mig_manager.core import model
-from mig_manager.core.node import resources
+from mig_manager.core.node import resources, well_known
 from mig_manager.core.partitioning import decisions, demand, partitioned
 from mig_manager.core.planner import planner
 
@@ -88,6 +88,7 @@ class SimulatedNode:
     def request(self, *, now: dt.datetime) -> None:
         """Note that a change is requested."""
         self._publish(
+            labels={**self._node.labels, well_known.CONFIG_LABEL: well_known.CUSTOM_LAYOUT},
             changing="its agent works on layout custom",
             is_closed=True,
             requested_at=now,
