@@ -76,5 +76,6 @@ def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     # What a remedy names must show the same GPUs.
     flags = [i for i, word in enumerate(argv) if word.partition("=")[0] in _GPU_FLAGS]
     words = [word for i in flags for word in argv[i : i + 1 + ("=" not in argv[i])]]
-    remedy = _ON_SAME_GPUS.sub(lambda command: shlex.join([command[0], *words]), remedy)
+    same = shlex.join(words).replace("'", '"')  # within single quotes
+    remedy = _ON_SAME_GPUS.sub(lambda command: f"{command[0]} {same}".rstrip(), remedy)
     return " ".join((remedy, *(hints[word] for word in argv[:1] if word in hints)))

@@ -258,9 +258,4 @@ def table(plans: Plans, *, style: bar.Style) -> str:
 
 
 def _evictions(nodes: Iterable[NodePlan]) -> str:
-    previews = [node.preview for node in nodes if node.may_evict]
-    evicted = sum(len(each.evicted) for each in previews)
-    perhaps = sum(len(each.maybe_evicted) for each in previews)
-    parts = [f"{evicted} evicted"] if evicted else []
-    parts += [f"up to {perhaps} may be evicted"] if perhaps else []
-    return ", ".join(parts) or "none evicted"
+    return preview.evictions(node.preview for node in nodes if node.may_evict)

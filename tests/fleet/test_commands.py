@@ -467,7 +467,8 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     assert nodes["node-002"]["verdict"] == "unknown"
     assert not any(rig.labels().values())
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
-    assert "layout all-1g.5gb: 0 unchanged, 1 fits, 1 does not fit, 3 unknown." in text
+    total = "layout all-1g.5gb: 0 unchanged, 1 fits, 1 does not fit, 3 unknown."
+    assert f"{total} Pods: 1 evicted. Nothing was changed." in text
     file = tmp_path / "config.yaml"
     file.write_text(scenes.CONFIG.replace(LAYOUT, "own"))
     own = rig.roll("own", "--dry-run", "-f", str(file))

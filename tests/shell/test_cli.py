@@ -326,6 +326,7 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
         (("plan", *SPEC), f"{VALIDATE} shows which ones fit."),
         (("plan", "all-1g.5gb", "--simulate", "1xA30"), "--simulate 1xA30' lists them."),
         (("plan", "banana", *SPEC), f"Name a layout that {VALIDATE} lists, or"),
+        (("validate", "x", "--gpu", "*A30*"), "'mig-manager validate --gpu \"*A30*\"' lists"),
         (("apply", "x", "-f", KUSTOMIZATION), "Name a file with 'mig-configs'."),
         (("checkpoint", "now.json"), "Name the file with -f FILE."),
         (("status", "sandbox"), "For the nodes of a cluster, run 'kubectl mig status'."),

@@ -153,8 +153,8 @@ def preview_table(previews: Sequence[preview.Preview], title: str, *, style: bar
             notes.append(style.wrap(f"{node.name}: {why}"))
     head = ("NODE", *(("LAYOUT",) if is_undo else ()), "VERDICT", *_COSTS)
     lines = tables.columns(head, rows, style=style)
-    total = style.fit(f"{title}: {preview.totals(previews)}. Nothing was changed.")
-    return "\n".join([*lines, "", *notes, total])
+    total = f"{title}: {preview.totals(previews)}. Pods: {preview.evictions(previews)}."
+    return "\n".join([*lines, "", *notes, style.fit(f"{total} Nothing was changed.")])
 
 
 def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:

@@ -104,6 +104,15 @@ def totals(previews: Iterable[Preview]) -> str:
     return ", ".join(f"{counts[each]} {each.value.replace('-', ' ')}" for each in NodeFit)
 
 
+def evictions(previews: Iterable[Preview]) -> str:
+    """Count the pods that are evicted, for a sentence."""
+    counts = [(len(each.evicted), len(each.maybe_evicted)) for each in previews]
+    evicted, perhaps = (sum(column) for column in zip((0, 0), *counts, strict=True))
+    parts = [f"{evicted} evicted"] if evicted else []
+    parts += [f"up to {perhaps} may be evicted"] if perhaps else []
+    return ", ".join(parts) or "none evicted"
+
+
 def preview(
     node: nodes.FleetNode,
     document: layouts.Document,
