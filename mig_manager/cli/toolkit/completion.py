@@ -63,7 +63,7 @@ def answer(of: program.CommandLine, words: Sequence[str], values: Values) -> str
 
 
 def _line(of: program.CommandLine, before: Sequence[str]) -> Line:
-    by_flag = {flag: each for each in (*of.flag_options_of(), *of.anywhere) for flag in each.flags}
+    by_flag = {flag: each for each in of.flag_options_of() for flag in each.flags}
     command, operands, values, option = "", [], dict[str, object](), None
     for word in before:
         if option is not None:

@@ -31,9 +31,10 @@ def page(of: program.CommandLine, command: str) -> tuple[str, str, str]:
         "environment": [wrap(environment, _INDENT)] if environment else [],
         "exit status": meanings,
     }
+    more = f"\n\n'{of.name} --help' has what holds for every command." if command else ""
     description = "\n\n".join(map(wrap, help_text.paragraphs))
     epilog = "\n\n".join(f"{title}:\n" + "\n".join(b) for title, b in blocks.items() if b)
-    return usage(of, command), description, epilog
+    return usage(of, command), description, f"{epilog}{more}".strip()
 
 
 def statuses(of: program.CommandLine, command: str) -> Mapping[str, str]:

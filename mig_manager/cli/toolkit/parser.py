@@ -116,7 +116,8 @@ class Parser(argparse.ArgumentParser):
             if each.is_operand or each.flags:
                 if each.group not in groups:
                     groups[each.group] = self.add_argument_group(each.group)
-                _add(groups[each.group], each, of.version)
+                is_hidden = bool(command) and each in of.anywhere
+                _add(groups[each.group], each, of.version, is_hidden=is_hidden)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with argparse's message."""
@@ -165,8 +166,8 @@ def _not_empty(text: str) -> str:
     return text
 
 
-def _add(group: Any, option: options.Option, version: str) -> None:
-    help_text = option.full_help.replace("%", "%%")
+def _add(group: Any, option: options.Option, version: str, *, is_hidden: bool) -> None:
+    help_text = argparse.SUPPRESS if is_hidden else option.full_help.replace("%", "%%")
     if option.is_operand:
         nargs = "*" if option.is_repeatable else None if option.is_required else "?"
         # Without a default, argparse's errors call an operand with "*" required.

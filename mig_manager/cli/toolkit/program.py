@@ -161,7 +161,8 @@ class CommandLine:
 
     def options_of(self, command: str = "") -> tuple[options.Option, ...]:
         """Return the options and operands of a command, or those allowed before a command."""
-        declared = self._command_options(command) if command else self.leading
+        leading = (*self.leading, *self.anywhere)
+        declared = self._command_options(command) if command else leading
         last = len(_FIRST_GROUPS)
         rank = {name: number for number, name in enumerate(_FIRST_GROUPS)} | {"output": last + 1}
         return tuple(sorted((HELP, *declared), key=lambda each: rank.get(each.group, last)))
