@@ -184,7 +184,7 @@ def act(
     if memory.is_drifted:
         # After a reload the layout is restored as after a reboot.
         description = "" if was_reloaded else _handle_drift(job, observation, before, outcome)
-        if description:
+        if description and not survey.foreign_managers(job.deps, job.deps.workloads.present()):
             # The node must not offer devices that are gone.
             advertising.restart_stale(job, observation.gpus, frozenset())
         memory = dataclasses.replace(memory, description=description)

@@ -56,14 +56,19 @@ def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     assert rig.labels[well_known.APPLIED_LABEL] == LAYOUT
 
 
-def test_a_drifted_node_offers_no_device_that_is_gone() -> None:
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
     tamper(rig)
+    if is_foreign:
+        # It restarts the plugin itself, maybe after further steps.
+        rig.add_pod("nvidias", owner_kind="DaemonSet", container_names=("nvidia-mig-manager",))
 
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     rig.clock.wait(1)
 
-    assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    present = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    assert (rig.schedulable == present) is not is_foreign
     assert rig.labels[well_known.STATE_LABEL] == "failed"
     plugins = set(rig.pods)
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
