@@ -268,6 +268,9 @@ PODS = AVAILABLE + '{deployment="mig-manager-partitioner"}'
 FAILURES = 'mig_manager_gpu_repairs_total{node="n",result="failure"}'
 
 
+OBSERVED = (
+    'mig_manager_gpu_operation_duration_seconds_count{{node="n",operation="observe",result="{}"}}'
+)
 OUTCOME = 'mig_manager_last_outcome_info{{node="n",state="failed",reason="{}"}}'
 
 
@@ -279,6 +282,11 @@ OUTCOME = 'mig_manager_last_outcome_info{{node="n",state="failed",reason="{}"}}'
             {OUTCOME.format("InUse"): "1x11 stale", OUTCOME.format("Locked"): "_x12 1x9"},
             "MigManagerFailed",
         ),
+        (
+            {OBSERVED.format("error"): "1+1x20", OBSERVED.format("ok"): "1x20"},
+            "MigManagerNoGpuObserved",
+        ),
+        ({OBSERVED.format("error"): "1+1x20", OBSERVED.format("ok"): "1x10 2x10"}, None),
         ({FAILURES: "0x20"}, None),
         ({FAILURES: "0x10 1x10"}, "MigManagerGpuRepairFailed"),
         ({"mig_manager_partitioner_stopped": "0x20"}, None),
@@ -298,7 +306,7 @@ def test_an_alert_fires_for_its_series_alone(
     names = {
         rule["alert"]: rule
         for rule in ALERTS
-        if re.search("Partitioner|Repair|Failed$", rule["alert"])
+        if re.search("Partitioner|Repair|Failed$|NoGpu", rule["alert"])
     }
     (tmp_path / "rules.yaml").write_text(json.dumps(manifest("alerts.yaml")["spec"]), "utf-8")
     labels = {"node": "n"} if 'node="n"' in next(iter(series)) else {}
