@@ -5,7 +5,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -51,15 +50,6 @@ def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: pathlib.Path) ->
     assert child.returncode == 141
 
 
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    """Hear SIGINT, which a job in the background starts out ignoring."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("count", [1, 2])
 def test_signal_waits_for_a_change_and_a_second_one_does_not(count: int) -> None:
     notes: list[str] = []

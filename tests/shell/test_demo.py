@@ -105,14 +105,8 @@ class Demo:
 
 @pytest.fixture
 def demo(tmp_path: pathlib.Path) -> Iterator[Demo]:
-    demo = Demo(tmp_path)
-    # nohup, or who runs these tests, may ignore it, and children inherit that.
-    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        with contextlib.closing(demo):
-            yield demo
-    finally:
-        signal.signal(signal.SIGHUP, handler)
+    with contextlib.closing(Demo(tmp_path)) as demo:
+        yield demo
 
 
 def commands(output: str) -> list[str]:
@@ -258,7 +252,6 @@ def test_a_closed_terminal_ends_the_demo_and_everything_that_it_started(demo: De
 
 
 def test_further_signals_do_not_interrupt_the_removal() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     has_ended = threading.Event()
     removed: list[bool] = []
 
@@ -270,11 +263,8 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
             signal.raise_signal(signal.SIGINT)
             removed.append(True)
 
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            play()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        play()
     assert removed == [True]
 
 
