@@ -43,14 +43,15 @@ def remember(
     decision: decisions.PartitioningDecision,
     *,
     now: dt.datetime,
+    uncertain: Iterable[decisions.NodeChange] = (),
 ) -> History:
     """Return the history after a decision; forget missing nodes and pods that are not pending.
 
-    ``decision`` has only the changes that were requested.
+    ``decision`` has only the changes that were requested; ``uncertain`` ones may have been.
     """
     uids = {pod.uid for pod in pending}
     room_since = {uid: dict(since) for uid, since in decision.room_since.items() if uid in uids}
-    for change in decision.changes:
+    for change in (*decision.changes, *uncertain):
         for pod in change.pods:
             room_since.setdefault(pod.uid, {})[change.node] = now
     with_demand = {name for since in room_since.values() for name in since}
