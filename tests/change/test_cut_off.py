@@ -10,7 +10,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import boot_layouts, local, pod_use
 from mig_manager.core import model, profile_name
 from mig_manager.core.records import journals
-from tests.change.undoing import refuse
+from tests.change.forks import refuse
 from tests.node import gpu_values
 from tests.node.applying_rig import Node, is_creation, once
 

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from tests.change.undoing import refuse
+from tests.change.forks import refuse
 from tests.node.applying_rig import Node, is_creation, once
 from tests.unit import samples
 

@@ -1,7 +1,6 @@
 """Changes of GPUs in memory that are killed, or fail, at each of their steps."""
 
 import contextlib
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.files import checkpoint
+from tests.change import forks
 from tests.node import gpu_values
 from tests.node.applying_rig import PROFILES, BootNode, Node
 
@@ -63,11 +63,6 @@ RESTORED = [restored("off"), restored("before")]
 BOOTED = [booted(product, is_faulty=faulty) for product in PROFILES for faulty in (False, True)]
 
 
-def fork(node: Node) -> Node:
-    """Copy a node, but not its immutable values."""
-    return copy.deepcopy(node, {id(each): each for each in (node.gpus, node.layouts)})
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Played:
     """A change that was played once."""
@@ -81,20 +76,16 @@ class Played:
 @functools.cache
 def played(change: Change) -> Played:
     node = change.start()
-    before, kills = fork(node), list[Node]()
-    node.on_step = lambda _step: kills.append(fork(node))
+    before, kills = forks.fork(node), list[Node]()
+    node.on_step = lambda _step: kills.append(forks.killed(node))
     change.run(node)
-    for at, killed in enumerate(kills, 1):
-        assert killed.journal.text is not None, at
-        killed.on_step = lambda _step: None
-        # The kernel releases the lock of a dead process.
-        killed.exclusion.is_locked = False
+    assert all(killed.journal.text is not None for killed in kills)
     return Played(before, kills, node)
 
 
 def kills(change: Change) -> Iterator[Node]:
     """Yield nodes on which a change was killed, before each of its steps."""
-    return map(fork, played(change).kills)
+    return map(forks.fork, played(change).kills)
 
 
 CHANGES = [*APPLIED.values(), *RESTORED]
@@ -157,7 +148,7 @@ def test_after_a_kill_a_bad_checkpoint_changes_nothing(change: Change) -> None:
 def test_a_change_that_fails_at_any_step_is_undone(change: Change) -> None:
     before = played(change).before
     for at in range(1, 1 + len(played(change).kills)):
-        node = fork(before)
+        node = forks.fork(before)
         node.steps = 0
         node.fails = lambda _step: node.steps == at  # noqa: B023 - only in this round
 

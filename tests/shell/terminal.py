@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -60,21 +59,6 @@ class Session:
 
 
 @contextlib.contextmanager
-def _unignored_signals() -> Iterator[None]:
-    """Let signals end a child: nohup, or who runs these tests, may ignore them."""
-    handlers = {
-        number: signal.signal(number, signal.SIG_DFL)
-        for number in (signal.SIGHUP, signal.SIGTERM)
-        if signal.getsignal(number) is signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
 def started(  # noqa: PLR0913 - each is named where it is called
     argv: Sequence[str],
     *,
@@ -89,17 +73,14 @@ def started(  # noqa: PLR0913 - each is named where it is called
     """Start the program, or another, in a terminal; without a keyboard its input is empty."""
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    with (
-        _unignored_signals(),
-        subprocess.Popen(  # noqa: S603 - our own program
-            [*(command or (sys.executable, "-m", module)), *argv],
-            cwd=cwd,
-            stdin=its if has_keyboard else subprocess.DEVNULL,
-            stdout=its,
-            stderr=its,
-            env=environ,
-        ) as process,
-    ):
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [*(command or (sys.executable, "-m", module)), *argv],
+        cwd=cwd,
+        stdin=its if has_keyboard else subprocess.DEVNULL,
+        stdout=its,
+        stderr=its,
+        env=environ,
+    ) as process:
         os.close(its)
         try:
             yield Session(process, ours)

@@ -1,206 +1,19 @@
-"""``acceptance --change-gpu``: the course on a GPU, what it refuses, and kills in the middle."""
+"""``acceptance --change-gpu``: the course over the simulated driver, and what it refuses."""
 
-import contextlib
 import json
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.change import course, local
-from mig_manager.core import model, steps
-from mig_manager.core.acceptance.stages import StageOutcome
 from mig_manager.sandbox.driver import states
 from testkit import nvidia_smi, nvml_faults
 from tests import waiting
 from tests.adapters import kubelet_rig
-from tests.node import applying_rig, scenes
 from tests.sandbox import library as c_library
 from tests.shell import commandline, shell_node
 
 A30 = "1xA30"
 UNKNOWN = 999  # NVML_ERROR_UNKNOWN
-RESET = "reset the GPU"
-IN_USE = "refuse to destroy an instance in use"
-
-
-class Host(applying_rig.Node):
-    """A node in memory with two idle GPUs, whose worker and whole process can be killed."""
-
-    def __init__(self, product: str = "A30") -> None:
-        super().__init__("off", product=product)
-        self.is_dead = False
-        self.taken = 0
-        self.dies_at = 0
-        self._worker_dies_at = 0
-        self.on_step = self._count
-
-    @property
-    def uuid(self) -> str:
-        return self.gpus[1].uuid
-
-    def called(self, name: str) -> None:
-        if self.is_dead:
-            raise scenes.Killed
-        super().called(name)
-
-    def _count(self, _step: steps.Step) -> None:
-        if self.is_dead:
-            raise scenes.Killed
-        self.taken += 1
-        if self.taken == self.dies_at:
-            self.is_dead = True
-            raise scenes.Killed
-        if self.taken == self._worker_dies_at:
-            raise course.WorkerKilledError
-
-    @contextlib.contextmanager
-    def killing_after(self, count: int) -> Iterator[None]:
-        self._worker_dies_at = self.taken + count
-        yield
-        self._worker_dies_at = 0
-
-    @contextlib.contextmanager
-    def using(self, uuid: str) -> Iterator[str]:
-        """Have the driver refuse to destroy the instances of a MIG device."""
-        (used,) = (
-            instance.instance_id
-            for instance in self.gpus[1].gpu_instances
-            if uuid in [each.uuid for each in instance.compute_instances]
-        )
-        others, self.fails = (
-            self.fails,
-            lambda step: (
-                isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
-                and step.gpu_instance_id == used
-            ),
-        )
-        try:
-            yield ""
-        finally:
-            self.fails = others
-
-    def play(self, using: course.Using | None = None) -> course.CourseResult:
-        return course.run(self.deps, self.uuid, self.killing_after, using or self.using)
-
-
-@pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H100-SXM5-80GB", "RTX-PRO-6000"])
-def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> None:
-    host = Host(product)
-    before = host.shape
-
-    result = host.play()
-
-    outcomes = {stage.name: stage.outcome for stage in result.stages}
-    placed = {
-        f"{row.profile} at {at}" for row in host.gpus[1].profiles or () for at in row.placements
-    }
-    assert placed < outcomes.keys()
-    assert {*outcomes.values()} == {StageOutcome.DONE}
-    assert {IN_USE, RESET} <= outcomes.keys()
-    assert host.shape == before
-    assert host.journal.text is None
-    assert host.boot_layout.text is None
-
-
-def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
-    host = Host("H100-SXM5-80GB")
-    host.set_up("bare")
-    host.fails = lambda step: isinstance(step, steps.SetMode)
-
-    result = host.play()
-
-    assert {stage.outcome for stage in result.stages} == {StageOutcome.DONE}
-    assert all(gpu.current_mode is model.MigMode.ENABLED for gpu in host.gpus)
-
-
-def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
-    host = Host()
-    before = host.shape
-    host.fails = lambda step: (
-        isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
-    )
-
-    result = host.play()
-
-    failed = [stage for stage in result.stages if stage.outcome is StageOutcome.FAILED]
-    assert {stage.name for stage in failed} >= {"2g.12gb+me at 0:2", "2g.12gb+me at 2:2"}
-    assert all(stage.why.startswith("InUse") for stage in failed)
-    assert host.shape == before
-
-
-def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
-    result = Host().play(using=lambda _uuid: contextlib.nullcontext("no CUDA driver library"))
-
-    (stage,) = (stage for stage in result.stages if stage.outcome is StageOutcome.NOT_TRIED)
-    assert (stage.name, stage.why) == (IN_USE, "no CUDA driver library")
-
-
-@pytest.mark.parametrize(
-    ("using", "refusal", "name", "why"),
-    [
-        pytest.param(
-            lambda _uuid: contextlib.nullcontext(""),
-            "",
-            IN_USE,
-            "VerifyFailed: destroy an instance in use",
-            id="a driver that destroys an instance in use",
-        ),
-        pytest.param(
-            None, "GPU 1 must be reset with GPU 0", RESET, "ResetRequired", id="a refused reset"
-        ),
-    ],
-)
-def test_a_failing_stage_is_named_and_the_gpu_restored(
-    using: course.Using | None, refusal: str, name: str, why: str
-) -> None:
-    host = Host()
-    before = host.shape
-    host.resets.refusal = refusal
-
-    (failed,) = (
-        stage for stage in host.play(using).stages if stage.outcome is StageOutcome.FAILED
-    )
-
-    assert (failed.name, failed.why) == (name, why)
-    assert host.shape == before
-
-
-def test_without_mig_mode_no_instance_is_tried() -> None:
-    host = Host()
-    before = host.shape
-    host.fails = lambda step: isinstance(step, steps.SetMode)
-
-    result = host.play()
-
-    assert [stage.outcome for stage in result.stages] == [
-        StageOutcome.FAILED,
-        StageOutcome.NOT_TRIED,
-    ]
-    assert host.shape == before
-
-
-def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
-    whole = Host()
-    before = whole.shape
-    whole.play()
-    for at in range(1, whole.taken + 1, 3):  # each kind of step at some placements
-        host = Host()
-        host.dies_at = at
-        with contextlib.suppress(scenes.Killed):
-            host.play()
-        assert host.is_dead
-        host.is_dead = False
-        host.on_step = lambda _step: None
-
-        local.undo_interrupted(host.deps)
-
-        assert host.shape == before, at
-        assert host.journal.text is None
-        assert host.apply(host.layouts.layout("off")).is_changed is False
-
-
-# -- as a process ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -276,24 +89,6 @@ def test_after_kill_9_a_restore_leaves_the_gpu_as_before(
 
 
 @pytest.mark.slow
-def test_the_course_refuses_a_gpu_with_a_fault_or_instances_and_says_what_to_do(
-    node: shell_node.Node,
-) -> None:
-    node.state.fail_gpu(0, action=1)
-    faulty = accept(node, "--yes")
-    node.state.fail_gpu(0)
-    node.layouts.write_text(LAYOUT, encoding="utf-8")
-    assert node.run("apply", "whole").status == 0
-    occupied = accept(node, "--yes")
-
-    assert (faulty.status, occupied.status) == (1, 1)
-    assert "needs a reset" in faulty.err
-    assert "remedy: End all processes that use it, and run" in " ".join(faulty.err.split())
-    assert "has GPU instances" in occupied.err
-    assert "remedy: Apply a layout without instances" in " ".join(occupied.err.split())
-
-
-@pytest.mark.slow
 def test_a_mode_that_stays_pending_is_named_and_cancelled(node: shell_node.Node) -> None:
     before = node.shape
     virtual = states.Virtualization.PASSTHROUGH
@@ -324,7 +119,9 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
 
     assert answer.status == 1, answer.err
     outcomes = {each["name"]: each["outcome"] for each in answer.data["course"]}
-    assert {outcomes[IN_USE], outcomes[RESET]} == {"done"}
+    assert {outcomes["refuse to destroy an instance in use"], outcomes["reset the GPU"]} == {
+        "done"
+    }
     assert node.state.read().gpus[0].attachments == 5  # and for MIG mode, with one rollback
     (found,) = answer.data["differences"]
     assert (found["subject"], found["what"], found["effect"]) == ("course", refused, "changes")
@@ -335,6 +132,10 @@ def test_a_course_with_cuda_names_what_the_loaded_library_refuses(
 
 def _use(node: shell_node.Node) -> None:
     node.state.add_client(node.state.boards[0].uuid, name="trainer")
+
+
+def _fail(node: shell_node.Node) -> None:
+    node.state.fail_gpu(0, action=1)
 
 
 def _write_layout(node: shell_node.Node) -> None:
@@ -364,7 +165,8 @@ def _kill_a_second_change(node: shell_node.Node) -> None:
     ("prepare", "options", "status", "message"),
     [
         (_use, ["--yes"], 1, "is in use by trainer"),
-        (_divide, ["--yes"], 1, "has GPU instances (1g.6gb at 0:1"),
+        (_divide, ["--yes"], 1, "remedy: Apply a layout without instances"),
+        (_fail, ["--yes"], 1, "remedy: End all processes that use it, and run"),
         (_kill_a_second_change, ["--yes"], 1, "has GPU instances (1g.6gb at 0:1"),
         (lambda _: None, ["--yes", "--change-gpu", "GPU-0"], 2, "no reachable GPU GPU-0"),
         (lambda _: None, [], 2, "without a terminal give --yes"),
@@ -382,7 +184,7 @@ def test_a_gpu_in_use_or_not_confirmed_is_refused(
     answer = accept(node, *options)
 
     assert answer.status == status
-    assert message in answer.err.replace("\n    ", " ")
+    assert message in " ".join(answer.err.split())
     assert node.shape == before
 
 

@@ -1,0 +1,31 @@
+"""Nodes as a kill leaves them, and the end of what it left unfinished."""
+
+import copy
+from typing import TypeVar
+
+import pytest
+
+from mig_manager import errors
+from tests.node import applying_rig
+
+_Node = TypeVar("_Node", bound=applying_rig.Node)
+
+
+def fork(node: _Node) -> _Node:
+    """Copy a node, but not its immutable values."""
+    return copy.deepcopy(node, {id(each): each for each in (node.gpus, node.layouts)})
+
+
+def killed(node: _Node) -> _Node:
+    """Return the node as a kill of its command at this moment leaves it."""
+    dead = fork(node)
+    dead.on_step, dead.fails = lambda _step: None, lambda _step: False
+    # The kernel releases the lock of a dead process, and the driver what it has used.
+    dead.exclusion.is_locked = False
+    return dead
+
+
+def refuse(node: applying_rig.Node, match: str = "is undone now") -> None:
+    """Ask for an impossible layout, which undoes what was left unfinished."""
+    with pytest.raises(errors.LayoutError, match=match):
+        node.change_to("too-much")

@@ -1,0 +1,178 @@
+"""The course of ``acceptance --change-gpu`` over GPUs in memory."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.change import course, local
+from mig_manager.core import model, steps
+from mig_manager.core.acceptance.stages import StageOutcome
+from tests.change import forks
+from tests.node import applying_rig
+
+RESET = "reset the GPU"
+IN_USE = "refuse to destroy an instance in use"
+
+
+class Host(applying_rig.Node):
+    """A node in memory with two idle GPUs, whose worker can be killed."""
+
+    def __init__(self, product: str = "A30") -> None:
+        super().__init__("off", product=product)
+        self.taken = 0
+        self._worker_dies_at = 0
+        self.on_step = self.count
+
+    @property
+    def uuid(self) -> str:
+        return self.gpus[1].uuid
+
+    def count(self, _step: steps.Step) -> None:
+        self.taken += 1
+        if self.taken == self._worker_dies_at:
+            raise course.WorkerKilledError
+
+    @contextlib.contextmanager
+    def killing_after(self, count: int) -> Iterator[None]:
+        self._worker_dies_at = self.taken + count
+        yield
+        self._worker_dies_at = 0
+
+    @contextlib.contextmanager
+    def using(self, uuid: str) -> Iterator[str]:
+        """Have the driver refuse to destroy the instances of a MIG device."""
+        (used,) = (
+            instance.instance_id
+            for instance in self.gpus[1].gpu_instances
+            if uuid in [each.uuid for each in instance.compute_instances]
+        )
+        others, self.fails = (
+            self.fails,
+            lambda step: (
+                isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
+                and step.gpu_instance_id == used
+            ),
+        )
+        try:
+            yield ""
+        finally:
+            self.fails = others
+
+    def play(self, using: course.Using | None = None) -> course.CourseResult:
+        return course.run(self.deps, self.uuid, self.killing_after, using or self.using)
+
+
+@pytest.mark.parametrize("product", ["A30", "A100-SXM4-40GB", "H100-SXM5-80GB", "RTX-PRO-6000"])
+def test_the_course_shows_every_placement_and_restores_the_gpu(product: str) -> None:
+    host = Host(product)
+    before = host.shape
+
+    result = host.play()
+
+    outcomes = {stage.name: stage.outcome for stage in result.stages}
+    placed = {
+        f"{row.profile} at {at}" for row in host.gpus[1].profiles or () for at in row.placements
+    }
+    assert placed < outcomes.keys()
+    assert {*outcomes.values()} == {StageOutcome.DONE}
+    assert {IN_USE, RESET} <= outcomes.keys()
+    assert host.shape == before
+    assert host.journal.text is None
+    assert host.boot_layout.text is None
+
+
+def test_a_gpu_with_mig_on_keeps_its_mode() -> None:
+    host = Host("H100-SXM5-80GB")
+    host.set_up("bare")
+    host.fails = lambda step: isinstance(step, steps.SetMode)
+
+    result = host.play()
+
+    assert {stage.outcome for stage in result.stages} == {StageOutcome.DONE}
+    assert all(gpu.current_mode is model.MigMode.ENABLED for gpu in host.gpus)
+
+
+def test_a_failing_step_is_named_and_the_gpu_restored() -> None:
+    host = Host()
+    before = host.shape
+    host.fails = lambda step: (
+        isinstance(step, steps.CreateGpuInstance) and str(step.profile) == "2g.12gb+me"
+    )
+
+    result = host.play()
+
+    failed = [stage for stage in result.stages if stage.outcome is StageOutcome.FAILED]
+    assert {stage.name for stage in failed} >= {"2g.12gb+me at 0:2", "2g.12gb+me at 2:2"}
+    assert all(stage.why.startswith("InUse") for stage in failed)
+    assert host.shape == before
+
+
+def test_a_refusal_in_use_is_not_tried_without_cuda() -> None:
+    result = Host().play(using=lambda _uuid: contextlib.nullcontext("no CUDA driver library"))
+
+    (stage,) = (stage for stage in result.stages if stage.outcome is StageOutcome.NOT_TRIED)
+    assert (stage.name, stage.why) == (IN_USE, "no CUDA driver library")
+
+
+@pytest.mark.parametrize(
+    ("using", "refusal", "name", "why"),
+    [
+        pytest.param(
+            lambda _uuid: contextlib.nullcontext(""),
+            "",
+            IN_USE,
+            "VerifyFailed: destroy an instance in use",
+            id="a driver that destroys an instance in use",
+        ),
+        pytest.param(
+            None, "GPU 1 must be reset with GPU 0", RESET, "ResetRequired", id="a refused reset"
+        ),
+    ],
+)
+def test_a_failing_stage_is_named_and_the_gpu_restored(
+    using: course.Using | None, refusal: str, name: str, why: str
+) -> None:
+    host = Host()
+    before = host.shape
+    host.resets.refusal = refusal
+
+    (failed,) = (
+        stage for stage in host.play(using).stages if stage.outcome is StageOutcome.FAILED
+    )
+
+    assert (failed.name, failed.why) == (name, why)
+    assert host.shape == before
+
+
+def test_without_mig_mode_no_instance_is_tried() -> None:
+    host = Host()
+    before = host.shape
+    host.fails = lambda step: isinstance(step, steps.SetMode)
+
+    result = host.play()
+
+    assert [stage.outcome for stage in result.stages] == [
+        StageOutcome.FAILED,
+        StageOutcome.NOT_TRIED,
+    ]
+    assert host.shape == before
+
+
+def test_after_a_kill_in_the_course_the_next_command_restores_the_gpu() -> None:
+    host = Host()
+    before, kills = host.shape, list[Host]()
+
+    def strike(step: steps.Step) -> None:
+        kills.append(forks.killed(host))
+        host.count(step)
+
+    host.on_step = strike
+    host.play()
+    assert len(kills) == host.taken
+    for killed in kills[::3]:  # each kind of step at some placements
+        local.undo_interrupted(killed.deps)
+
+        assert killed.shape == before
+        assert killed.journal.text is None
+        assert killed.apply(killed.layouts.layout("off")).is_changed is False
