@@ -145,8 +145,9 @@ class Reconciler:
 
     def _is_change_put_back(self, view: node_object.NodeView) -> bool:
         """Check whether another program put back a change that this agent has ended."""
-        is_foreign = self._attempts.journal.is_empty and recovery.shows_change(view)
-        return is_foreign or self._is_run_open(view)
+        return self._is_run_open(view) or (
+            self._attempts.journal.is_empty and recovery.shows_change(view)
+        )
 
     def _publish_faults(self, gpus: model.ObservedGpus, *, why: str) -> repairing.Decision:
         """Publish the faults of GPUs; return which of them to repair now, none if ``why``."""
@@ -236,8 +237,8 @@ class Reconciler:
     def _is_run_open(self, view: node_object.NodeView) -> bool:
         """Check whether the node shows a run under way, or is kept from workloads by one."""
         is_under_way = view.labels.get(well_known.STATE_LABEL) in _UNDER_WAY
-        is_kept = well_known.HOLD_TAINT in view.taint_keys
-        return is_under_way or is_kept or self._attempts.journal.keeps_pods_away
+        keeps_pods_away = self._attempts.journal.keeps_pods_away
+        return is_under_way or keeps_pods_away or well_known.HOLD_TAINT in view.taint_keys
 
     def forget_node(self) -> None:
         """Publish everything again; call after the Node was deleted and registered again."""

@@ -203,8 +203,10 @@ def _is_outage(error: errors.MigManagerError) -> bool:
 
 def _is_of_api(error: errors.MigManagerError) -> bool:
     """Check whether the API refuses or fails, which may pass; kubelet does not count."""
-    is_kubelets = error.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
-    return isinstance(error, errors.ClusterError) and not is_kubelets
+    return (
+        isinstance(error, errors.ClusterError)
+        and error.reason is not errors.Reason.POD_RESOURCES_UNAVAILABLE
+    )
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

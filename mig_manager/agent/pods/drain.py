@@ -166,10 +166,11 @@ class Drain:
         return self.job.deps.clock.monotonic() >= deadline_s
 
     def _may_force(self, remaining: Sequence[pod_object.Pod]) -> bool:
-        is_forced = self.job.limits.policy.is_forced
-        may_force = is_forced and isinstance(self.order.rights, orders.Evict)
         return (
-            may_force and bool(remaining) and not any(map(eviction.why_not_evictable, remaining))
+            self.job.limits.policy.is_forced
+            and isinstance(self.order.rights, orders.Evict)
+            and bool(remaining)
+            and not any(map(eviction.why_not_evictable, remaining))
         )
 
     def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:

@@ -31,8 +31,10 @@ _log = structlog.get_logger()
 
 def shows_change(view: node_object.NodeView) -> bool:
     """Check whether the Node has the journal or the taint of a change."""
-    has_journal = well_known.JOURNAL_ANNOTATION in view.annotations
-    return has_journal or well_known.HOLD_TAINT in view.taint_keys
+    return (
+        well_known.JOURNAL_ANNOTATION in view.annotations
+        or well_known.HOLD_TAINT in view.taint_keys
+    )
 
 
 def find_journal(shared: jobs.Shared, view: node_object.NodeView) -> journals.Journal:
