@@ -169,7 +169,7 @@ def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> Non
         environ=viewer.environment,
         module=_MODULE,
     ) as session:
-        session.read_until(r"> gpu-1[\s\S]*gpu-8 +applied +all-balanced[\s\S]*│2g")
+        session.read_until(r"> gpu-1[\s\S]*gpu-8 +success +all-balanced[\s\S]*│2g")
         session.type("\x1b[B")
         session.read_until("> gpu-8")
         session.type("\r")
