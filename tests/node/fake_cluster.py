@@ -42,7 +42,7 @@ class FakeNode(Port):
             shown = rig.kubelet.reported
         return node_object.NodeView(
             name="node-a",
-            uid="node-uid",
+            uid=rig.node_uid,
             labels=dict(rig.labels),
             annotations=dict(rig.annotations),
             is_unschedulable=rig.is_unschedulable,

@@ -125,6 +125,7 @@ class NodeRig:
 
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
+    node_uid: str = "node-uid"
     is_unschedulable: bool = False
     has_hold_taint: bool = False
     taints: set[str] = dataclasses.field(default_factory=set)

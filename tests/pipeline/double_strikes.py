@@ -7,15 +7,15 @@ driver. Strikes that meet the same node with the same journal in the same phase 
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager.agent import outcomes
 from mig_manager.agent.pods import orders
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import scenes
-from tests.pipeline import played_changes
+from tests.node import scenes, swept_scenes
+from tests.pipeline import lives, played_changes
 from tests.pipeline.played_changes import Change, End, Play
 
 
@@ -24,8 +24,27 @@ def _request_another(play: Play) -> None:
     play.may_go |= {"affected", "spared", "newcomer"}
 
 
+def _request_impossible(play: Play) -> None:
+    play.request("too-much")
+
+
+def _request_nothing(play: Play) -> None:
+    play.request(None)
+
+
 def _write_deploy_label(play: Play) -> None:
-    play.rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+    if well_known.PLUGIN_DEPLOY_LABEL in play.rig.labels:
+        play.rig.labels[well_known.PLUGIN_DEPLOY_LABEL] = "true"
+
+
+def _disable_monitor(play: Play, value: str | None) -> None:
+    for labels in (play.rig.labels, play.deploy_labels):
+        if labels.pop(swept_scenes.EXPORTER, None) and value:
+            labels[swept_scenes.EXPORTER] = value
+
+
+def _cordon(play: Play) -> None:
+    play.rig.is_unschedulable = play.is_cordoned = True
 
 
 def _remove_taint(play: Play) -> None:
@@ -38,21 +57,13 @@ def _start_services(play: Play) -> None:
     )
 
 
-def _restore_host(play: Play) -> None:
-    """Do by hand what only the journal lists, as the documentation says."""
-    _start_services(play)
-    play.rig.hooks.pending_exit = False
-
-
 def _remove_journal(play: Play) -> None:
-    _restore_host(play)
     play.rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
 
 
 def _cut_journal(play: Play) -> None:
     text = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION)
     if text is not None and text.endswith("}"):
-        _restore_host(play)
         play.rig.annotations[well_known.JOURNAL_ANNOTATION] = text[: len(text) // 2]
 
 
@@ -77,6 +88,7 @@ def _start_pod(play: Play, *, is_spared: bool = False, is_late: bool = False) ->
         if is_late:
             rig.kubelet.listed_from_s[uid] = rig.clock.now_s + 0.6 * orders.LISTED_WITHIN_S
         play.pods[uid] = "newcomer"
+        is_spared &= "spared" not in play.change.evicted
         if play.change.custom is None and not is_spared:
             play.may_go.add("newcomer")
 
@@ -130,7 +142,13 @@ def kill(play: Play) -> None:
 
 WRITES: Mapping[str, Callable[[Play], None]] = {
     "label, another layout": _request_another,
-    "label of the plugin": _write_deploy_label,
+    "label, impossible layout": _request_impossible,
+    "label, none": _request_nothing,
+    "deploy label of the plugin": _write_deploy_label,
+    "deploy label of a monitor": functools.partial(_disable_monitor, value="false"),
+    "deploy label of a monitor removed": functools.partial(_disable_monitor, value=None),
+    "cordon": _cordon,
+    "Node registered again": lambda play: lives.register_again(play.rig),
     "taint removed": _remove_taint,
     "journal removed": _remove_journal,
     "journal cut short": _cut_journal,
@@ -160,26 +178,35 @@ def ends(change: Change, write: str, *, unread: changes.Gpus | None = None) -> S
     """
     keeps_file = change.custom is not None or change.is_refused
     failed = End("failed", change.was, change.before)
+    unnamed = (End("failed", None, change.before), End("failed", None, change.after))
+    allowed: Sequence[End] = (change.end,)
     match write:
         case "label, another layout":
-            return (change.other,)
+            allowed = (change.other,)
+        case "label, impossible layout":
+            # Once instances were created they stay, under a name only if they were verified.
+            allowed = failed, *unnamed, End("failed", change.layout, change.after)
+        case "label, none":
+            untouched = End("success" if change.was else None, change.was, change.before)
+            allowed = change.end, failed, *unnamed, untouched
         case "file, another layout" if not keeps_file:
-            return (change.other._replace(applied=change.layout),)
+            allowed = (change.other._replace(applied=change.layout),)
         case "file broken" if not keeps_file:
             # What is active when the file breaks stays, with success if it was verified before.
-            return (failed, change.end, End("failed", None, change.after))
+            allowed = change.end, failed, unnamed[1]
         case (
             "pod starts where its device goes"
             | "pod starts where its device stays"
             | "pod is bound where its device stays"
-        ):
+        ) if change.custom:
             # On demand no pod is evicted, nor one whose device is not known yet.
-            return (change.end, failed) if change.custom is not None else (change.end,)
+            allowed = change.end, failed
+        case "Node registered again" if change.is_refused:
+            allowed = failed, *unnamed
         case "journal removed" | "journal cut short" if change.is_refused and unread:
             # Nothing else says what the GPUs had: they stay as they are, under no layout's name.
-            return (change.end, End("failed", None, unread))
-        case _:
-            return (change.end,)
+            allowed = change.end, End("failed", None, unread)
+    return allowed
 
 
 # -- all of it -----------------------------------------------------------------------------------
@@ -205,16 +232,30 @@ def play_all(change: Change, *, step: int = 1) -> Result:
         explorer.rest(play.fork(), (change.end,))
     for play in (start, *once):
         for name, write in WRITES.items():
-            explorer.disturb(play, name, write)
-    counts = {
-        "tried": explorer.tried,
-        "struck": explorer.struck,
-        "nodes after a kill": len(once),
-        "nodes after two kills": len(twice),
-        "judged": explorer.judged,
-        "converged": explorer.converged,
-    }
-    return Result(counts | explorer.strikes, explorer.problems)
+            explorer.disturb(play, name, write, itertools.count(step // 2, step))
+    return explorer.result({"nodes after a kill": len(once), "nodes after two kills": len(twice)})
+
+
+def play_sample(change: Change, *, step: int, every: int) -> Result:
+    """Kill the agent at every n-th moment, and let it rest or be disturbed before the next one.
+
+    Args:
+        change: What is requested.
+        step: Kill at every n-th moment.
+        every: Write at every n-th moment of an agent, and to every n-th node after a kill, or to
+            every third if that requests something else; the writes alternate.
+    """
+    explorer = _Explorer(change, step)
+    start = Play.of(change)
+    once = explorer.killed([start])
+    for play in (start, *once):
+        explorer.rest(play.fork(), (change.end,))
+    for number, (name, write) in enumerate(WRITES.items()):
+        explorer.disturb(start, name, write, itertools.count(1 + number % every, every))
+        nth = 3 if name.startswith("label, ") else every
+        for play in once[number % nth :: nth]:
+            explorer.disturb(play, name, write, (0,))
+    return explorer.result({"nodes after a kill": len(once)})
 
 
 class _Explorer:
@@ -233,7 +274,7 @@ class _Explorer:
         """Kill an agent of each play at each moment; return one play for each different node."""
         nodes = []
         for play in plays:
-            for number in itertools.count(self._step // 2, self._step):
+            for number in itertools.count(max(1, self._step // 2), self._step):
                 forked = play.fork()
                 outcome = forked.serve(_Strike(number, kill))
                 if not forked.is_dead:
@@ -241,15 +282,18 @@ class _Explorer:
                 self.tried += 1
                 self.struck += outcome is None
                 self.strikes["kills"] += 1
+                self.problems += forked.misnamed()
                 if forked.key not in self._seen:
                     self._seen.add(forked.key)
                     forked.path = (*play.path, f"killed at {number}")
                     nodes.append(forked)
         return nodes
 
-    def disturb(self, play: Play, name: str, write: Callable[[Play], object]) -> None:
-        """Have another program write at each moment of an agent, and judge how each run ends."""
-        for number in itertools.count(self._step // 2, self._step):
+    def disturb(
+        self, play: Play, name: str, write: Callable[[Play], object], moments: Iterable[int]
+    ) -> None:
+        """Have another program write at moments of an agent, and judge how each run ends."""
+        for number in moments:
             forked, strike = play.fork(), _Strike(number, functools.partial(self._write, write))
             forked.path = (*play.path, f"{name} at {number}")
             outcome = forked.serve(strike)
@@ -260,13 +304,24 @@ class _Explorer:
                 self.struck += 1
                 self.strikes["writes"] += 1
                 # The journal is read when the agent starts, and again under the lock.
-                unread = None if number > 1 else changes.described(play.rig.gpus)
+                unread = None if number > 2 else changes.described(play.rig.gpus)
                 self._judge(forked, outcome, ends(self._change, name, unread=unread))
+
+    def result(self, counts: Mapping[str, int]) -> Result:
+        """Return all counts, and what was not as it must be."""
+        own = {
+            "tried": self.tried,
+            "struck": self.struck,
+            **counts,
+            "judged": self.judged,
+            "converged": self.converged,
+        }
+        return Result(own | self.strikes, self.problems)
 
     def _write(self, write: Callable[[Play], object], play: Play) -> None:
         """Write, and go on only where no other strike has met the same node at the same call."""
         write(play)
-        key = write, play.rig.log[-1:] and play.rig.log[-1], play.key, play.requested
+        key = write, "".join(play.rig.log[-1:]), play.key, play.requested
         play.is_dead = key in self._seen
         self._seen.add(key)
 
@@ -311,6 +366,8 @@ class _Strike:
         before = play.key, play.requested
         self._what(play)
         self.has_struck = (play.key, play.requested) != before
+        # A run without a strike was judged before.
+        play.is_dead |= not self.has_struck
 
 
 def _nothing_happens(_play: Play) -> None: ...

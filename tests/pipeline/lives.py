@@ -74,7 +74,9 @@ class _Inbox(intake.Inbox):
             is_on_demand = view.labels.get(well_known.PARTITIONING_LABEL) == well_known.ON_DEMAND
             self.put_on_demand(is_on_demand=is_on_demand)
             name = view.labels.get(well_known.CONFIG_LABEL)
-            self.put_label(name, node_uid="u1", custom=custom_layouts.of_request(view))
+            self.put_label(
+                name, node_uid=self._rig.node_uid, custom=custom_layouts.of_request(view)
+            )
         if self._configs.text != self._text:
             self._text = self._configs.text
             self.put_file_change()
@@ -95,12 +97,26 @@ def request(
             values[key] = value
 
 
+def register_again(rig: fakes.NodeRig) -> None:
+    """Delete the Node, and let its owner, kubelet and the operator write what they know of it."""
+    layout = rig.annotations.get(well_known.LAYOUT_ANNOTATION)
+    rig.annotations = {well_known.LAYOUT_ANNOTATION: layout} if layout else {}
+    for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
+        rig.labels.pop(key, None)
+    rig.labels |= {
+        key: "true" for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE
+    }
+    rig.node_uid += "-again"
+    rig.has_hold_taint, rig.kubelet.withdrawn = False, None
+
+
 def requested_of(rig: fakes.NodeRig) -> tuple[str | None, ...]:
-    """Return what requests a layout on the Node."""
+    """Return what requests a layout on the Node, and which Node it is."""
     return (
         rig.labels.get(well_known.CONFIG_LABEL),
         rig.labels.get(well_known.PARTITIONING_LABEL),
         rig.annotations.get(well_known.LAYOUT_ANNOTATION),
+        rig.node_uid,
     )
 
 

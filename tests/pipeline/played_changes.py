@@ -16,7 +16,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import custom_layouts
 from mig_manager.core.node import clients, well_known
 from tests import changes
-from tests.node import fakes, scenes
+from tests.node import fakes, scenes, swept_scenes
 from tests.pipeline import custom_requests, lives, repairs
 
 _MAX_PAUSES = 16
@@ -71,7 +71,7 @@ class Change(NamedTuple):
 class End(NamedTuple):
     """How a node is at rest."""
 
-    state: str
+    state: str | None
     applied: str | None
     gpus: changes.Gpus
 
@@ -82,6 +82,7 @@ NEXT = End("success", "all-disabled", changes.gpus_with("all-disabled"))
 
 CHANGES: Mapping[str, Change] = {
     "first layout": Change(scenes.node, "all-1g.5gb", was=None),
+    "first layout, hooks": Change(lambda: scenes.hooked(scenes.node()), "all-1g.5gb", was=None),
     "one slice": Change(
         scenes.busy_node,
         "one-slice-changed",
@@ -112,6 +113,30 @@ CHANGES: Mapping[str, Change] = {
         "custom",
         was="all-balanced",
         custom=custom_requests.ON_DEMAND,
+    ),
+    "whole node": Change(
+        swept_scenes.whole_node,
+        "one-slice-changed",
+        was="all-balanced",
+        evicted=frozenset({"affected", "spared"}),
+    ),
+    "monitors": Change(
+        swept_scenes.monitored_node,
+        "one-slice-changed",
+        was="all-balanced",
+        evicted=frozenset({"affected"}),
+    ),
+    "plugin's config": Change(
+        swept_scenes.sharing_node,
+        "one-slice-changed",
+        was="all-balanced",
+        evicted=frozenset({"affected"}),
+    ),
+    "DRA driver": Change(
+        scenes.dra_node,
+        "all-disabled",
+        was="all-1g.5gb",
+        evicted=frozenset({"low", "high"}),
     ),
     "repair": Change(
         repairs.faulty_node,
@@ -148,6 +173,11 @@ class Play:
     """Names of the pods that have devices, by UID."""
     may_go: set[str] = dataclasses.field(default_factory=set)
     """Names of pods that end by themselves, or that a later request may evict."""
+    deploy_labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What deploys the GPU clients, as their owner wants it."""
+    is_cordoned: bool = False
+    is_over: bool = False
+    """Whether the last agent came to rest."""
 
     @classmethod
     def of(cls, change: Change) -> "Play":
@@ -156,7 +186,8 @@ class Play:
         play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG))
         play.request(change.layout, change.custom)
         assert changes.described(rig.gpus) == change.before
-        play.pods = {uid: pod.name for uid, pod in rig.pods.items() if uid in rig.kubelet.assigned}
+        play.pods = {uid: pod.name for uid, pod in rig.pods.items() if devices_of(rig, uid)}
+        play.deploy_labels = _deploy_labels(rig)
         return play
 
     def fork(self) -> "Play":
@@ -172,9 +203,12 @@ class Play:
     # -- one agent ---------------------------------------------------------------------------
 
     def serve(self, strike: Callable[["Play"], object]) -> outcomes.Outcome | None:
-        """Run an agent until it rests; None if it died. ``strike`` is called at each moment."""
+        """Run an agent until it rests; None if it died. ``strike`` is called at each moment.
+
+        The first one is before it starts.
+        """
         rig = self.rig
-        self.is_dead = False
+        self.is_dead = self.is_over = False
 
         def come_to() -> None:
             if not self.is_dead:
@@ -190,6 +224,7 @@ class Play:
 
         rig.on_call, rig.driver.step_error = come_to, step
         try:
+            come_to()
             return self._serve()
         except scenes.Killed:
             return None
@@ -200,14 +235,15 @@ class Play:
         agent = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
         pauses = _Pauses(self, agent)
         outcome = lives.live(self.rig, agent, self.config, pauses)
-        if not pauses.is_over:
+        self.is_over = pauses.is_over
+        if not self.is_over:
             return None
         # What comes back by itself, such as the plugin of a failed change, does.
         away_s = self.rig.daemons.controller_away_until_s - self.rig.clock.now_s
         self.rig.clock.wait(max(lives.RETRY_S, away_s))
         return outcome
 
-    def request(self, layout: str, custom: custom_layouts.Custom | None = None) -> None:
+    def request(self, layout: str | None, custom: custom_layouts.Custom | None = None) -> None:
         """Set what is requested on the Node."""
         lives.request(self.rig, layout, custom)
 
@@ -244,9 +280,11 @@ class Play:
                 }
             case _:
                 return
-        for uid, devices in self.rig.kubelet.assigned.items():
-            if uid in self.rig.pods and devices & doomed:
-                self.problems.append(f"{step} destroys a device of {self.rig.pods[uid].name}")
+        self.problems += (
+            f"{step} destroys a device of {pod.name}"
+            for uid, pod in self.rig.pods.items()
+            if devices_of(self.rig, uid) & doomed
+        )
 
     # -- judging -----------------------------------------------------------------------------
 
@@ -278,31 +316,54 @@ class Play:
     def judge(self, outcome: outcomes.Outcome | None, ends: Sequence[End]) -> list[str]:
         """Return what is not as it must be at rest."""
         rig = self.rig
-        if outcome is None:
+        if not self.is_over:
             return [f"no end after {_MAX_PAUSES} pauses"]
         labels, gpus = rig.labels, changes.described(rig.gpus)
         problems = [*self.problems]
         state, applied = labels.get(well_known.STATE_LABEL), labels.get(well_known.APPLIED_LABEL)
-        published = json.loads(rig.annotations[well_known.STATUS_ANNOTATION])
+        published = json.loads(rig.annotations.get(well_known.STATUS_ANNOTATION, "{}"))
         if (state, applied, gpus) not in ends:
-            problems.append(f"ended {state} {applied} {gpus}: {outcome.message}")
-        if {state, published["state"]} != {outcome.state.value}:
-            problems.append(f"label {state}, status {published['state']}, not {outcome.state}")
+            problems.append(f"ended {state} {applied} {gpus}: {published.get('message')}")
+        known = {outcome.state.value} if outcome and self.requested[0] else set()
+        if len({state, published.get("state"), *known}) != 1:
+            problems.append(f"label {state}, status {published.get('state')}, not {known}")
+        problems += self._not_restored()
+        if self.is_as_begun and not self.is_cordoned and any(g.awaits_reset for g in rig.gpus):
+            problems.append(f"not repaired: {rig.recovery_condition}")
+        problems += self._hurt()
+        if rig.dra_driver.is_installed:
+            serving = rig.drivers
+            devices = {
+                uuid for each in rig.dra_driver.slices or () for uuid in each.uuids.values()
+            }
+        else:
+            serving = [pod for pod in rig.pods.values() if clients.is_device_plugin(pod)]
+            devices = set().union(*rig.schedulable.values())
+        if len(serving) != 1 or devices != names(rig.gpus).keys():
+            problems.append(f"{len(serving)} plugins or drivers offer {sorted(devices)}")
+        return problems
+
+    def _not_restored(self) -> Iterator[str]:
+        rig, kept = self.rig, (self.rig.is_unschedulable, _deploy_labels(self.rig))
+        if kept != (self.is_cordoned, self.deploy_labels):
+            yield f"cordon, deploy labels: {kept}"
+        if "MonitorNotReady" in rig.events and not rig.daemons.controller_away_until_s:
+            yield "a monitor is awaited that does not start"
+        rig.is_unschedulable = False
         try:
             scenes.assert_restored(rig)
         except AssertionError:
             journal = rig.annotations.get(well_known.JOURNAL_ANNOTATION)
-            problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
-        if self.is_as_begun and any(gpu.awaits_reset for gpu in rig.gpus):
-            problems.append(f"not repaired: {rig.recovery_condition}")
-        if labels.get(well_known.PLUGIN_DEPLOY_LABEL) != "true":
-            problems.append(f"plugin {labels.get(well_known.PLUGIN_DEPLOY_LABEL)}")
-        problems += self._hurt()
-        plugins = [pod for pod in rig.pods.values() if clients.is_device_plugin(pod)]
-        devices = set().union(*rig.schedulable.values())
-        if len(plugins) != 1 or devices != names(rig.gpus).keys():
-            problems.append(f"{len(plugins)} plugins offer {sorted(devices)}")
-        return problems
+            yield f"taken: taint {rig.has_hold_taint}, journal {journal}, {rig.labels}"
+        rig.is_unschedulable = self.is_cordoned
+
+    def misnamed(self) -> Iterator[str]:
+        """Yield a problem if the label names a layout that is not active."""
+        change, gpus = self.change, changes.described(self.rig.gpus)
+        layouts = {change.was: change.before, change.layout: change.after, None: gpus}
+        applied = self.rig.labels.get(well_known.APPLIED_LABEL)
+        if layouts[applied] != gpus:
+            yield f"killed with {gpus} as {applied}"
 
     def _hurt(self) -> Iterator[str]:
         may_go = self.change.evicted | self.may_go
@@ -339,7 +400,8 @@ class _Pauses:
             Rested: None is awaited.
         """
         play, rig = self._play, self._play.rig
-        if not (play.change.is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
+        is_repair = play.change.is_repair and play.requested[0] is not None
+        if not (is_repair and any(gpu.awaits_reset for gpu in rig.gpus)):
             raise lives.Rested
         checks = self._checks[len(self._agent.ended)]
         self._checks[len(self._agent.ended)] += 1
@@ -351,6 +413,16 @@ class _Pauses:
         if checks > enough:
             raise lives.Rested
         return lives.CHECK_S if checks < enough else _REPAIR_PAUSE_S
+
+
+def devices_of(rig: fakes.NodeRig, uid: str) -> frozenset[str]:
+    """Return the devices of a pod, by kubelet or by claim."""
+    return rig.kubelet.assigned.get(uid, frozenset()) | (rig.pods[uid].claimed_ids or frozenset())
+
+
+def _deploy_labels(rig: fakes.NodeRig) -> dict[str, str]:
+    prefix = well_known.DEPLOY_LABEL_PREFIX
+    return {key: value for key, value in rig.labels.items() if key.startswith(prefix)}
 
 
 def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent.pods import advertising
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, device_ids, well_known
-from tests.node import fake_cluster, fakes
+from tests.node import fakes
 from tests.node.scenes import (
     BROKEN,
     assert_ends,
@@ -20,7 +19,6 @@ from tests.node.scenes import (
     busy_node,
     calls,
     is_as_before,
-    moments,
     node,
     reconciler,
     refuse,
@@ -86,61 +84,6 @@ def test_clients_run_again_after_a_driver_upgrade_that_met_our_pause(
     rig.clock.wait(1000)
     agent.check_drift("one-slice-changed", outcome)
     assert {rig.labels[key] for key in upgraded} == {"true"}
-
-
-def patches(make: Callable[[], fakes.NodeRig], layout: str) -> int:
-    """Return how often a run patches its node."""
-    rig = make()
-    run(rig, layout)
-    return rig.log.count("node.patch")
-
-
-def just_before_patch(rig: fakes.NodeRig, number: int, write: Callable[[], object]) -> None:
-    """Have another program write to the node after it was read and before a patch arrives."""
-
-    def strike() -> None:
-        if rig.log[-1] == "node.patch" and rig.log.count("node.patch") == number + 1:
-            rig.on_call = lambda: None
-            write()
-
-    rig.on_call = strike
-
-
-def cordon(rig: fakes.NodeRig) -> None:
-    rig.is_unschedulable = True
-
-
-def test_a_cordon_stays_whenever_it_is_set() -> None:
-    for number in range(patches(busy_node, "one-slice-changed")):
-        rig = busy_node()
-        just_before_patch(rig, number, functools.partial(cordon, rig))
-
-        assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
-
-        assert rig.is_unschedulable, number
-        assert not rig.has_hold_taint
-
-
-@pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade", UPGRADING, None])
-def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: str | None) -> None:
-    def make() -> fakes.NodeRig:
-        rig = monitored_node()
-        rig.daemons.deployed[DCGM] = True
-        rig.live()
-        return rig
-
-    for number in range(patches(make, "one-slice-changed")):
-        rig = make()
-
-        def write(rig: fakes.NodeRig = rig) -> None:
-            fake_cluster._merge(rig.labels, {DCGM: value})
-
-        just_before_patch(rig, number, write)
-
-        assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
-
-        assert rig.labels.get(DCGM) == value, number
-        assert "MonitorNotReady" not in rig.events
 
 
 @pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])
@@ -268,45 +211,6 @@ def test_an_agent_that_stops_in_a_drain_restores_the_node_despite_a_failed_call(
 
         assert rig.labels.get(well_known.STATE_LABEL) in (None, "failed"), index
         assert not rig.has_hold_taint, index
-
-
-@pytest.mark.parametrize("scenario", SWEPT)
-def test_a_daemonset_controller_that_is_away_delays_the_layout(scenario: str) -> None:
-    make, layout = SCENARIOS[scenario]
-    for number in range(patches(make, layout)):
-        rig = make()
-        agent = reconciler(rig)
-        just_before_patch(
-            rig, number, functools.partial(setattr, rig.daemons, "controller_away_until_s", 30.0)
-        )
-        run(rig, layout, by=agent)
-        rig.clock.wait(30.0)
-
-        assert run(rig, layout, by=agent, attempt=2).state is model.State.SUCCESS, number
-        assert_restored(rig)
-
-
-@pytest.mark.parametrize("scenario", SWEPT)
-def test_no_spared_pod_is_evicted_whenever_kubelet_restarts(scenario: str) -> None:
-    make, layout = SCENARIOS[scenario]
-    kept = spared(scenario).keys()
-    for index in moments(
-        make,
-        lambda rig: run(rig, layout),
-        is_alike=lambda call: not call.startswith("allocations."),
-    ):
-        rig = make()
-        agent = reconciler(rig)
-
-        def restart(rig: fakes.NodeRig = rig, index: int = index) -> None:
-            if len(rig.log) == index + 1:
-                rig.kubelet.lists_from_s = rig.clock.now_s + 30
-
-        rig.on_call = restart
-        attempts = (run(rig, layout, by=agent, attempt=number + 1) for number in range(4))
-        assert any(each.state is model.State.SUCCESS for each in attempts), index
-        assert_restored(rig)
-        assert kept <= rig.pods.keys(), index
 
 
 @pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])

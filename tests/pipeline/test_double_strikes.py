@@ -1,5 +1,6 @@
 """Two strikes in a row: the second one meets what the first left to the next agent."""
 
+import functools
 import json
 import logging
 import pathlib
@@ -10,16 +11,19 @@ import pytest
 import structlog
 
 from tests.pipeline import double_strikes, played_changes
+from tests.pipeline.played_changes import Change
 
 Note = Callable[[str, object], None]
 _SECTION = "double strikes"
 _PUBLISHED = pathlib.Path(__file__).parents[2] / "docs" / "results" / "double-strikes.json"
 
 
-def play(note: Note, name: str, section: str, *, step: int = 1) -> None:
+def play(
+    note: Note, name: str, section: str, of: Callable[[Change], double_strikes.Result]
+) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     begun_s = time.process_time()
-    counts, problems = double_strikes.play_all(played_changes.CHANGES[name], step=step)
+    counts, problems = of(played_changes.CHANGES[name])
     note(section, {"change": name, **counts, "CPU seconds": round(time.process_time() - begun_s)})
     assert problems == []
     assert counts["struck"] == counts["tried"]
@@ -33,14 +37,16 @@ def play(note: Note, name: str, section: str, *, step: int = 1) -> None:
 def test_every_pair_of_strikes_has_an_end_that_is_true(
     name: str, record_property: Note, pytestconfig: pytest.Config
 ) -> None:
-    play(record_property, name, _SECTION, step=pytestconfig.getoption("every"))
+    step = pytestconfig.getoption("every")
+    play(record_property, name, _SECTION, functools.partial(double_strikes.play_all, step=step))
 
 
-@pytest.mark.parametrize("name", ["mode change", "rollback"])
-def test_a_sample_of_the_pairs_of_strikes_has_an_end_that_is_true(
-    name: str, record_property: Note
-) -> None:
-    play(record_property, name, f"{_SECTION}, a sample", step=61)
+@pytest.mark.parametrize(
+    "name", ["one slice, services and hooks", "rollback", "on demand", "monitors"]
+)
+def test_a_strike_at_any_moment_has_an_end_that_is_true(name: str, record_property: Note) -> None:
+    sample = functools.partial(double_strikes.play_sample, step=4, every=23)
+    play(record_property, name, f"{_SECTION}, a sample", sample)
 
 
 def test_the_published_counts_are_of_present_changes() -> None:

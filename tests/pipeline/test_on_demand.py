@@ -277,22 +277,6 @@ def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
         scenes.assert_restored(rig, is_stopped=not replaced)
 
 
-@pytest.mark.parametrize("is_same", [True, False])
-def test_on_demand_no_pod_loses_a_device_after_a_kill(*, is_same: bool) -> None:
-    for index, rig, _ in scenes.kills(idle_node, lambda rig: run(rig, ON_DEMAND)):
-        # Nothing keeps a pod from a device while no agent runs.
-        devices = rig.gpus[0].mig_uuids
-        rig.add_pod("late", devices=frozenset(devices))
-        wanted = ON_DEMAND if is_same else requested(BALANCED, is_on_demand=True)
-
-        successor = scenes.reconciler(rig, limits=ON)
-        successor.recover("custom", wanted)
-        outcome = run(rig, wanted, by=successor)
-
-        assert {"late", "spared"} <= rig.pod_names, index
-        assert set(devices) <= set(rig.gpus[0].mig_uuids), (index, outcome.message)
-
-
 def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     """A DRA driver hands out devices until it is paused, which is last."""
     wanted = requested(

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,33 +15,9 @@ from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
 from tests.node import fakes, gpu_values, scenes, swept_scenes
 from tests.node.scenes import LAYOUT
-from tests.node.swept_scenes import IMPOSSIBLE, assert_says_the_truth
+from tests.node.swept_scenes import assert_says_the_truth
+from tests.pipeline import lives
 from tests.unit import machine
-
-
-def kills(scenario: str) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
-    make, layout = swept_scenes.SCENARIOS[scenario]
-    return scenes.kills(make, lambda rig: scenes.run(rig, layout))
-
-
-@pytest.mark.parametrize("scenario", swept_scenes.SWEPT)
-def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
-    _, layout = swept_scenes.SCENARIOS[scenario]
-    resumed = 0
-    for index, rig, _ in kills(scenario):
-        assert_says_the_truth(rig)
-        was_closed = rig.has_hold_taint
-        resumed += was_closed
-        successor = scenes.reconciler(rig)
-
-        successor.recover(layout)
-
-        assert rig.has_hold_taint is was_closed
-        assert scenes.run(rig, layout, by=successor).state is model.State.SUCCESS, index
-        assert scenes.has_layout(rig, layout)
-        scenes.assert_restored(rig)
-        assert_says_the_truth(rig)
-    assert resumed > 5
 
 
 @pytest.mark.parametrize("end", ["locked", "replaced", "stopped"])
@@ -110,65 +85,10 @@ def test_successor_that_cannot_read_the_journal_again_undoes_nothing() -> None:
     scenes.assert_restored(rig)
 
 
-@pytest.mark.slow
-def test_successor_stops_the_services_that_were_started_meanwhile() -> None:
-    for index, rig, _ in kills("host-services"):
-        rig.host.services |= {"dcgm.service": True, "nvsm.service": True}
-
-        assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS, index
-        scenes.assert_restored(rig)
-
-
-@pytest.mark.slow
-def test_exit_hook_runs_after_a_kill_even_if_the_next_start_hook_fails() -> None:
-    for _, rig, _ in kills("hooks"):
-        rig.hooks.broken = {"start"}
-
-        outcome = scenes.resume(rig, LAYOUT)
-
-        assert outcome.reason in (Reason.HOOK_FAILED, Reason.APPLIED, Reason.ALREADY_APPLIED)
-        assert not rig.hooks.pending_exit
-        scenes.assert_restored(rig)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "wanted"),
-    [
-        *(pytest.param(*each.values, None, marks=each.marks) for each in swept_scenes.SWEPT),
-        ("one-slice-on-a-busy-node", "too-much"),
-        pytest.param("first-layout", "all-balanced", marks=pytest.mark.slow),
-        pytest.param("dra-driver", "all-disabled", marks=pytest.mark.slow),
-        pytest.param("dra-driver-ungated", "all-disabled", marks=pytest.mark.slow),
-        pytest.param("first-layout", "too-much", marks=pytest.mark.slow),
-        pytest.param("mode-off", "all-1g.5gb", marks=pytest.mark.slow),
-        pytest.param("mode-off", "too-much", marks=pytest.mark.slow),
-        pytest.param("one-slice-on-a-busy-node", "all-1g.5gb", marks=pytest.mark.slow),
-    ],
-)
-def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
-    scenario: str, wanted: str | None
-) -> None:
-    _, layout = swept_scenes.SCENARIOS[scenario]
-    for _, rig, before in kills(scenario):
-        was_applied = scenes.has_layout(rig, layout)
-        if wanted is None:
-            scenes.undo(rig)
-            assert was_applied or scenes.is_as_before(rig, before)
-            assert rig.labels.get(well_known.STATE_LABEL) != "pending"
-        elif wanted in IMPOSSIBLE:
-            assert scenes.resume(rig, wanted).state is model.State.FAILED
-            assert scenes.has_layout(rig, layout) or scenes.is_as_before(rig, before)
-        else:
-            assert scenes.resume(rig, wanted).state is model.State.SUCCESS
-            assert scenes.has_layout(rig, wanted)
-        scenes.assert_restored(rig)
-        assert_says_the_truth(rig)
-
-
 @pytest.mark.parametrize("meanwhile", ["recovery", "run", "rest"])
 def test_pauses_written_back_by_a_driver_manager_after_a_kill_are_resumed(meanwhile: str) -> None:
     written_back = 0
-    for index, rig, _ in kills("monitors"):
+    for index, rig, _ in scenes.kills(swept_scenes.monitored_node):
         paused = [key for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE]
         rig.labels |= dict.fromkeys(paused, f"{well_known.PAUSED_VALUE}_paused-for-driver-upgrade")
         agent = scenes.reconciler(rig)
@@ -249,44 +169,13 @@ def test_a_change_undone_after_a_power_loss_labels_no_lost_layout(wanted: str | 
     assert undone
 
 
-def lose_journal(rig: fakes.NodeRig) -> None:
-    rig.annotations.pop(well_known.JOURNAL_ANNOTATION, None)
+def test_a_killed_run_that_is_to_be_resumed_keeps_the_node_closed() -> None:
+    rig = scenes.busy_node()
+    scenes.kill_at(rig, 5, LAYOUT)
 
+    scenes.reconciler(rig).recover(LAYOUT)
 
-def spoil_journal(rig: fakes.NodeRig) -> None:
-    if well_known.JOURNAL_ANNOTATION in rig.annotations:
-        rig.annotations[well_known.JOURNAL_ANNOTATION] = "{"
-
-
-def register_again(rig: fakes.NodeRig) -> None:
-    """Delete the Node, and let kubelet and the operator write what they know of it."""
-    rig.annotations.clear()
-    for key in (well_known.STATE_LABEL, well_known.APPLIED_LABEL):
-        rig.labels.pop(key, None)
-    rig.labels |= {
-        key: "true" for key, value in rig.labels.items() if value == well_known.PAUSED_VALUE
-    }
-    rig.has_hold_taint = False
-    rig.live()
-
-
-@pytest.mark.parametrize("lose", [register_again, lose_journal, spoil_journal])
-@pytest.mark.parametrize("wanted", [pytest.param(LAYOUT, marks=pytest.mark.slow), None])
-def test_run_killed_before_its_journal_is_lost_is_undone(
-    wanted: str | None, lose: Callable[[fakes.NodeRig], None]
-) -> None:
-    """What concerns the host is also saved there."""
-    for index, rig, before in kills("hooks"):
-        lose(rig)
-
-        if wanted:
-            assert scenes.resume(rig, wanted).state is model.State.SUCCESS, index
-        else:
-            was_applied = scenes.has_layout(rig, LAYOUT)
-            scenes.undo(rig)
-            assert was_applied or scenes.is_as_before(rig, before), index
-        scenes.assert_restored(rig)
-        assert well_known.JOURNAL_ANNOTATION not in rig.annotations
+    assert rig.has_hold_taint
 
 
 def test_a_record_that_the_host_could_not_save_is_saved_later() -> None:
@@ -334,48 +223,13 @@ def test_node_that_registers_again_between_attempts_gets_its_services_back() -> 
     agent = scenes.reconciler(rig)
     assert scenes.run(rig, by=agent).should_retry
     rig.refusing.clear()
-    register_again(rig)
+    lives.register_again(rig)
 
     agent.forget_node()
     agent.recover(LAYOUT)
 
     assert scenes.run(rig, by=agent, attempt=2).reason is Reason.APPLIED
     scenes.assert_restored(rig)
-
-
-def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:
-    """The same name, but the file means something else now."""
-    text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
-    undone = 0
-    for _, rig, before in kills("one-slice-on-a-busy-node"):
-        was_changed = not scenes.is_as_before(rig, before)
-
-        outcome = scenes.resume(rig, LAYOUT, text)
-
-        assert outcome.reason is Reason.DOES_NOT_FIT
-        scenes.assert_restored(rig)
-        if rig.labels.get(well_known.APPLIED_LABEL) == "all-balanced":
-            assert scenes.is_as_before(rig, before)
-            undone += was_changed
-        assert_says_the_truth(rig)
-    assert undone > 0
-
-
-def test_failing_change_killed_at_any_call_ends_as_if_undisturbed() -> None:
-    def failing_node() -> fakes.NodeRig:
-        rig = scenes.busy_node()
-        rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
-        return rig
-
-    for index, rig, before in scenes.kills(failing_node):
-        rig.driver.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
-
-        outcome = scenes.resume(rig, LAYOUT)
-
-        assert outcome.reason is Reason.INSUFFICIENT_RESOURCES
-        assert scenes.is_as_before(rig, before)
-        assert rig.labels.get(well_known.APPLIED_LABEL) == "all-balanced", index
-        scenes.assert_restored(rig)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -636,6 +490,7 @@ def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
 
     published = gpu_codec.from_json(rig.annotations[well_known.GPUS_ANNOTATION])
     assert gpu_values.geometry(published) == gpu_values.geometry(before)
+    assert rig.labels[well_known.APPLIED_LABEL] == "all-balanced"
 
 
 def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:

@@ -12,18 +12,6 @@ from tests.node import fakes, gpu_values, scenes
 from tests.pipeline import repairs
 
 
-@pytest.mark.slow
-def test_a_killed_repair_of_a_silent_gpu_is_finished_by_the_next_agent() -> None:
-    for _index, rig, before in scenes.kills(repairs.stuck_node, repairs.serve):
-        rig.clock.wait(5)
-        repairs.serve(rig)
-        assert repairs.resets(rig) in (1, 2)
-        assert not rig.driver.lost
-        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
-        assert "spared" in rig.pod_names
-        scenes.assert_restored(rig)
-
-
 def reboot(rig: fakes.NodeRig) -> None:
     rig.host.boot_id = "boot-2"
 

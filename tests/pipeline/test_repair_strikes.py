@@ -140,19 +140,6 @@ def test_a_superseded_repair_that_meets_the_lock_leaves_no_node_pending(ends_at:
     assert rig.labels[well_known.STATE_LABEL] == "failed"
 
 
-@pytest.mark.slow
-def test_a_killed_repair_is_finished_by_the_next_agent() -> None:
-    for _index, rig, before in scenes.kills(repairs.faulty_node, repairs.serve):
-        rig.clock.wait(5)
-        outcome = repairs.serve(rig)
-        assert outcome.state is model.State.SUCCESS
-        assert repairs.resets(rig) in (1, 2)
-        assert not any(gpu.needs_recovery for gpu in rig.gpus)
-        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
-        assert "spared" in rig.pod_names
-        scenes.assert_restored(rig)
-
-
 @pytest.mark.parametrize("change", ["report", "off", "no reset", "cordon"])
 def test_a_begun_repair_is_undone_once_the_agent_may_not_repair(change: str) -> None:
     rig = repairs.faulty_node()
@@ -249,28 +236,3 @@ def test_a_repair_evicts_whatever_the_origin_of_the_layout() -> None:
     assert "affected" not in rig.pod_names
     record = json.loads(rig.annotations[well_known.REQUEST_ANNOTATION])
     assert record["mayEvict"] is False
-
-
-@pytest.mark.slow
-def test_a_killed_repair_is_undone_where_the_label_was_removed() -> None:
-    for _index, rig, before in scenes.kills(repairs.faulty_node, repairs.serve):
-        rig.clock.wait(5)
-        scenes.undo(rig)
-        assert gpu_values.geometry(rig.gpus) == gpu_values.geometry(before)
-        assert not rig.has_hold_taint
-        assert well_known.JOURNAL_ANNOTATION not in rig.annotations
-
-
-@pytest.mark.slow
-def test_a_killed_repair_is_undone_for_another_request() -> None:
-    for _index, rig, _before in scenes.kills(repairs.faulty_node, repairs.serve):
-        rig.clock.wait(5)
-        agent = repairs.agent_of(rig)
-        agent.recover(repairs.OTHER)
-        outcome = repairs.request_other(rig, agent)
-        if outcome.reason is errors.Reason.GPU_NEEDS_RESET:
-            outcome = repairs.request_other(rig, agent, attempt=2)
-        assert outcome.state is model.State.SUCCESS, outcome.message
-        assert repairs.resets(rig) in (1, 2)
-        assert scenes.has_layout(rig, repairs.OTHER)
-        scenes.assert_restored(rig)
