@@ -48,7 +48,7 @@ class Attempts:
     def record_request(self, request: jobs.LayoutRequest) -> requests.RequestRecord:
         """Record that a request is served; return its record with earlier results."""
         if request.attempt == 1:
-            self._shared.memory.begin_request()
+            self._shared.memory.forget_restarts()
         now_s = self._shared.deps.clock.unix_s()
         current = custom_layouts.request_for(request.config, request.custom)
         self._record = self.record.continued_as(current, is_new=request.is_new, now_s=now_s)

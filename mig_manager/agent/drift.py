@@ -1,5 +1,6 @@
 """Check at rest whether the GPUs still have the layout of the last run."""
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Hashable
@@ -120,6 +121,8 @@ class DriftMemory:
     is_drifted: bool = False
     description: str = ""
     """Of the drift, by the last check or a run; empty: no drift is published."""
+    drifted_devices: Hashable = None
+    """The devices at the last check that found a drift."""
     has_phantoms: bool = False
     """Whether phantom devices were published that the agent may not remove."""
 
@@ -184,10 +187,14 @@ def act(
     if memory.is_drifted:
         # After a reload the layout is restored as after a reboot.
         description = "" if was_reloaded else _handle_drift(job, observation, before, outcome)
+        devices = device_ids.expected_ids(observation.gpus)
         if description and not survey.foreign_managers(job.deps, job.deps.workloads.present()):
-            # The node must not offer devices that are gone.
-            advertising.restart_stale(job, observation.gpus, frozenset())
-        memory = dataclasses.replace(memory, description=description)
+            if devices != before.drifted_devices:
+                job.memory.forget_restarts()
+            # The node must not offer devices that are gone. The next check tries again.
+            with contextlib.suppress(errors.ClusterError):
+                advertising.restart_stale(job, observation.gpus, frozenset())
+        memory = dataclasses.replace(memory, description=description, drifted_devices=devices)
         return (Action.REST if description else Action.HEAL), memory
     # The same instances may have another place.
     then = job.journal.record.applied

@@ -65,8 +65,8 @@ class AttemptMemory:
     """Names of the host services that this process stopped, and has not started since."""
     _removal_refused_s: float = -math.inf
 
-    def begin_request(self) -> None:
-        """Forget what attempts at an earlier request restarted."""
+    def forget_restarts(self) -> None:
+        """Forget what attempts at an earlier request restarted, or what had other devices."""
         self.restarted = frozenset()
 
     def note_restarted(self, names: Iterable[str]) -> None:

@@ -111,7 +111,9 @@ def _count_failure(job: jobs.Job, error: errors.MigManagerError) -> None:
 
     Else a hook, a service or a driver that always fails would cost pods in every attempt.
     """
-    is_drain = isinstance(error, errors.DrainError) or job.journal.entries.draining
+    is_drain = isinstance(error, errors.DrainError) or (
+        job.journal.entries.draining and _is_of_api(error)
+    )
     is_costly = job.journal.entries.has_evicted and not job.request.repairs
     if is_costly and not (is_drain or error.reason is errors.Reason.API_UNAVAILABLE):
         failed = requests.FailedChanges(

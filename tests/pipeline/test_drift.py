@@ -76,6 +76,19 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     assert set(rig.pods) == plugins
 
 
+def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:
+    rig, agent, ended = scenes.at_rest(LAYOUT)
+    for refusal in ({}, {"workloads.delete": scenes.BROKEN["workloads"]}):
+        tamper(rig)
+        rig.refusing.update(refusal)
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        rig.refusing.clear()
+        assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
+        rig.clock.wait(1)
+        assert rig.schedulable == {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
+    assert rig.events == [Reason.DRIFTED.value]
+
+
 def test_a_plugin_that_began_in_a_drift_is_restarted_once_the_layout_is_back() -> None:
     rig, agent, ended = scenes.at_rest(LAYOUT)
     served = rig.schedulable

@@ -403,21 +403,6 @@ def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: b
     assert pending(rig) == ()
 
 
-def test_a_process_on_a_gpu_outside_the_layout_does_not_fail_the_layout() -> None:
-    rig, before = node_with_lost_gpu()
-    rig.driver.lost.clear()
-    user = steps.GpuProcess(
-        pid=7, name="python", owner="unit a.service", gpu_instances=(), is_running=True
-    )
-    agent = scenes.reconciler(rig, ONE_OF_THEM, processes=lambda: {before.uuid: (user,)})
-    agent.recover("second-alone")
-
-    outcome = scenes.run(rig, "second-alone", by=agent)
-
-    assert outcome.state is model.State.SUCCESS, outcome.message
-    assert not scenes.is_as_before(rig, [before])
-
-
 def test_without_a_request_an_unreachable_gpu_is_restored_later() -> None:
     rig, before = node_with_lost_gpu()
     agent = scenes.reconciler(rig)

@@ -218,6 +218,19 @@ def test_file_change_after_the_drain_evicts_no_successor() -> None:
     scenes.assert_restored(rig)
 
 
+def test_a_drain_that_always_crashes_reopens_the_node() -> None:
+    rig, serving = node_with(room_elsewhere=1)
+    agent = Agent(rig)
+    assert agent.try_once().reason is Reason.DRAIN_STALLED
+    rig.disruptions.budgets[0].max_unavailable = 4
+    rig.refusing["workloads.evict"] = RuntimeError("bug")
+
+    assert {agent.try_once().reason for _ in range(4)} == {Reason.INTERNAL}
+
+    assert not is_closed(rig)
+    assert serving.killed == 2
+
+
 def test_file_change_after_a_refused_eviction_reopens_the_node() -> None:
     rig = scenes.busy_node()
     rig.refusing["workloads.evict"] = drains.FORBIDDEN

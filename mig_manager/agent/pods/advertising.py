@@ -173,9 +173,9 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[s
     again = find_stale(job, pods, gpus, changed=changed, ignored=job.memory.restarted)
     if PLUGIN not in again and PLUGIN.contradicts_label(job, gpus, pods):
         again = (PLUGIN, *again)
-    job.memory.note_restarted(each.name for each in again)
     stale = tuple(pod for each in again for pod in pods if each.owns(pod))
     delete(job, stale)
+    job.memory.note_restarted(each.name for each in again)
     return Paused(programs=present, old_uids=uids(stale), changed=changed)
 
 

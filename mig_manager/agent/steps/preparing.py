@@ -193,18 +193,9 @@ def _require_idle(job: jobs.Job, change: PlannedChange, wait: timing.Wait) -> No
 
 
 def _avoid_processes(job: jobs.Job, change: PlannedChange) -> PlannedChange:
-    """Plan again so that instances that processes use stay, unless that affects other pods.
-
-    GPUs outside the target that compute stay as they are.
-    """
-    processes = (job.deps.processes() if job.deps.processes else None) or {}
-    idle = tuple(
-        each
-        for each in change.restoring
-        if not any(user.is_running for user in processes.get(each.uuid, ()))
-    )
-    used_ids = frozenset(steps.ids_in_use(change.gpus, processes))
-    other = _plan(job, dataclasses.replace(change, restoring=idle), used_ids=used_ids)
+    """Plan again so that instances that processes use stay, unless that affects other pods."""
+    processes = job.deps.processes() if job.deps.processes else None
+    other = _plan(job, change, used_ids=frozenset(steps.ids_in_use(change.gpus, processes or {})))
     before, after = ({pod.key for pod in each.affected_pods} for each in (change, other))
     return other if after <= before else change
 

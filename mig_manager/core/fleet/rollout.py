@@ -85,7 +85,7 @@ class NodeProgress:
     is_reserved: bool = False
     """Whether another request must finish before this node starts."""
     unreachable: tuple[str, ...] = ()
-    """Unreachable GPUs of an ``SUCCESS`` node: the layout is not active on them."""
+    """Unreachable GPUs of a ``SUCCESS`` node: the layout is not active on them."""
 
 
 class RolloutPhase(enum.Enum):
