@@ -234,7 +234,7 @@ def test_pod_that_never_uses_its_room_costs_fewer_and_fewer_changes() -> None:
             nodes[change.node] = node(change.node, ["7g.40gb@0"])
     assert changed_at[:2] == [0, 6]
     assert len(changed_at) <= 4
-    assert history.unused["uid-phantom"].count >= 2
+    assert history.ignored["uid-phantom"].count >= 2
 
 
 def test_idle_instances_return_to_the_base_layout_without_demand() -> None:

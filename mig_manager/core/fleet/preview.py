@@ -191,15 +191,8 @@ def misfit(
     layout = goal.document.layouts.get(goal.layout)
     is_about_kinds = layout is not None and not any(rule.identities for rule in layout.rules)
     alike = tuple(
-        (
-            gpu.index,
-            gpu.pci_device_id,
-            gpu.current_mode,
-            gpu.pending_mode,
-            gpu.profiles,
-            gpu.virtualization,
-            gpu.is_remembered,
-            "" if is_about_kinds else gpu.uuid,
+        dataclasses.replace(
+            gpu, gpu_instances=(), pci_address="", uuid="" if is_about_kinds else gpu.uuid
         )
         for gpu in gpus
     )

@@ -81,7 +81,7 @@ class WaitingPod:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Unused:
+class IgnoredRooms:
     """Rooms for a pod that the scheduler did not use within ``ROOM_TIMEOUT_S``."""
 
     count: int
@@ -99,5 +99,5 @@ class PartitioningDecision:
     """For the next ``History``; without the room that the changes make."""
     gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""
-    unused: Mapping[str, Unused] = dataclasses.field(default_factory=dict)
+    ignored: Mapping[str, IgnoredRooms] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""

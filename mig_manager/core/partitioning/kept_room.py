@@ -15,7 +15,7 @@ from mig_manager.core.partitioning import (
     waiting,
 )
 
-_MAX_UNUSED = 2
+_MAX_IGNORED = 2
 """Rooms that a pod does not use before the partitioner waits longer and longer between them."""
 _MAX_DOUBLINGS = 8
 
@@ -40,7 +40,7 @@ class KeptRoom:
             and decisions.is_recent(history.nominated_at.get(node.name, now), now=now)
         }
         """Nodes on which the scheduler preempts pods."""
-        self.unused = dict(history.unused)
+        self.ignored = dict(history.ignored)
         self.unplaced = self._find_unplaced()
         """By rank of a pod: nodes where the scheduler did not place it."""
 
@@ -52,11 +52,11 @@ class KeptRoom:
 
     def is_backed_off(self, rank: int) -> bool:
         """Return whether a pod gets no new room for now, because it did not use several rooms."""
-        unused = self.unused.get(self._batch.pods[rank].uid)
-        if unused is None or unused.count < _MAX_UNUSED:
+        rooms = self.ignored.get(self._batch.pods[rank].uid)
+        if rooms is None or rooms.count < _MAX_IGNORED:
             return False
-        pause_s = decisions.ROOM_TIMEOUT_S * (2 ** min(unused.count, _MAX_DOUBLINGS))
-        return self._now - unused.since < dt.timedelta(seconds=pause_s)
+        pause_s = decisions.ROOM_TIMEOUT_S * (2 ** min(rooms.count, _MAX_DOUBLINGS))
+        return self._now - rooms.since < dt.timedelta(seconds=pause_s)
 
     def _keep(self, rank: int) -> bool:
         pod, group = self._batch.pods[rank], self._batch.group[rank]
@@ -106,10 +106,10 @@ class KeptRoom:
                     continue  # it has had no room that a pod could use
                 age_s = (self._now - since).total_seconds()
                 if decisions.ROOM_TIMEOUT_S < age_s <= 2 * decisions.ROOM_TIMEOUT_S:
-                    before = self.unused.get(pod.uid)
+                    before = self.ignored.get(pod.uid)
                     if before is None or since > before.since:
                         count = before.count + 1 if before else 1
-                        self.unused[pod.uid] = decisions.Unused(count=count, since=since)
+                        self.ignored[pod.uid] = decisions.IgnoredRooms(count=count, since=since)
                     self.room_since.setdefault(pod.uid, {})[name] = since
                     nodes = node_sets.of([self._batch.index.position[name]])
                     unplaced[rank] = unplaced.get(rank, node_sets.EMPTY) | nodes

@@ -127,7 +127,7 @@ class _Decider:
             waiting=tuple(waits),
             room_since=self._kept.room_since,
             gpu_holds=self._gpu_holds,
-            unused=self._kept.unused,
+            ignored=self._kept.ignored,
         )
 
     @property

@@ -28,7 +28,7 @@ class History:
     """By node: since when the scheduler preempts pods on it for one that does not count."""
     gpu_holds: Mapping[str, holds.HoldRecord] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod: the GPUs on hold for it."""
-    unused: Mapping[str, decisions.Unused] = dataclasses.field(default_factory=dict)
+    ignored: Mapping[str, decisions.IgnoredRooms] = dataclasses.field(default_factory=dict)
     """By UID of a pending pod."""
     prepared: Mapping[str, tuple[demand.Needs, ...]] = dataclasses.field(default_factory=dict)
     """By node: the needs of the likely pods for which it is being changed."""
@@ -90,7 +90,7 @@ def remember(
             for node in nodes
             if node.is_nominated
         },
-        unused={uid: unused for uid, unused in decision.unused.items() if uid in uids},
+        ignored={uid: rooms for uid, rooms in decision.ignored.items() if uid in uids},
         gpu_holds={uid: record for uid, record in decision.gpu_holds.items() if uid in uids},
         prepared=prepared | {each.node: each.likely for each in decision.changes if each.likely},
         allocated=allocated,
