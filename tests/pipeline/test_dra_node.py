@@ -289,9 +289,8 @@ def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: b
     )
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_reboot_is_refused_while_a_pod_with_a_claim_remains(*, gated: bool) -> None:
-    rig = without_pods(dra_node(gated=gated))
+def test_reboot_is_refused_while_a_pod_with_a_claim_remains() -> None:
+    rig = without_pods(dra_node())
     rig.driver.mode_waits = rig.host.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     claimed = sorted(rig.gpus[1].mig_uuids)
@@ -329,9 +328,8 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     assert "slices.withdraw" not in rig.log
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_verified_driver_is_not_restarted_after_a_kill(*, gated: bool) -> None:
-    rig = dra_node(gated=gated)
+def test_verified_driver_is_not_restarted_after_a_kill() -> None:
+    rig = dra_node()
     seen = starts(rig)
 
     def kill() -> None:

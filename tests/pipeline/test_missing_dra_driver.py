@@ -32,20 +32,16 @@ from tests.pipeline.dra_scenes import (
 )
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_driver_between_two_pods_is_waited_for_before_evictions(*, gated: bool) -> None:
-    rig = without_driver(dra_node(gated=gated))
+def test_driver_between_two_pods_is_waited_for_before_evictions() -> None:
+    rig = without_driver(dra_node())
     assert_ends(rig, Reason.APPLIED, layout="all-disabled")
     assert not {"low", "high"} & rig.pod_names
     assert published(rig) == {gpu.uuid for gpu in rig.gpus}
 
 
 @pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
-@pytest.mark.parametrize("gated", [True, False])
-def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(
-    layout: str, *, gated: bool
-) -> None:
-    rig = without_driver(dra_node(gated=gated))
+def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(layout: str) -> None:
+    rig = without_driver(dra_node())
     rig.dra_driver.is_broken = True
     why = "no DRA driver pod is ready after 20 s"
     assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
@@ -96,10 +92,9 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated:
     assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=agent, attempt=2)
 
 
-@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("ended", ["all-balanced", "all-disabled"])
-def test_agent_after_a_kill_reopens_the_node_for_the_driver(ended: str, *, gated: bool) -> None:
-    rig = dra_node(gated=gated)
+def test_agent_after_a_kill_reopens_the_node_for_the_driver(ended: str) -> None:
+    rig = dra_node()
     kill_at(rig, 1, ended)
     rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
 

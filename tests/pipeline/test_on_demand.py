@@ -59,12 +59,11 @@ def test_on_demand_idle_instances_are_exchanged() -> None:
 
 
 @pytest.mark.parametrize("drain", list(policies.DrainPolicy))
-@pytest.mark.parametrize("is_forced", [True, False])
 def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
-    drain: policies.DrainPolicy, *, is_forced: bool
+    drain: policies.DrainPolicy,
 ) -> None:
     rig = scenes.busy_node()
-    rig.policy = policies.Policy(drain=drain, is_forced=is_forced)
+    rig.policy = policies.Policy(drain=drain, is_forced=True)
 
     assert_refused(rig, "default/affected")
 
@@ -256,8 +255,7 @@ def test_node_is_restored_after_any_failed_call_of_a_custom_layout(
         scenes.assert_restored(rig)
 
 
-@pytest.mark.parametrize("make", [idle_node, scenes.busy_node])
-@pytest.mark.parametrize("is_on_demand", [True, False])
+@pytest.mark.parametrize(("make", "is_on_demand"), [(idle_node, True), (scenes.busy_node, False)])
 @pytest.mark.parametrize("replaced", [True, False])
 def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
     make: Any, *, is_on_demand: bool, replaced: bool

@@ -157,9 +157,15 @@ def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
     assert "training" not in rig.pod_names
 
 
-@pytest.mark.parametrize("end", ["is back", "is removed"])
-@pytest.mark.parametrize("attempts", [0, 3])
-@pytest.mark.parametrize("then", ["one-slice-changed", "all-balanced"])
+@pytest.mark.parametrize(
+    ("then", "attempts", "end"),
+    [
+        ("one-slice-changed", 0, "is back"),
+        ("one-slice-changed", 3, "is removed"),
+        ("all-balanced", 0, "is removed"),
+        ("all-balanced", 3, "is back"),
+    ],
+)
 def test_a_deleted_plugin_is_awaited_until_it_is_back_or_removed(
     then: str, attempts: int, end: str
 ) -> None:
