@@ -33,7 +33,6 @@ def layouts(shell: Shell) -> str:
     return shell.file(LAYOUTS)
 
 
-@pytest.mark.slow
 def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str) -> None:
     def run(command: str, *more: str) -> Answer:
         return shell(command, "one", "-f", layouts, *more, *SPEC)
@@ -42,7 +41,7 @@ def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str)
     applied, again, asserted = run("apply"), run("apply"), run("assert")
 
     assert (before.status, before.out, data.status) == (1, "", 1)
-    assert "layout 'one' is not applied: GPU 0 has the whole GPU, not partitioned" in before.err
+    assert "layout 'one' is not applied: GPU 0: the whole GPU, not partitioned" in before.err
     assert json.loads(data.out)["isApplied"] is False
     assert "MIG off → on, resets the GPU" in planned.out
     assert "Layout one: 0 instances destroyed, 10 created" in planned.out
