@@ -100,7 +100,7 @@ EXEMPT = (
 
 EXEMPT_WITHIN = {
     # Kubernetes: a Lease has a holder.
-    r".*(?:slots|leases|leader|lock_?file)": r"\bholders?\b|\bheld\b",
+    r".*(?:slots|leases?|leader|lock_?file)": r"\bholders?\b|\bheld\b",
     # Hardware.
     r"mig_manager/(?:sandbox|catalogue|core|adapters/nvml/worker)|tests/|docs/|testkit/": (
         r"\bboards?\b"

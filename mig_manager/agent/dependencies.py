@@ -48,9 +48,9 @@ def of_node(
     slots: ports.Slots | None = None
     if settings.max_concurrent_nodes:
         # Only with a budget.
-        from mig_manager.adapters.kubernetes import leases  # noqa: PLC0415
+        from mig_manager.adapters.kubernetes import lease_slots  # noqa: PLC0415
 
-        slots = leases.LeaseSlots(
+        slots = lease_slots.LeaseSlots(
             kube,
             namespace=settings.slots_namespace,
             node_name=settings.node_name,

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import leader, leases
+from mig_manager.adapters.kubernetes import leader, lease_slots
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -158,7 +158,7 @@ def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: Rig) -> No
     assert not first.may_write
 
 
-class Slot(leases.LeaseSlots):
+class Slot(lease_slots.LeaseSlots):
     """The slot of the only node that may be under change: held as leadership is."""
 
     def campaign(self) -> None:
@@ -302,8 +302,8 @@ def campaign_until_killed(rig: Rig, own: leader.Leader, kube: MortalApi) -> None
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
 def test_replica_killed_at_any_request_leaves_a_usable_lease(rig: Rig, *, is_sent: bool) -> None:
-    # It looks, makes the Lease, renews it twice, and releases it.
-    for kill_at in range(1, 6):
+    # It looks, makes the Lease, renews it twice, looks again, and releases it.
+    for kill_at in range(1, 7):
         first, second = rig.replica("a"), rig.replica("b")
         mortal = rig.clients[-2]
         mortal.kill_at, mortal.is_sent = kill_at, is_sent

@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, leases
+from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core.node import well_known
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -36,14 +36,14 @@ class Rig:
     def __init__(self, server: apiserver.ApiServer) -> None:
         self.server = server
         self.clock = Clock()
-        self.agents: list[tuple[api.KubeApi, leases.LeaseSlots]] = []
+        self.agents: list[tuple[api.KubeApi, lease_slots.LeaseSlots]] = []
 
-    def of(self, node: str, *, limit: int = 1, renew_s: float = 3600) -> leases.LeaseSlots:
+    def of(self, node: str, *, limit: int = 1, renew_s: float = 3600) -> lease_slots.LeaseSlots:
         """Return the slots of a node's agent, which renews them only where a test is about it."""
         kube = api.KubeApi.at(
             self.server.url, token=node, request_timeout_s=60.0, sleep=lambda _seconds: None
         )
-        slots = leases.LeaseSlots(
+        slots = lease_slots.LeaseSlots(
             kube,
             namespace=NAMESPACE,
             node_name=node,
@@ -55,7 +55,7 @@ class Rig:
         self.agents.append((kube, slots))
         return slots
 
-    def with_slot(self, node: str, *, renew_s: float = 3600) -> leases.LeaseSlots:
+    def with_slot(self, node: str, *, renew_s: float = 3600) -> lease_slots.LeaseSlots:
         own = self.of(node, renew_s=renew_s)
         assert own.take() is None
         return own
@@ -138,7 +138,7 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     rig.clock.now_s = 90
     assert other.take() is None
     lease = rig.server.get(resources.LEASES, LEASE, NAMESPACE)
-    assert lease["spec"]["leaseTransitions"] == 2
+    assert lease["spec"]["leaseTransitions"] == 1
 
     rig.server.clear_faults()
     assert "under change now: b" in str(own.take())
@@ -149,7 +149,7 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
 
 
 @pytest.fixture
-def silent(rig: Rig) -> leases.LeaseSlots:
+def silent(rig: Rig) -> lease_slots.LeaseSlots:
     """Have a node whose agent died in its slot; return the slots of another agent."""
     rig.with_slot("a")
     other = rig.of("b")
@@ -159,7 +159,7 @@ def silent(rig: Rig) -> leases.LeaseSlots:
 
 
 def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
-    rig: Rig, silent: leases.LeaseSlots
+    rig: Rig, silent: lease_slots.LeaseSlots
 ) -> None:
     annotations = {well_known.JOURNAL_ANNOTATION: "{}"}
     rig.server.modify(
@@ -172,7 +172,7 @@ def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
     assert silent.take() is None
 
 
-def test_an_unreadable_node_counts_as_disrupted(rig: Rig, silent: leases.LeaseSlots) -> None:
+def test_an_unreadable_node_counts_as_disrupted(rig: Rig, silent: lease_slots.LeaseSlots) -> None:
     rig.server.inject(apiserver.Fault(token="b", resource="nodes", status=403))  # noqa: S106
 
     assert silent.take()

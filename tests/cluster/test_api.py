@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, leases, node, pods, responses
+from mig_manager.adapters.kubernetes import api, lease_slots, node, pods, responses
 from mig_manager.core.node import evictions, pod_object, well_known
 from tests import waiting
 from tests.cluster import clusters
@@ -409,7 +409,7 @@ def test_kubectl_describe_node_shows_the_event(kube: api.KubeApi) -> None:
 
 def test_slots_are_acquired_renewed_and_released_over_the_api(kube: api.KubeApi) -> None:
     first, second = (
-        leases.LeaseSlots(
+        lease_slots.LeaseSlots(
             kube,
             namespace=clusters.OURS.namespace,
             node_name=name,

@@ -79,7 +79,7 @@ def keeps_its_slot(stage: agent_stage.Stage, right: clusters.Right) -> None:
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert stage.stop_agent() == 0
     assert clusters.slot_owners(stage.api) == [clusters.NODE]
-    assert "slot_not_released" in stage.agent_log.read_text()
+    assert "lease_not_released" in stage.agent_log.read_text()
     assert complains(stage, right)
 
 

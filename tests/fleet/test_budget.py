@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, leases
+from mig_manager.adapters.kubernetes import api, lease_slots
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
@@ -51,7 +51,7 @@ class Contender:
         self._clock = host.SystemClock()
         # Hundreds ask one server in one process.
         self._kube = api.KubeApi.at(server.url, token=name, request_timeout_s=60.0)
-        self._slots = leases.LeaseSlots(
+        self._slots = lease_slots.LeaseSlots(
             self._kube, namespace=NAMESPACE, node_name=name, limit=limit, clock=self._clock
         )
 

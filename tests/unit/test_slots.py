@@ -5,40 +5,39 @@ from typing import Any
 import pytest
 
 from mig_manager.core.fleet import slots
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.node import lease, node_object, well_known
 from mig_manager.core.records import journals
 from tests.unit import samples
 
 
-def slot(
-    index: int, holder: str = "", *, version: str = "1", duration_s: float = 90
-) -> slots.Slot:
-    return slots.Slot(index=index, holder=holder, version=version, duration_s=duration_s)
+def slot(index: int, holder: str = "", *, age_s: float = 0.0) -> lease.Lease:
+    return lease.Lease(
+        name=f"mig-manager-slot-{index}",
+        holder=holder,
+        version="1",
+        duration_s=90,
+        read_s=age_s,
+    )
 
 
-def judged(*there: slots.Slot, age_s: float = 0.0, limit: int = 3) -> slots.Judgement:
-    seen = slots.remember({}, there, 0.0)
-    return slots.judge(there, seen, age_s, node="a", limit=limit)
+def judged(*there: lease.Lease, limit: int = 3) -> slots.Judgement:
+    return slots.judge(there, node="a", limit=limit)
 
 
 def test_what_our_own_node_holds_is_ours_however_old_it_is() -> None:
-    found = judged(slot(2, "a"), age_s=1000)
+    own = slot(2, "a", age_s=1000)
 
-    assert found.mine == (slot(2, "a"),)
+    found = judged(own)
+
+    assert found.mine == (own,)
     assert found.silent == found.occupied == ()
-
-
-def test_a_slot_that_was_gone_and_is_back_was_not_seen_before() -> None:
-    before = slots.remember({}, [slot(0, "b")], 0.0)
-
-    assert slots.remember(before, [], 1.0) == {}
 
 
 def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
     found = judged(slot(7, "b"), slot(8), limit=1)
 
-    assert [each.index for each in found.occupied] == [7]
-    assert [each.index for each in found.free] == [0]
+    assert found.occupied == (slot(7, "b"),)
+    assert [each.name for each in found.free] == ["mig-manager-slot-0"]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,18 @@
 """Leadership among the replicas of one program, by one Lease (``coordination.k8s.io/v1``).
 
-A replica may take a Lease that has not changed for its whole duration. Every process measures this
-with its own clock, so the clocks of two machines need not agree. A leader writes only while its
-last renewal is recent: a request with all its retries must end before another replica may take the
-Lease.
+A leader writes only while its last renewal is recent: a request with all its retries must end
+before another replica may take the Lease.
 """
 
 import math
+from collections.abc import Iterable
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import timing
-from mig_manager.core.node import api_values
+from mig_manager.core.node import lease
 
 MAX_WRITE_S = 30.0
 """A write takes no longer, with its retries, for a client whose ``request_timeout_s`` is at most
@@ -22,7 +21,6 @@ of a last attempt."""
 REQUEST_TIMEOUT_S = 5.0
 _RENEWALS = 6
 """In the duration of a Lease."""
-_RELEASE_ATTEMPTS = 3
 
 _log = structlog.get_logger()
 
@@ -41,29 +39,22 @@ class Leader:
         clock: timing.Clock,
     ) -> None:
         """Prepare, without a request; no other replica may have the same identity."""
-        self._kube = kube
-        self._collection = leases.path(namespace)
-        self._path = f"{self._collection}/{name}"
+        self._leases = leases.Leases(kube, namespace, clock)
         self.namespace = namespace
         self.name = name  # of the Lease
         self._identity = identity
         self._duration_s = duration_s
-        self._durations = leases.Durations()
         self._clock = clock
-        self._version = ""
-        """Of the Lease as last read; empty: it does not exist."""
-        self._seen_s = math.inf
-        """Since when it is unchanged."""
-        self._renewed_s = -math.inf
-        """When the last request that made it ours began; -inf: it is not ours."""
+        self._own: lease.Lease | None = None
+        """The Lease as last written, unless another replica has it."""
         self._campaigned_s = -math.inf
-        self._transitions = 0
 
     @property
     def may_write(self) -> bool:
         """Whether a write that begins now ends before another replica may take the Lease."""
-        age_s = self._clock.monotonic() - self._renewed_s
-        return age_s < self._duration_s - MAX_WRITE_S
+        # No other replica saw the change before the request began.
+        until_s = self._own.read_s + self._duration_s - MAX_WRITE_S if self._own else -math.inf
+        return self._clock.monotonic() < until_s
 
     @property
     def next_in_s(self) -> float:
@@ -76,83 +67,37 @@ class Leader:
         if self.next_in_s > 0:
             return self.may_write
         self._campaigned_s = self._clock.monotonic()
-        was_leader = self._renewed_s > -math.inf
+        before = self._own
         try:
-            if not (was_leader and self._write(self._identity)):
-                self._renewed_s = -math.inf
+            if before:
+                self._own = self._renew(before)
+            if self._own is None:
                 self._take_if_free()
         except errors.ClusterError as error:
             _log.warning("lease_not_renewed", reason=error.reason.value, detail=error.message)
-        if was_leader and self._renewed_s == -math.inf:
+        if before and not self._own:
             _log.warning("leadership_lost", identity=self._identity)
         return self.may_write
 
     def release(self) -> None:
         """Let another replica take the Lease at once; it expires if that fails."""
-        if self._renewed_s == -math.inf:
+        if self._own is None:
             return
-        self._renewed_s = -math.inf
-        for _ in range(_RELEASE_ATTEMPTS):
-            try:
-                if self._write(""):
-                    _log.info("leadership_released", identity=self._identity)
-                    return
-                # A renewal without an answer may have been carried out.
-                if not self._is_ours():
-                    return
-            except errors.ClusterError as error:
-                _log.warning("lease_not_released", detail=error.message)
+        self._own = None
+        self._leases.release(self._find_own, self._duration_s)
+
+    def _find_own(self) -> Iterable[lease.Lease]:
+        last = self._leases.read(self.name)
+        return [last] if last.holder == self._identity else []
 
     def _take_if_free(self) -> None:
-        """Take the Lease if it is free, ours, or unchanged for its duration."""
-        began_s = self._clock.monotonic()
-        try:
-            lease = self._kube.get(self._path)
-        except errors.ClusterError as error:
-            if not error.is_not_found:
-                raise
-            self._version = ""
-            self._write(self._identity)
-            return
-        with api_values.as_cluster_error("the leader's Lease"):
-            spec = lease.get("spec") or {}
-            holder = str(spec.get("holderIdentity") or "")
-            version = str(lease["metadata"]["resourceVersion"])
-            self._transitions = int(spec.get("leaseTransitions") or 0)
-            # The holder's duration may be longer than ours.
-            duration_s = max(self._duration_s, self._durations.parse(lease))
-        if version != self._version or self._seen_s == math.inf:
-            self._version, self._seen_s = version, self._clock.monotonic()
-        is_silent = began_s - self._seen_s >= duration_s
-        if holder in ("", self._identity) or is_silent:
-            self._transitions += holder != self._identity
-            if self._write(self._identity):
-                _log.info("leadership_taken", identity=self._identity, before=holder or None)
+        """Take the Lease if it is free, ours, or silent: the holder's duration may be longer."""
+        last = self._leases.read(self.name)
+        is_ours = last.holder in ("", self._identity)
+        if is_ours or last.is_silent(self._duration_s):
+            self._own = self._renew(last)
+        if self._own:
+            _log.info("leadership_taken", identity=self._identity, before=last.holder or None)
 
-    def _write(self, holder: str) -> bool:
-        """Write a holder into the Lease as last read; return False if it has changed since."""
-        began_s = self._clock.monotonic()
-        body = leases.lease(
-            self.name,
-            self._version,
-            holder=holder,
-            duration_s=round(self._duration_s),
-            transitions=self._transitions,
-        )
-        lease = leases.write(self._kube, self._collection, body)
-        if lease is None:
-            return False
-        with api_values.as_cluster_error("the leader's Lease"):
-            self._version = str(lease["metadata"]["resourceVersion"])
-        self._seen_s = self._clock.monotonic()
-        if holder:
-            # Use the time before the request: no other replica saw the change earlier.
-            self._renewed_s = began_s
-        return True
-
-    def _is_ours(self) -> bool:
-        """Read the Lease again; return whether it has our name."""
-        lease = self._kube.get(self._path)
-        with api_values.as_cluster_error("the leader's Lease"):
-            self._version = str(lease["metadata"]["resourceVersion"])
-            return bool((lease.get("spec") or {}).get("holderIdentity") == self._identity)
+    def _renew(self, last: lease.Lease) -> lease.Lease | None:
+        return self._leases.write(last, self._identity, self._duration_s)

@@ -1,53 +1,30 @@
 """Slots for nodes under change: which are free, and which may be claimed.
 
 A slot is a numbered Lease. A node holds at most one, under its own name, so that a restarted agent
-still has it. The silence of a holder counts from the time when we saw its Lease change, because
-clocks of nodes differ.
+still has it.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from mig_manager.core import messages
-from mig_manager.core.node import node_object, well_known
+from mig_manager.core.node import lease, node_object, well_known
 from mig_manager.core.records import journals
 
-PREFIX = "mig-manager-slot-"
+_PREFIX = "mig-manager-slot-"
 _MAX_NAMED = 10  # nodes in a message before it counts the rest
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One Lease."""
-
-    index: int
-    holder: str  # name of the node; empty: none
-    version: str  # ``resourceVersion``
-    duration_s: float  # how long the holder keeps it without a renewal
-    transitions: int = 0  # changes of the holder
-
-    @property
-    def name(self) -> str:
-        """The Lease's name."""
-        return f"{PREFIX}{self.index}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """Since when a slot has been unchanged, by our observation."""
-
-    version: str
-    since_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """The slots, sorted by their use for our node."""
 
-    mine: tuple[Slot, ...]  # slots of our node: one, or more if a response was lost
-    free: tuple[Slot, ...]  # free slots; without a version if there is no Lease yet
-    silent: tuple[Slot, ...]  # slots of other nodes, not renewed for the duration of the Lease
-    occupied: tuple[Slot, ...]  # other slots of other nodes
+    mine: tuple[lease.Lease, ...]  # slots of our node: one, or more if a response was lost
+    free: tuple[lease.Lease, ...]  # free slots; without a version if there is no Lease yet
+    silent: tuple[
+        lease.Lease, ...
+    ]  # slots of other nodes, not renewed for the duration of the Lease
+    occupied: tuple[lease.Lease, ...]  # other slots of other nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,53 +52,31 @@ class Denial:
         return f"waiting for one of {self.limit} slots for nodes under change; {what}"
 
 
+def name_of(index: int) -> str:
+    """Return the name of a slot's Lease."""
+    return f"{_PREFIX}{index}"
+
+
 def index_of(name: str) -> int | None:
     """Return the number of a slot; None for another Lease."""
-    number = name.removeprefix(PREFIX)
-    is_ours = name.startswith(PREFIX) and number.isascii() and number.isdigit()
-    is_ours = is_ours and str(int(number[:9])) == number
-    return int(number) if is_ours else None
+    number = name.removeprefix(_PREFIX)[:9]
+    is_number = number.isascii() and number.isdigit()
+    return int(number) if is_number and name_of(int(number)) == name else None
 
 
-def remember(
-    before: Mapping[int, Sighting], slots: Iterable[Slot], now_s: float
-) -> dict[int, Sighting]:
-    """Return since when the slots are unchanged; ``before`` is the result of the last call."""
-    return {
-        slot.index: before[slot.index]
-        if slot.index in before and before[slot.index].version == slot.version
-        else Sighting(version=slot.version, since_s=now_s)
-        for slot in slots
-    }
-
-
-def judge(
-    slots: Sequence[Slot],
-    sightings: Mapping[int, Sighting],
-    now_s: float,
-    *,
-    node: str,
-    limit: int,
-) -> Judgement:
+def judge(slots: Sequence[lease.Lease], *, node: str, limit: int) -> Judgement:
     """Sort the slots by their use for our node.
 
     ``slots`` are all slots, even beyond the limit, because the limit of another agent can differ.
-    ``sightings`` is the result of ``remember``, and ``now_s`` has the same clock.
     """
-    by_index = {slot.index: slot for slot in slots}
-    others = tuple(slot for slot in slots if slot.holder not in ("", node))
-    silent = tuple(
-        slot for slot in others if now_s - sightings[slot.index].since_s >= slot.duration_s
-    )
+    by_name = {slot.name: slot for slot in slots}
+    first = [by_name.get(name) or lease.Lease(name=name) for name in map(name_of, range(limit))]
+    others = [slot for slot in slots if slot.holder not in ("", node)]
     return Judgement(
         mine=tuple(slot for slot in slots if slot.holder == node),
-        free=tuple(
-            by_index.get(index) or Slot(index=index, holder="", version="", duration_s=0.0)
-            for index in range(limit)
-            if index not in by_index or not by_index[index].holder
-        ),
-        silent=silent,
-        occupied=tuple(slot for slot in others if slot not in silent),
+        free=tuple(slot for slot in first if not slot.holder),
+        silent=tuple(slot for slot in others if slot.is_silent()),
+        occupied=tuple(slot for slot in others if not slot.is_silent()),
     )
 
 
