@@ -145,20 +145,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         "kubelet's PodResources socket",
         default_text="/var/lib/kubelet/pod-resources/kubelet.sock",
     )
-    drain_policy: policies.DrainPolicy = options.choice(
-        "evict the affected pods, all GPU pods of the node, or none",
-        metavar="WHO",
-        default=policies.DrainPolicy.AFFECTED,
-    )
-    drain_strategy: policies.DrainStrategy = options.choice(
-        "if budgets allow only some evictions: rolling starts with these, whole waits for all",
-        metavar="HOW",
-        default=policies.DrainStrategy.ROLLING,
-    )
-    is_drain_forced: bool = options.switch(
-        "delete pods that remain at the drain's deadline, ignoring PodDisruptionBudgets",
-        name="force-drain",
-    )
+    policy: policies.Policy = options.declare_from(policies.Policy)
     max_concurrent_nodes: int = options.count(
         "how many nodes of the cluster may change their GPUs at once", default_text="any number"
     )
@@ -169,22 +156,6 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     )
     extra_clients_file: pathlib.Path | None = options.path(
         "YAML table of your own GPU daemons to stop during a change"
-    )
-    plugin_configs: str = options.text(
-        "device-plugin config by layout, such as all-1g.5gb=sliced,*=whole",
-        metavar="MAP",
-        default="",
-        default_text="unchanged",
-    )
-    startup_taints: tuple[str, ...] = options.declare(
-        options.Option(
-            name="startup-taint",
-            help="key of a taint to remove once the layout is verified; repeatable",
-            metavar="KEY",
-            parse=policies.parse_startup_taint,
-            default=(),
-            is_repeatable=True,
-        )
     )
     hooks_file: pathlib.Path | None = options.path(
         "programs to run around every change, in nvidia-mig-parted's format", default_text="none"
@@ -252,7 +223,8 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         values["pod_resources_socket"] = values[
             "pod_resources_socket"
         ] or host_settings.pod_resources_socket(source)
-        if values["is_drain_forced"] and values["drain_policy"] is policies.DrainPolicy.NONE:
+        policy = policies.Policy(**source.values(policies.Policy))
+        if policy.is_forced and policy.drain is policies.DrainPolicy.NONE:
             raise errors.UsageError(
                 "--force-drain contradicts --drain-policy none, which evicts no pod"
             )
@@ -267,15 +239,7 @@ class AgentSettings(node_settings.NodeSettings, Limits):
             backoff=timing.Backoff(max_s=values["poll_interval_s"]),
             search_path=environ.get("PATH", ""),
             pod_namespace=environ.get("POD_NAMESPACE", "") if values["pod_name"] else "",
-            policy=policies.Policy(
-                drain=values["drain_policy"],
-                strategy=values["drain_strategy"],
-                is_forced=values["is_drain_forced"],
-                plugin_configs=policies.parse_plugin_configs(
-                    values["plugin_configs"], origin="--plugin-configs"
-                ),
-                startup_taints=frozenset(values["startup_taints"]),
-            ),
+            policy=policy,
             not_needed=tuple(each.name for each in _NOT_NEEDED if source.is_set(each)),
         )
 

@@ -98,8 +98,8 @@ def watched_node() -> fakes.NodeRig:
 def sharing_node() -> fakes.NodeRig:
     rig = busy_node()
     rig.labels[well_known.PLUGIN_CONFIG_LABEL] = "whole"
-    others = dict.fromkeys(("all-disabled", "all-1g.5gb"), "whole")
-    rig.policy = policies.Policy(plugin_configs=others | {"one-slice-changed": "sliced"})
+    others = [(name, "whole") for name in ("all-disabled", "all-1g.5gb")]
+    rig.policy = policies.Policy(plugin_configs=(*others, ("one-slice-changed", "sliced")))
     return rig
 
 

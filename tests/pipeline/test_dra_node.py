@@ -320,7 +320,7 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig = dra_node()
     rig.labels |= {well_known.PLUGIN_DEPLOY_LABEL: "true", well_known.PLUGIN_CONFIG_LABEL: "whole"}
     rig.live()
-    rig.policy = policies.Policy(plugin_configs={"all-1g.5gb": "sliced"})
+    rig.policy = policies.Policy(plugin_configs=(("all-1g.5gb", "sliced"),))
     seen = starts(rig)
     assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
     assert rig.labels[well_known.PLUGIN_CONFIG_LABEL] == "sliced"

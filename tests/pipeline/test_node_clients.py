@@ -457,7 +457,7 @@ def test_the_first_plugin_config_is_restored_after_an_upgrade_with_another() -> 
     with pytest.raises(scenes.Killed):
         run(rig)
     rig.on_call = lambda: None
-    rig.policy = policies.Policy(plugin_configs={scenes.LAYOUT: "halved"})
+    rig.policy = policies.Policy(plugin_configs=((scenes.LAYOUT, "halved"),))
 
     assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.PLUGIN_NOT_READY
 
@@ -480,7 +480,7 @@ def test_plugin_config_of_another_program_is_not_overwritten() -> None:
 
 def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
     rig = node(layout="one-slice-changed")
-    rig.policy = policies.Policy(plugin_configs={"*": "sliced"})
+    rig.policy = policies.Policy(plugin_configs=(("*", "sliced"),))
     (old_plugin,) = plugins(rig)
 
     assert_ends(rig, Reason.ALREADY_APPLIED)

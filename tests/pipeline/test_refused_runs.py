@@ -222,7 +222,7 @@ def test_refused_run_changes_nothing(case: str) -> None:
 def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> None:
     rig = with_strategy_single()
     if why == "other plugin config":
-        rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})
+        rig.policy = policies.Policy(plugin_configs=(("all-balanced", "mixed"),))
     if why == "no plugin":
         rig.pods.clear()
         rig.schedulable = {}

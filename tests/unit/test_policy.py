@@ -2,12 +2,11 @@
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.core.node import policies
 
 
 def test_each_layout_has_its_plugin_config_and_the_star_is_for_the_others() -> None:
-    configs = policies.parse_plugin_configs(" all-1g.5gb=sliced, *=whole ,", origin="--x")
+    configs = policies.parse_plugin_configs(" all-1g.5gb=sliced, *=whole ,")
     decided = policies.Policy(plugin_configs=configs)
 
     assert decided.plugin_config("all-1g.5gb") == "sliced"
@@ -15,16 +14,16 @@ def test_each_layout_has_its_plugin_config_and_the_star_is_for_the_others() -> N
 
 
 def test_without_a_star_the_label_of_other_layouts_is_left_alone() -> None:
-    assert policies.Policy(plugin_configs={"a": "b"}).plugin_config("c") is None
-    assert policies.parse_plugin_configs("", origin="--x") == {}
+    assert policies.Policy(plugin_configs=(("a", "b"),)).plugin_config("c") is None
+    assert policies.parse_plugin_configs("") == ()
 
 
 @pytest.mark.parametrize(
     "text", ["a", "a=", "=b", "a=b c", "a=b=c", "a=-b", "a=" + "b" * 64, "a=b,a=c"]
 )
-def test_an_invalid_map_is_refused_with_its_origin(text: str) -> None:
-    with pytest.raises(errors.UsageError, match="--x: "):
-        policies.parse_plugin_configs(text, origin="--x")
+def test_an_invalid_map_of_plugin_configs_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"LAYOUT=CONFIG|twice"):
+        policies.parse_plugin_configs(text)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ resumes the plugin, and restores it if it does not succeed.
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
 
-from mig_manager import errors
 from mig_manager.core.node import well_known
+from mig_manager.core.settings import options
 
 _ANY_LAYOUT = "*"
 
@@ -34,36 +33,18 @@ class DrainStrategy(enum.Enum):
     WHOLE = "whole"  # evict no pod until budgets grant all evictions together
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """How to drain, and the plugin configs and startup taints of layouts."""
-
-    drain: DrainPolicy = DrainPolicy.AFFECTED
-    strategy: DrainStrategy = DrainStrategy.ROLLING
-    is_forced: bool = False
-    """Whether remaining pods are deleted at the deadline, regardless of budgets."""
-    plugin_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Name of a layout, or ``*``, to the name of a device-plugin config."""
-    startup_taints: frozenset[str] = frozenset()
-    """Keys of taints that the agent removes once a layout is verified, and never adds."""
-
-    def plugin_config(self, layout: str) -> str | None:
-        """Return the plugin config for a layout; None: do not change the label."""
-        return self.plugin_configs.get(layout, self.plugin_configs.get(_ANY_LAYOUT))
-
-
-def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
-    """Parse ``layout=config,layout=config``; UsageError with the origin if a pair is malformed."""
+def parse_plugin_configs(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse ``layout=config,layout=config``; ValueError if a pair is malformed."""
     configs: dict[str, str] = {}
     for pair in filter(None, map(str.strip, text.split(","))):
         layout, equals, config = (part.strip() for part in pair.partition("="))
         if not (layout and equals and well_known.LABEL_VALUE.fullmatch(config)):
             hint = "LAYOUT=CONFIG with a config name that can be a label's value"
-            raise errors.UsageError(f"{origin}: {pair!r} is not {hint}")
+            raise ValueError(f"has {pair!r}, which is not {hint}")
         if layout in configs:
-            raise errors.UsageError(f"{origin}: layout {layout!r} is named twice")
+            raise ValueError(f"names layout {layout!r} twice")
         configs[layout] = config
-    return configs
+    return tuple(configs.items())
 
 
 _TAINT_KEY = re.compile(
@@ -84,3 +65,49 @@ def parse_startup_taint(text: str) -> str:
     if match["domain"] in _KUBERNETES_OWN:
         raise ValueError("is a taint of Kubernetes: only its controller removes it")
     return key
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How to drain, and the plugin configs and startup taints of layouts."""
+
+    drain: DrainPolicy = options.choice(
+        "evict the affected pods, all GPU pods of the node, or none",
+        name="drain-policy",
+        metavar="WHO",
+        default=DrainPolicy.AFFECTED,
+    )
+    strategy: DrainStrategy = options.choice(
+        "if budgets allow only some evictions: rolling starts with these, whole waits for all",
+        name="drain-strategy",
+        metavar="HOW",
+        default=DrainStrategy.ROLLING,
+    )
+    is_forced: bool = options.switch(
+        "delete pods that remain at the drain's deadline, ignoring PodDisruptionBudgets",
+        name="force-drain",
+    )
+    plugin_configs: tuple[tuple[str, str], ...] = options.declare(
+        options.Option(
+            help="device-plugin config by layout, such as all-1g.5gb=sliced,*=whole",
+            metavar="MAP",
+            parse=parse_plugin_configs,
+            default=(),
+            default_text="unchanged",
+        )
+    )
+    startup_taints: frozenset[str] = options.declare(
+        options.Option(
+            name="startup-taint",
+            help="key of a taint to remove once the layout is verified; repeatable",
+            metavar="KEY",
+            parse=parse_startup_taint,
+            default=frozenset(),
+            is_repeatable=True,
+        )
+    )
+
+    def plugin_config(self, layout: str) -> str | None:
+        """Return the plugin config for a layout; None: do not change the label."""
+        configs = dict(self.plugin_configs)
+        return configs.get(layout, configs.get(_ANY_LAYOUT))

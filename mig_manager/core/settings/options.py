@@ -82,7 +82,7 @@ class Option:
     @property
     def shown_default(self) -> str:
         """The default as help shows it; empty for a switch, and without a default."""
-        is_none = self.default in (None, "", ()) or isinstance(self.default, bool)
+        is_none = self.default in (None, "", (), frozenset()) or isinstance(self.default, bool)
         if self.default_text or is_none:
             return self.default_text
         value = self.default.value if isinstance(self.default, enum.Enum) else self.default
@@ -117,7 +117,8 @@ class Source:
         if not option.is_repeatable:
             return _parse(option, text, origin)
         each = map(str, value) if isinstance(value, list) else text.split(",")
-        return tuple(_parse(option, one, origin) for one in each)
+        values = (_parse(option, one, origin) for one in each)
+        return frozenset(values) if isinstance(option.default, frozenset) else tuple(values)
 
     def is_set(self, option: Option) -> bool:
         """Return whether the command line or a variable has a value."""
@@ -176,13 +177,12 @@ def of(settings: type) -> tuple[Option, ...]:
         for group, names in getattr(settings, "groups", {}).items()
         for name in names.split()
     }
-    own_first = sorted(
-        dataclasses.fields(settings), key=lambda each: each.name not in settings.__annotations__
-    )
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    own_first = dict.fromkeys((*filter(fields.get, settings.__annotations__), *fields))
     declared = {
         option.name: dataclasses.replace(option, group=headings.get(option.name, option.group))
-        for field in own_first
-        for option in _of_field(field)
+        for name in own_first
+        for option in _of_field(fields[name])
     }
     return tuple(declared[name] for name in getattr(settings, "takes", "").split() or declared)
 
