@@ -71,13 +71,13 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         values["selector"] = values["selector"].strip()
         if not values["selector"]:
             raise errors.UsageError("name the nodes: -l SELECTOR, as for kubectl")
-        if values["kubeconfig"] is None:
+        undo = ["undo", "-l", values["selector"]]
+        if values["kubeconfig"] is not None:
+            undo += ["--kubeconfig", str(values["kubeconfig"])]
+        else:
             if not source.environ.get("HOME"):
                 raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
             values["kubeconfig"] = pathlib.Path(source.environ["HOME"]) / ".kube" / "config"
-        undo = ["undo", "-l", values["selector"]]
-        if source.parsed.get("kubeconfig"):
-            undo += ["--kubeconfig", str(values["kubeconfig"])]
         return values | {
             "undo": shlex.join(undo),
             "goal": _goal(values["layout_operand"]),
