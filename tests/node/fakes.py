@@ -308,7 +308,10 @@ class NodeRig:
         self.on_call()
         error = self.failing.get(len(self.log) - 1) or self.refusing.get(name)
         if error is not None:
-            raise error
+            # Of its own for each call: whoever catches an error may add to it.
+            own = type(error).__new__(type(error), *error.args)
+            vars(own).update(vars(error))
+            raise own
 
     # -- ports, each in its own little class because their methods share names -----------
 
