@@ -93,7 +93,7 @@ class Term:
         """Return the seconds until a decision is due, at most 0 if one is."""
         if not self._cluster.is_current:
             # Agents may have been without the API as well: their silence counts from then on.
-            self._own_clock = partitioned.OwnClock()
+            self._own_clock.forget_silence()
             return _RECHECK_S
         now_s = self._clock.monotonic()
         quiet_in_s = self._signal.quiet_in_s()

@@ -115,6 +115,19 @@ def test_the_budget_counts_a_run_although_the_agents_clock_is_behind(rig: Rig) -
     assert len(own.kube.patches) == 1
 
 
+def lose_watch(rig: Rig, own: rigs.Replica, *, seconds: int) -> None:
+    """Have the watch of nodes refused for a while."""
+    with structlog.testing.capture_logs():
+        refusal = apiserver.Fault(verb="watch", resource="nodes", status=500, times=None)
+        rig.server.inject(refusal)
+        rig.server.break_watches(apiserver.Break.RESET)
+        waiting.until(lambda: not own.service.cluster.is_current, "the watch to be lost")
+        for _ in range(4):
+            rig.clock.now_s += seconds / 4
+            own.service.loop.step()
+        rig.server.clear_faults()
+
+
 def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
     for name in ("n1", "n2"):
         rig.add_node(name)
@@ -125,18 +138,31 @@ def test_the_budget_counts_a_silent_node_after_a_lost_watch(rig: Rig) -> None:
     stamp_request(rig, asked, at=rig.clock.now_iso())
     rig.pass_time(TERM_S, own)
 
-    with structlog.testing.capture_logs():
-        refusal = apiserver.Fault(verb="watch", resource="nodes", status=500, times=None)
-        rig.server.inject(refusal)
-        rig.server.break_watches(apiserver.Break.RESET)
-        waiting.until(lambda: not own.service.cluster.is_current, "the watch to be lost")
-        for _ in range(4):
-            rig.clock.now_s += 100
-            own.service.loop.step()
-        rig.server.clear_faults()
+    lose_watch(rig, own, seconds=400)
     rig.pass_time(TERM_S, own)
 
     assert len(own.kube.patches) == 1
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_lost_watches_neither_shorten_nor_prolong_the_pause_after_in_use(
+    rig: Rig, ahead_s: float
+) -> None:
+    rig.add_node()
+    rig.agents_ahead_s = ahead_s
+    rig.add_pods("p1")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    rig.answer("n1", reason=errors.Reason.IN_USE)
+
+    rig.pass_time(20, own)
+    lose_watch(rig, own, seconds=4)
+    rig.pass_time(150, own)
+    assert len(own.kube.patches) == 1
+    lose_watch(rig, own, seconds=4)
+    rig.pass_time(150, own)
+
+    assert len(own.kube.patches) == 2
 
 
 def test_a_node_rests_as_long_as_its_change_took(rig: Rig) -> None:

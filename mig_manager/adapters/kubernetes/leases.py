@@ -103,6 +103,11 @@ class Leases:
             try:
                 for each in find():
                     if self.write(each, "", duration_s) is None:
+                        _log.warning(
+                            "lease_not_released",
+                            reason=errors.Reason.API_ERROR.value,
+                            error=f"the Lease {each.name} has changed meanwhile",
+                        )
                         break
                     _log.info("lease_released", lease=each.name, owner=each.holder)
                 else:

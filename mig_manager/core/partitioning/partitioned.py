@@ -264,6 +264,16 @@ class OwnClock:
         self._before = {node.name: (node, self._with_own_times(node, now)) for node in nodes}
         return tuple(dated for _, dated in self._before.values())
 
+    def forget_silence(self) -> None:
+        """Count the silence of nodes and agents anew; what has ended stays known."""
+        self._before = {
+            name: (
+                reported,
+                dataclasses.replace(dated, requested_at=None, started_at=None, unready_at=None),
+            )
+            for name, (reported, dated) in self._before.items()
+        }
+
     def _with_own_times(self, node: PartitionedNode, now: dt.datetime) -> PartitionedNode:
         reported, dated = self._before.get(node.name, (None, None))
         requested_at = started_at = finished_at = unready_at = None
@@ -274,7 +284,7 @@ class OwnClock:
             requested_at = (dated and dated.requested_at) or now
         if node.started_at:
             is_known = reported and reported.started_at == node.started_at
-            started_at = dated.started_at if dated and is_known else now
+            started_at = (dated and is_known and dated.started_at) or now
         if node.finished_at and reported and dated:
             is_known = reported.finished_at == node.finished_at
             finished_at = dated.finished_at if is_known else now
