@@ -1,6 +1,6 @@
 """An agent process whose every port call is a point at which it can be struck.
 
-``service.assemble`` puts it together with overrides: the ports are watched, GPUs and kubelet
+``agent.main`` assembles it with overrides: the ports are watched, GPUs and kubelet
 are reached within the process so that it can be struck between two calls of NVML, and pauses that
 only serve to be patient with the driver are short.
 """

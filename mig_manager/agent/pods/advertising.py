@@ -146,7 +146,7 @@ def find_stale(
 ) -> tuple[advertisers.Advertiser, ...]:
     """Return the advertisers with a ready pod and outdated devices, but none named ``ignored``.
 
-    ``changed`` is as of ``is_schedulable``.
+    All devices of the GPUs with the UUIDs ``changed`` must be healthy.
     """
     return tuple(
         each
@@ -163,7 +163,7 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[s
     Args:
         job: The attempt.
         gpus: The node's GPUs.
-        changed: As of ``is_schedulable``.
+        changed: The UUIDs of the GPUs of which all devices must be healthy.
 
     Returns:
         The argument of ``wait_schedulable``: their new pods, or pods that are starting.
