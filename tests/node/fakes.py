@@ -308,7 +308,7 @@ class NodeRig:
         self.on_call()
         error = self.failing.get(len(self.log) - 1) or self.refusing.get(name)
         if error is not None:
-            # Of its own for each call: whoever catches an error may add to it.
+            # Of its own for each call, because the product adds to an error that it catches.
             own = type(error).__new__(type(error), *error.args)
             vars(own).update(vars(error))
             raise own

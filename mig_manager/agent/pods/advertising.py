@@ -163,7 +163,7 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[s
     Args:
         job: The attempt.
         gpus: The node's GPUs.
-        changed: The UUIDs of the GPUs of which all devices must be healthy.
+        changed: UUIDs of GPUs; all their devices must be healthy.
 
     Returns:
         The argument of ``wait_schedulable``: their new pods, or pods that are starting.

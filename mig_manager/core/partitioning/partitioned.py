@@ -265,7 +265,7 @@ class OwnClock:
         return tuple(dated for _, dated in self._before.values())
 
     def forget_silence(self) -> None:
-        """Count the silence of nodes and agents anew; what has ended stays known."""
+        """Count the silence of nodes and agents from now on; what has ended stays known."""
         self._before = {
             name: (
                 reported,
