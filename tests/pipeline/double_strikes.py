@@ -141,6 +141,8 @@ def _break_file(play: Play) -> None:
 def kill(play: Play) -> None:
     """End the agent's process."""
     play.is_dead = True
+    journal = play.rig.annotations.get(well_known.JOURNAL_ANNOTATION) or ""
+    play.was_about_to_evict |= "hasEvicted" in journal
 
 
 WRITES: Mapping[str, Callable[[Play], None]] = {

@@ -178,6 +178,8 @@ class Play:
     is_cordoned: bool = False
     is_over: bool = False
     """Whether the last agent came to rest."""
+    was_about_to_evict: bool = False
+    """Whether an agent was killed after it wrote that it evicts: its successor counts that."""
 
     @classmethod
     def of(cls, change: Change) -> "Play":
@@ -408,7 +410,7 @@ class _Pauses:
         # Which pods use a silent GPU may be known only at the second check.
         enough = 2 if rig.driver.lost else 1
         present = {name for uid, name in play.pods.items() if uid in rig.pods}
-        if checks >= enough and "affected" in present:
+        if checks >= enough and "affected" in present and not play.was_about_to_evict:
             play.problems.append("a repair that evicted no pod pauses")
         if checks > enough:
             raise lives.Rested
