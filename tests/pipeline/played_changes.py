@@ -319,6 +319,8 @@ class Play:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if not self.is_over:
+            if self.requested[0] is None and rig.driver.lost:
+                return []  # No repair follows, and the instances wait for this GPU.
             return [f"no end after {_MAX_PAUSES} pauses"]
         labels, gpus = rig.labels, changes.described(rig.gpus)
         problems = [*self.problems]
