@@ -188,12 +188,8 @@ def act(
         # After a reload the layout is restored as after a reboot.
         description = "" if was_reloaded else _handle_drift(job, observation, before, outcome)
         devices = device_ids.expected_ids(observation.gpus)
-        if description and not survey.foreign_managers(job.deps, job.deps.workloads.present()):
-            if devices != before.drifted_devices:
-                job.memory.forget_restarts()
-            # The node must not offer devices that are gone. The next check tries again.
-            with contextlib.suppress(errors.ClusterError):
-                advertising.restart_stale(job, observation.gpus, frozenset())
+        if description:
+            _restart_stale(job, observation, is_new=devices != before.drifted_devices)
         memory = dataclasses.replace(memory, description=description, drifted_devices=devices)
         return (Action.REST if description else Action.HEAL), memory
     # The same instances may have another place.
@@ -297,6 +293,21 @@ def _handle_drift(
         _log.warning("drift_found", config=job.request.config, pods=affected)
         job.journal.finish(outcomes.failure(errors.Reason.DRIFTED, message))
     return message
+
+
+def _restart_stale(job: jobs.Job, observation: Observation, *, is_new: bool) -> None:
+    """Restart what offers devices that are gone, once for each drift; the next check retries.
+
+    Between changes of the node's pods no request is sent.
+    """
+    pods = job.deps.workloads.present()
+    if survey.foreign_managers(job.deps, pods):
+        return
+    if is_new:
+        job.memory.forget_restarts()
+    with contextlib.suppress(errors.ClusterError):
+        if advertising.to_restart(job, pods, observation.gpus):
+            advertising.restart_stale(job, observation.gpus, frozenset())
 
 
 def _withdraw_phantoms(

@@ -70,10 +70,12 @@ def test_a_drifted_node_offers_no_device_that_is_gone(*, is_foreign: bool) -> No
     present = {"nvidia.com/gpu": device_ids.expected_ids(rig.gpus)[0]}
     assert (rig.schedulable == present) is not is_foreign
     assert rig.labels[well_known.STATE_LABEL] == "failed"
-    plugins = set(rig.pods)
+    plugins, lists = set(rig.pods), rig.log.count("workloads.list")
+    rig.watched = lambda: tuple(rig.pods.values())
     assert agent.check_drift(LAYOUT, ended) is drift.Action.REST
     rig.clock.wait(1)
     assert set(rig.pods) == plugins
+    assert rig.log.count("workloads.list") == lists
 
 
 def test_each_drift_restarts_the_plugin_also_after_a_refused_deletion() -> None:

@@ -157,6 +157,16 @@ def find_stale(
     )
 
 
+def to_restart(
+    job: jobs.Job, pods: _Pods, gpus: Sequence[model.Gpu], changed: frozenset[str] = frozenset()
+) -> tuple[advertisers.Advertiser, ...]:
+    """Return the advertisers with outdated devices that were not restarted for this request."""
+    again = find_stale(job, pods, gpus, changed=changed, ignored=job.memory.restarted)
+    if PLUGIN not in again and PLUGIN.contradicts_label(job, gpus, pods):
+        return PLUGIN, *again
+    return again
+
+
 def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[str]) -> Paused:
     """Restart advertisers with outdated devices, once in all attempts at a request.
 
@@ -170,9 +180,7 @@ def restart_stale(job: jobs.Job, gpus: Sequence[model.Gpu], changed: frozenset[s
     """
     pods = job.deps.workloads.list()
     present = find(job, pods, gpus)
-    again = find_stale(job, pods, gpus, changed=changed, ignored=job.memory.restarted)
-    if PLUGIN not in again and PLUGIN.contradicts_label(job, gpus, pods):
-        again = (PLUGIN, *again)
+    again = to_restart(job, pods, gpus, changed)
     stale = tuple(pod for each in again for pod in pods if each.owns(pod))
     delete(job, stale)
     job.memory.note_restarted(each.name for each in again)
